@@ -1,0 +1,97 @@
+"""AdaMasFL (ICML 2025, PMLR 267:70410): momentum, control variates and unit steps under delay.
+
+The local step is u / |u| with u = beta (gradient - c_i) + beta c + (1 - beta) g: c_i is the mean raw
+gradient of the client's last task, c the mean of all c_i, g the momentum. The norm is of the
+whole vector. Here `beta` weighs the *new* gradient. One pass over all clients at the initial
+model fills c_i, c and g. With `Synchronous` dispatch this is PAdaMFed (ICLR 2025).
+
+The paper uploads the displacement over (lr K), which is the mean unit step; it is summed as
+such, so that the rate may be 0 in the start. A client uploads the change of its control variate,
+so the server needs no table. beta = sqrt(SK/T) is capped at 1.
+"""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
+
+from torch import zeros_like
+from torch.nn.functional import normalize
+
+from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
+from offbeat.errors import InputError
+
+
+class State(NamedTuple):
+    """The server's."""
+
+    x: Vector
+    g: Vector  # momentum
+    c: Vector  # mean of the clients' control variates
+
+
+class Message(NamedTuple):
+    """Down."""
+
+    x: Vector
+    anchor: Vector  # beta c + (1 - beta) g
+
+
+class Upload(NamedTuple):
+    """Up."""
+
+    descent: Vector  # mean unit step, norm at most 1
+    shift: Vector  # change of the control variate
+
+
+@dataclass(frozen=True)
+class AdaMasFL:
+    """Unit steps along momentum with control variates."""
+
+    local_lr: float
+    server_lr: float
+    beta: float
+
+    @classmethod
+    def tuned(cls, cohort: int, steps: int, rounds: int) -> Self:
+        """Theorem 2: every rate follows from S, K and T."""
+        work = cohort * steps
+        return cls(
+            local_lr=1 / (steps * rounds**0.5),
+            server_lr=work**0.25 / rounds**0.75,
+            beta=min(1.0, (work / rounds) ** 0.5),
+        )
+
+    def warmup(self) -> Self:
+        return replace(self, local_lr=0.0, server_lr=0.0, beta=1.0)
+
+    def init(self, x: Vector) -> State:
+        return State(x, zeros_like(x), zeros_like(x))
+
+    def memory(self, x: Vector) -> Vector:
+        return zeros_like(x)
+
+    def broadcast(self, state: State, version: int) -> Message:
+        return Message(state.x, self.beta * state.c + (1 - self.beta) * state.g)
+
+    def local(
+        self, message: Message, c_i: Vector, batches: Batches, visit: Visit, grad: Gradient
+    ) -> tuple[Upload, Vector]:
+        def step(carry: tuple[Vector, Vector, Vector], batch: Batch) -> tuple[Vector, Vector, Vector]:
+            x, descent, total = carry
+            g = grad(x, batch)
+            d = normalize(self.beta * (g - c_i) + message.anchor, dim=0)
+            return x - self.local_lr * d, descent + d, total + g
+
+        zero = zeros_like(c_i)
+        _, descent, total = scan(step, (message.x, zero, zero), batches)
+        c_new = total / batches.steps
+        return Upload(descent / batches.steps, c_new - c_i), c_new
+
+    def step(self, state: State, mean: Upload, cohort: Cohort) -> State:
+        if any(weight != 1 for weight in cohort.weights):
+            raise InputError("AdaMasFL has no staleness weights (its c must stay the mean of all c_i): use constant.")
+        x, g, c = state
+        return State(
+            x=x - self.server_lr * mean.descent,
+            g=self.beta * (mean.shift + c) + (1 - self.beta) * g,
+            c=c + cohort.share * mean.shift,
+        )

@@ -1,0 +1,49 @@
+"""FedAsync (Xie et al. 2019): the server mixes arriving models into its own.
+
+x <- (1 - alpha s) x + alpha s x_new on every arrival, where the weight s of a stale model is an
+argument of `train`. Clients minimise F(x) + rho/2 |x - x_v|^2 from the model x_v they were given.
+With a buffer of M models the same rule mixes their weighted mean. It uploads models, not updates.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
+
+
+class Model(NamedTuple):
+    """State, message and upload alike."""
+
+    x: Vector
+
+
+@dataclass(frozen=True)
+class FedAsync:
+    """Mixing of models; `alpha` is the weight of a fresh one, `rho` the pull to the start."""
+
+    local_lr: float
+    alpha: float = 0.6
+    rho: float = 0.0
+
+    def warmup(self) -> None:
+        return None
+
+    def init(self, x: Vector) -> Model:
+        return Model(x)
+
+    def memory(self, x: Vector) -> tuple[()]:
+        return ()
+
+    def broadcast(self, state: Model, version: int) -> Model:
+        return state
+
+    def local(
+        self, message: Model, memory: tuple[()], batches: Batches, visit: Visit, grad: Gradient
+    ) -> tuple[Model, tuple[()]]:
+        def step(x: Vector, batch: Batch) -> Vector:
+            return x - self.local_lr * (grad(x, batch) + self.rho * (x - message.x))
+
+        return Model(scan(step, message.x, batches)), memory
+
+    def step(self, state: Model, mean: Model, cohort: Cohort) -> Model:
+        return Model((1 - self.alpha * cohort.mean_weight) * state.x + self.alpha * mean.x)

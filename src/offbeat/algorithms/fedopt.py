@@ -1,0 +1,235 @@
+"""Local SGD under one server rule, x <- x - lr m / h: FedAvg, FedAvgM, FedAdam and their kin.
+
+A *momentum* turns the history of mean updates into m, a *scale* turns it into h, and a *damp*
+may lower the rate by what the cohort looks like. Which of them make which method:
+
+| method | momentum | scale | source |
+|---|---|---|---|
+| FedAvg, FedBuff | `Plain` | `Identity` | McMahan et al. 2017; Nguyen et al. 2022 |
+| FedAvgM | `HeavyBall` or `Ema` | `Identity` | Hsu et al. 2019; arXiv 2402.09247 eq. 1 |
+| FedAdam, FedYogi, FedAdagrad | `Ema` | `Adam`, `Yogi`, `Adagrad` | Reddi et al. 2021 |
+| FedAMS | `Ema` | `AmsGrad` with a floor | Wang et al. 2022 |
+
+FedBuff is FedAvg on a buffer; what makes its weights fade is an argument of `train`. Whether
+moments are corrected for their start at zero is a choice (`unbiased`), since papers and their
+code differ; the papers' rule, without, is the default.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, ones_like, zeros_like
+
+from offbeat.core import Batches, Cohort, Gradient, Vector, Visit, sgd
+
+
+class Momentum(Protocol):
+    """The history of mean updates, as a direction."""
+
+    def init(self, x: Vector) -> Any: ...
+
+    def __call__(self, past: Any, r: Vector, cohort: Cohort) -> tuple[Vector, Any]: ...
+
+
+class Scale(Protocol):
+    """The history of mean updates, as a divisor of the step."""
+
+    def init(self, x: Vector) -> Any: ...
+
+    def __call__(self, past: Any, r: Vector, cohort: Cohort) -> tuple[Tensor | float, Any]: ...
+
+
+class Damp(Protocol):
+    """The server's rate for this cohort."""
+
+    def __call__(self, lr: float, cohort: Cohort) -> float: ...
+
+
+@dataclass(frozen=True)
+class Plain:
+    """m = r."""
+
+    def init(self, x: Vector) -> tuple[()]:
+        return ()
+
+    def __call__(self, past: tuple[()], r: Vector, cohort: Cohort) -> tuple[Vector, tuple[()]]:
+        return r, past
+
+
+@dataclass(frozen=True)
+class HeavyBall:
+    """m <- beta m + r."""
+
+    beta: float
+
+    def init(self, x: Vector) -> Vector:
+        return zeros_like(x)
+
+    def __call__(self, past: Vector, r: Vector, cohort: Cohort) -> tuple[Vector, Vector]:
+        m = self.beta * past + r
+        return m, m
+
+
+@dataclass(frozen=True)
+class Ema:
+    """m <- beta m + (1 - beta) r."""
+
+    beta: float
+    unbiased: bool = False
+
+    def init(self, x: Vector) -> Vector:
+        return zeros_like(x)
+
+    def __call__(self, past: Vector, r: Vector, cohort: Cohort) -> tuple[Vector, Vector]:
+        m = self.beta * past + (1 - self.beta) * r
+        return m / _weight(self.beta, cohort, self.unbiased), m
+
+
+@dataclass(frozen=True)
+class Identity:
+    """h = 1."""
+
+    def init(self, x: Vector) -> tuple[()]:
+        return ()
+
+    def __call__(self, past: tuple[()], r: Vector, cohort: Cohort) -> tuple[float, tuple[()]]:
+        return 1.0, past
+
+
+@dataclass(frozen=True)
+class Adam:
+    """v <- beta v + (1 - beta) r^2; h = sqrt(v) + eps; v starts at eps^2, or at 0 if unbiased."""
+
+    beta: float
+    eps: float
+    unbiased: bool = False
+
+    def init(self, x: Vector) -> Vector:
+        return _start(x, self.eps, self.unbiased)
+
+    def __call__(self, past: Vector, r: Vector, cohort: Cohort) -> tuple[Vector, Vector]:
+        v = self.beta * past + (1 - self.beta) * r**2
+        return (v / _weight(self.beta, cohort, self.unbiased)).sqrt() + self.eps, v
+
+
+@dataclass(frozen=True)
+class Yogi:
+    """v <- v - (1 - beta) r^2 sign(v - r^2); h = sqrt(v) + eps; v starts as Adam's."""
+
+    beta: float
+    eps: float
+    unbiased: bool = False
+
+    def init(self, x: Vector) -> Vector:
+        return _start(x, self.eps, self.unbiased)
+
+    def __call__(self, past: Vector, r: Vector, cohort: Cohort) -> tuple[Vector, Vector]:
+        v = past - (1 - self.beta) * r**2 * torch.sign(past - r**2)
+        return (v / _weight(self.beta, cohort, self.unbiased)).sqrt() + self.eps, v
+
+
+@dataclass(frozen=True)
+class Adagrad:
+    """v <- v + r^2; h = sqrt(v) + eps; v starts at eps^2."""
+
+    eps: float
+
+    def init(self, x: Vector) -> Vector:
+        return _start(x, self.eps, False)
+
+    def __call__(self, past: Vector, r: Vector, cohort: Cohort) -> tuple[Vector, Vector]:
+        v = past + r**2
+        return v.sqrt() + self.eps, v
+
+
+@dataclass(frozen=True)
+class AmsGrad:
+    """v <- beta v + (1 - beta) r^2; peak <- max(peak, v, floor); h = sqrt(peak) + eps."""
+
+    beta: float
+    eps: float
+    floor: float = 0.0
+    unbiased: bool = False
+
+    def init(self, x: Vector) -> tuple[Vector, Vector]:
+        return zeros_like(x), self.floor * ones_like(x)
+
+    def __call__(
+        self, past: tuple[Vector, Vector], r: Vector, cohort: Cohort
+    ) -> tuple[Vector, tuple[Vector, Vector]]:
+        v, peak = past
+        v = self.beta * v + (1 - self.beta) * r**2
+        peak = torch.maximum(peak, v)
+        return (peak / _weight(self.beta, cohort, self.unbiased)).sqrt() + self.eps, (v, peak)
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The rate as it is."""
+
+    def __call__(self, lr: float, cohort: Cohort) -> float:
+        return lr
+
+
+class State(NamedTuple):
+    """The server's."""
+
+    x: Vector
+    momentum: Any
+    scale: Any
+
+
+class Message(NamedTuple):
+    """Down."""
+
+    x: Vector
+
+
+class Upload(NamedTuple):
+    """Up."""
+
+    delta: Vector  # start minus end
+
+
+@dataclass(frozen=True)
+class FedOpt:
+    """Local SGD, and at the server x <- x - lr m / h."""
+
+    local_lr: float
+    server_lr: float
+    momentum: Momentum = Plain()
+    scale: Scale = Identity()
+    damp: Damp = Constant()
+
+    def warmup(self) -> None:
+        return None
+
+    def init(self, x: Vector) -> State:
+        return State(x, self.momentum.init(x), self.scale.init(x))
+
+    def memory(self, x: Vector) -> tuple[()]:
+        return ()
+
+    def broadcast(self, state: State, version: int) -> Message:
+        return Message(state.x)
+
+    def local(
+        self, message: Message, memory: tuple[()], batches: Batches, visit: Visit, grad: Gradient
+    ) -> tuple[Upload, tuple[()]]:
+        return Upload(message.x - sgd(message.x, batches, grad, self.local_lr)), memory
+
+    def step(self, state: State, mean: Upload, cohort: Cohort) -> State:
+        m, momentum = self.momentum(state.momentum, mean.delta, cohort)
+        h, scale = self.scale(state.scale, mean.delta, cohort)
+        lr = self.damp(self.server_lr, cohort)
+        return State(state.x - lr * m / h, momentum, scale)
+
+
+def _weight(beta: float, cohort: Cohort, unbiased: bool) -> float:
+    """What the weights of an average that began at zero add up to."""
+    return 1 - beta ** (cohort.version + 1) if unbiased else 1.0
+
+
+def _start(x: Vector, eps: float, unbiased: bool) -> Vector:
+    return zeros_like(x) if unbiased else eps**2 * ones_like(x)

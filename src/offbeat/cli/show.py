@@ -1,0 +1,70 @@
+"""What a person sees: a bar while it runs, short tables at the end."""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from offbeat.running import Progress as Step
+
+
+class Bar(Protocol):
+    """Told of every server step."""
+
+    def __call__(self, step: Step) -> None: ...
+
+
+@contextmanager
+def bar(label: str, rounds: int) -> Iterator[Bar]:
+    """A progress bar on the terminal's error stream; nothing where that is no terminal."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TextColumn("time {task.fields[clock]:.1f}  staleness {task.fields[staleness]:.1f}  {task.fields[metric]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal, expand=True) as progress:
+        task = progress.add_task(label, total=rounds, clock=0.0, staleness=0.0, metric="starting")
+
+        def update(step: Step) -> None:
+            progress.update(task, completed=step.version, clock=step.time, staleness=step.staleness)
+            if step.record:
+                progress.update(task, metric=f"accuracy {step.record['accuracy']:.3f}")
+
+        yield update
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """A table on standard output; the first column is text, the rest are figures."""
+    shown = Table(title=title, title_justify="left", title_style="bold", header_style="", pad_edge=False)
+    for number, name in enumerate(columns):
+        shown.add_column(name, justify="right" if number else "left", overflow="fold")
+    for row in rows:
+        shown.add_row(*[figure(value) for value in row])
+    console = Console(file=sys.stdout)
+    console.print(shown)
+
+
+def pairs(title: str, values: Mapping[str, Any]) -> None:
+    """Names and values, one a line."""
+    shown = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None, pad_edge=False)
+    for name, value in values.items():
+        shown.add_row(name, figure(value))
+    Console(file=sys.stdout).print(shown)
+
+
+def figure(value: Any) -> str:
+    """A number as a person writes it."""
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return str(value)

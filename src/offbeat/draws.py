@@ -1,0 +1,35 @@
+"""Random draws without state: each is a function of (seed, purpose, numbers).
+
+Nothing has to be saved to resume a run, and engines, worker counts and restarts agree to the bit.
+"""
+
+import hashlib
+import struct
+
+import numpy as np
+
+
+def _digest(size: int, seed: int, purpose: str, numbers: tuple[int, ...]) -> int:
+    packed = struct.pack(f"<{len(numbers) + 1}q", seed, *numbers)
+    digest = hashlib.blake2b(packed, digest_size=size, person=purpose.encode())
+    return int.from_bytes(digest.digest(), "little")
+
+
+def uniform(seed: int, purpose: str, *numbers: int) -> float:
+    """A number in [0, 1)."""
+    return (_digest(8, seed, purpose, numbers) >> 11) * 2.0**-53
+
+
+def below(bound: int, seed: int, purpose: str, *numbers: int) -> int:
+    """A whole number in [0, bound)."""
+    return _digest(8, seed, purpose, numbers) * bound >> 64
+
+
+def generator(seed: int, purpose: str, *numbers: int) -> np.random.Generator:
+    """A NumPy generator, for draws of many numbers."""
+    return np.random.Generator(np.random.PCG64(_digest(16, seed, purpose, numbers)))
+
+
+def torch_seed(seed: int, purpose: str, *numbers: int) -> int:
+    """A seed for a torch generator, for noise and for modules that draw as they compute."""
+    return _digest(8, seed, purpose, numbers) >> 1

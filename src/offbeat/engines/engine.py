@@ -1,0 +1,69 @@
+"""What the loop asks of an engine, simulated or real."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+from offbeat.core import AnyAlgorithm, Task, Vector
+from offbeat.problem import Statistics
+from offbeat.schedule.availability import Availability
+from offbeat.schedule.sources import Draws
+from offbeat.schedule.timeline import Timeline
+from offbeat.trees import Tree
+
+
+class Saved(NamedTuple):
+    """A part of a checkpoint: JSON-able facts and named tensors."""
+
+    facts: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
+class Gathered(NamedTuple):
+    """What a full buffer brings."""
+
+    uploads: Tree  # leaves (tasks, ...)
+    statistics: Statistics  # the plain mean of the clients' running statistics
+
+
+class Session(Timeline, Protocol):
+    """One run on an engine: it tells time, holds what is in flight, and does the local work."""
+
+    def publish(self, version: int, message: Tree, statistics: Statistics) -> None:
+        """Make a version known; tasks that start from now on may start from it."""
+        ...
+
+    def gather(self, tasks: Sequence[Task], version: int) -> Gathered:
+        """The uploads of tasks that arrived and were accepted; their clients' memory is committed."""
+        ...
+
+    def forget(self, tasks: Sequence[Task]) -> None:
+        """These tasks were dropped or lost: nothing of them is computed or committed."""
+        ...
+
+    def save(self) -> Saved: ...
+
+    def load(self, saved: Saved) -> None: ...
+
+
+class Engine(Protocol):
+    """A place where client work can run."""
+
+    @property
+    def clients(self) -> int:
+        """How many clients there are."""
+        ...
+
+    @property
+    def availability(self) -> Availability:
+        """When they are there."""
+        ...
+
+    def initial(self) -> tuple[Vector, Statistics]:
+        """The model and running statistics that training starts from."""
+        ...
+
+    def open(self, algorithm: AnyAlgorithm, seed: int, source: Draws) -> Session:
+        """Begin a run."""
+        ...

@@ -1,0 +1,165 @@
+"""The local work of several tasks, one by one or together.
+
+Both take the same stacked inputs and give the same stacked results; only the order of
+floating-point sums differs.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from offbeat import draws, trees
+from offbeat.core import AnyAlgorithm, Batch, Batches, Task, Visit
+from offbeat.population.population import Population
+from offbeat.problem import Problem, Statistics, TaskGradient
+from offbeat.trees import Tree
+
+log = logging.getLogger(__name__)
+
+
+class Inputs(NamedTuple):
+    """What tasks start from; every leaf is stacked over tasks."""
+
+    messages: Tree
+    statistics: Statistics
+    memories: Tree
+    visits: Visit
+
+
+class Results(NamedTuple):
+    """What tasks leave; every leaf is stacked over tasks."""
+
+    uploads: Tree
+    memories: Tree
+    statistics: Statistics
+
+
+class Work(Protocol):
+    """A way to do the local work of tasks of distinct clients."""
+
+    def __call__(self, algorithm: AnyAlgorithm, tasks: Sequence[Task], inputs: Inputs, seed: int) -> Results: ...
+
+
+class OneByOne:
+    """The plain reference: each client alone, its minibatches as they are."""
+
+    def __init__(self, problem: Problem, population: Population) -> None:
+        self._problem = problem
+        self._population = population
+
+    def __call__(self, algorithm: AnyAlgorithm, tasks: Sequence[Task], inputs: Inputs, seed: int) -> Results:
+        """The tasks' results, in order."""
+        rows = (trees.over(lambda leaf, at=place: leaf[at], inputs) for place in range(len(tasks)))
+        each = [self._one(algorithm, task, row, seed) for task, row in zip(tasks, rows, strict=True)]
+        stacked: Results = trees.stack(each)
+        return stacked
+
+    def _one(self, algorithm: AnyAlgorithm, task: Task, start: Inputs, seed: int) -> Results:
+        indices = self._population.indices(task.client, task.visit, seed)
+        data = self._population.data
+        batches = Batches(tuple(Batch(_take(data, torch.from_numpy(places))) for places in indices))
+        grad = TaskGradient(self._problem.differentiate_alone, start.statistics)
+        with _seeded(self._problem.device, draws.torch_seed(seed, "module", task.client, task.visit)):
+            upload, memory = algorithm.local(start.messages, start.memories, batches, start.visits, grad)
+        return Results(upload, memory, grad.statistics)
+
+
+class Together:
+    """All clients at once by `vmap`; what it cannot map runs one by one, which is said once."""
+
+    def __init__(self, problem: Problem, population: Population, chunk: int | None = None) -> None:
+        self._problem = problem
+        self._population = population
+        self._chunk = chunk
+        self._alone = OneByOne(problem, population)
+        self._paddable: bool | None = None
+        self._mappable = True
+
+    def __call__(self, algorithm: AnyAlgorithm, tasks: Sequence[Task], inputs: Inputs, seed: int) -> Results:
+        """The tasks' results, in order."""
+        if not self._mappable:
+            return self._alone(algorithm, tasks, inputs, seed)
+        indices = [self._population.indices(task.client, task.visit, seed) for task in tasks]
+        places, mask = _pad(indices)
+        if mask is not None and _partial(mask) and not self._can_pad(indices):
+            return self._alone(algorithm, tasks, inputs, seed)
+        data = _take(self._population.data, torch.from_numpy(places))
+        masks = None if mask is None else torch.from_numpy(mask).to(self._problem.device)
+        try:
+            return self._map(algorithm, inputs, data, masks)
+        except RuntimeError as error:
+            if not _unmappable(error):
+                raise
+            self._mappable = False
+            reason = str(error).splitlines()[0]
+            log.warning("this module cannot be computed for many clients at once, so it runs one by one: %s", reason)
+            return self._alone(algorithm, tasks, inputs, seed)
+
+    def _map(self, algorithm: AnyAlgorithm, inputs: Inputs, data: Tree, masks: Tensor | None) -> Results:
+        def one(start: Inputs, data: Tree, mask: Tensor | None = None) -> tuple[Any, Any, Statistics]:
+            batches = _unstack(data, mask)
+            grad = TaskGradient(self._problem.differentiate, start.statistics)
+            upload, memory = algorithm.local(start.messages, start.memories, batches, start.visits, grad)
+            return upload, memory, grad.statistics
+
+        arguments = (inputs, data) if masks is None else (inputs, data, masks)
+        return Results(*vmap(one, randomness="error", chunk_size=self._chunk)(*arguments))
+
+    def _can_pad(self, indices: list[list[np.ndarray]]) -> bool:
+        if self._paddable is None:
+            first = torch.from_numpy(indices[0][0])
+            self._paddable = self._problem.paddable(Batch(_take(self._population.data, first)))
+        return self._paddable
+
+
+def _take(data: Tree, places: Tensor) -> Tree:
+    return trees.over(lambda leaf: leaf[places.to(leaf.device)], tuple(data))
+
+
+def _unstack(data: Tree, mask: Tensor | None) -> Batches:
+    """(steps, examples, ...) leaves to one minibatch per step."""
+    steps = trees.leaves(data)[0].shape[0]
+    return Batches(
+        tuple(
+            Batch(trees.over(lambda leaf, k=k: leaf[k], data), None if mask is None else mask[k])
+            for k in range(steps)
+        )
+    )
+
+
+def _pad(indices: list[list[np.ndarray]]) -> tuple[np.ndarray, np.ndarray | None]:
+    """Places (tasks, steps, examples) padded with example 0, and what is real; None if all is."""
+    steps = max(len(task) for task in indices)
+    examples = max(len(batch) for task in indices for batch in task)
+    places = np.zeros((len(indices), steps, examples), dtype=np.int64)
+    mask = np.zeros(places.shape, dtype=bool)
+    for row, task in enumerate(indices):
+        for step, batch in enumerate(task):
+            places[row, step, : len(batch)] = batch
+            mask[row, step, : len(batch)] = True
+    return places, None if mask.all() else mask
+
+
+def _partial(mask: np.ndarray) -> bool:
+    """Whether some minibatch holds both real examples and padding."""
+    return bool((mask.any(-1) & ~mask.all(-1)).any())
+
+
+def _unmappable(error: RuntimeError) -> bool:
+    """Whether `vmap` itself refused: random numbers, in-place writes, control flow on data."""
+    text = str(error)
+    return "vmap" in text or "functorch" in text or "Batching rule" in text
+
+
+@contextmanager
+def _seeded(device: torch.device, seed: int) -> Iterator[None]:
+    """Torch's own generator at a given seed, put back afterwards."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield

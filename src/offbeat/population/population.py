@@ -1,0 +1,116 @@
+"""The clients: whose examples are whose, and what each trains on at its n-th visit."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import optree
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from offbeat import draws
+from offbeat.core import Tree
+from offbeat.errors import InputError
+from offbeat.population.batches import Epochs, Steps
+
+Indices = NDArray[np.int64]
+
+
+class Examples(NamedTuple):
+    """Inputs and what a model should make of them: trees of tensors whose first axis is the examples."""
+
+    inputs: Tree
+    targets: Tree
+
+    @property
+    def total(self) -> int:
+        """How many there are."""
+        return len(_leaves(self)[0])
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
+        """On another device; a dtype is for what is floating, whole numbers keep theirs."""
+
+        def move(leaf: Tensor) -> Tensor:
+            return leaf.to(device=device, dtype=dtype if leaf.is_floating_point() else None)
+
+        moved: Self = optree.tree_map(move, self)  # type: ignore[arg-type, assignment]
+        return moved
+
+
+@dataclass(frozen=True)
+class Population:
+    """All clients; `parts[client]` are the indices of its examples in `data`.
+
+    Parts in a list or a tuple are checked at once. Any other sequence may be lazy and is never
+    scanned: a client in it is checked when it trains.
+    """
+
+    data: Examples
+    parts: Sequence[Indices]
+    work: Steps | Epochs
+
+    def __post_init__(self) -> None:
+        _check_examples(self.data)
+        if len(self.parts) == 0:
+            raise InputError("the population has no clients: give at least one part.")
+        if isinstance(self.parts, list | tuple):
+            _check_parts(self.parts, self.data.total)
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def size(self, client: int) -> int:
+        """How many examples a client has."""
+        return len(self.parts[client])
+
+    def indices(self, client: int, visit: int, seed: int) -> list[Indices]:
+        """The examples of each minibatch of a client's n-th task."""
+        part = np.asarray(self.parts[client])
+        if not len(part):
+            raise _empty(client)
+        batches = self.work.draw(len(part), draws.generator(seed, "batches", client, visit))
+        return [part[batch] for batch in batches]
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
+        """The same clients with their examples elsewhere."""
+        return replace(self, data=self.data.to(device, dtype))
+
+
+def _leaves(data: Examples) -> list[Any]:
+    return optree.tree_leaves(data)  # type: ignore[arg-type]
+
+
+def _check_examples(data: Examples) -> None:
+    leaves = _leaves(data)
+    if not leaves or not all(isinstance(leaf, Tensor) and leaf.ndim for leaf in leaves):
+        raise InputError("the examples are not tensors with a first axis: make inputs and targets tensors.")
+    lengths = sorted({len(leaf) for leaf in leaves})
+    if len(lengths) > 1:
+        raise InputError(
+            f"inputs and targets disagree on the number of examples ({' and '.join(map(str, lengths))}): "
+            "give tensors with equal first axes."
+        )
+
+
+def _check_parts(parts: Sequence[Indices], total: int) -> None:
+    for client, part in enumerate(parts):
+        if not len(part):
+            raise _empty(client)
+    every = np.concatenate(parts)
+    if not np.issubdtype(every.dtype, np.integer):
+        raise InputError(f"the parts hold {every.dtype} values: give whole numbers, the indices of examples.")
+    if every.min() < 0 or every.max() >= total:
+        client = next(c for c, part in enumerate(parts) if np.min(part) < 0 or np.max(part) >= total)
+        raise InputError(
+            f"client {client} has an example index outside 0..{total - 1}: "
+            "split the very examples that the population is given."
+        )
+
+
+def _empty(client: int) -> InputError:
+    return InputError(
+        f"client {client} has no examples: use fewer clients, a more even partition, "
+        "or one with a least size such as dirichlet:0.5:1."
+    )

@@ -1,0 +1,161 @@
+"""A module and a loss, as functions of one flat vector.
+
+The vector holds the parameters that require a gradient, in the module's own order; frozen ones
+stay in the module. Running statistics (BatchNorm's moments) are not parameters: they travel
+beside the vector, and no algorithm knows of them.
+"""
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from offbeat.core import Batch, Vector, where
+from offbeat.errors import InputError
+from offbeat.trees import Tree
+
+Loss: TypeAlias = Callable[[Any, Any], Tensor]  # outputs, targets -> () or (examples,)
+Statistics: TypeAlias = dict[str, Tensor]
+Differentiate: TypeAlias = Callable[[Vector, Statistics, Batch], tuple[Vector, Statistics]]
+
+_NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+
+
+class Problem:
+    """What is minimised: the mean over a client's examples of `loss(module(inputs), targets)`.
+
+    `loss` may give one number per batch or one per example; only the latter lets clients whose
+    last minibatch is short be computed together. Inputs that are a tuple or a dict are spread
+    over the module's arguments. The module is copied: training never touches the caller's.
+    """
+
+    def __init__(self, module: nn.Module, loss: Loss, weight_decay: float = 0.0) -> None:
+        self.loss = loss
+        self.weight_decay = weight_decay
+        self._training = copy.deepcopy(module).train()
+        self._evaluating = copy.deepcopy(module).eval()
+        named = {name: p for name, p in self._training.named_parameters() if p.requires_grad}
+        if not named:
+            raise InputError("the module has no parameter that requires a gradient: nothing to train.")
+        kinds = {(p.dtype, p.device) for p in named.values()}
+        if len(kinds) > 1:
+            raise InputError("the module's parameters must share one dtype and one device: convert it first.")
+        self._shapes = {name: p.shape for name, p in named.items()}
+        self._sizes = [p.numel() for p in named.values()]
+        self._initial = torch.cat([p.detach().reshape(-1) for p in named.values()])
+        norms = [
+            (f"{prefix}." if prefix else "", norm)
+            for prefix, norm in self._training.named_modules()
+            if isinstance(norm, _NORMS)
+        ]
+        self.coupled = any(isinstance(norm, nn.modules.batchnorm._BatchNorm) for _, norm in norms)
+        self._statistics = {
+            f"{prefix}{name}": buffer.detach().clone()
+            for prefix, norm in norms
+            for name, buffer in norm.named_buffers(recurse=False)
+            if buffer.is_floating_point()
+        }
+        self._counters = {
+            f"{prefix}{name}": buffer
+            for prefix, norm in norms
+            for name, buffer in norm.named_buffers(recurse=False)
+            if not buffer.is_floating_point()
+        }
+
+    def initial(self) -> tuple[Vector, Statistics]:
+        """The module's own weights and running statistics."""
+        return self._initial.clone(), dict(self._statistics)
+
+    @property
+    def size(self) -> int:
+        """How many parameters are trained."""
+        return self._initial.numel()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the module lives."""
+        return self._initial.device
+
+    def parameters(self, x: Vector) -> dict[str, Tensor]:
+        """The vector as named views."""
+        pieces = torch.split(x, self._sizes)
+        return {name: piece.view(shape) for (name, shape), piece in zip(self._shapes.items(), pieces, strict=True)}
+
+    def module(self, x: Vector, statistics: Mapping[str, Tensor] | None = None) -> nn.Module:
+        """A copy of the module that holds this vector: what a user takes away."""
+        module = copy.deepcopy(self._evaluating)
+        module.load_state_dict(self.parameters(x) | dict(statistics or {}), strict=False)
+        return module
+
+    def outputs(self, x: Vector, inputs: Tree, statistics: Mapping[str, Tensor] | None = None) -> Any:
+        """What the module in evaluation mode makes of inputs."""
+        given = self.parameters(x) | dict(self._statistics if statistics is None else statistics)
+        return _call(self._evaluating, given, inputs)
+
+    def objective(self, x: Vector, statistics: Statistics, batch: Batch) -> tuple[Tensor, Statistics]:
+        """The loss of one minibatch in training mode, and the statistics it leaves."""
+        return self._objective(self.parameters(x), statistics, batch)
+
+    def differentiate(self, x: Vector, statistics: Statistics, batch: Batch) -> tuple[Vector, Statistics]:
+        """The gradient at x as a pure function that `vmap` can map."""
+        slope, left = torch.func.grad(self.objective, has_aux=True)(x, statistics, batch)
+        return self._decay(slope, x), left
+
+    def differentiate_alone(self, x: Vector, statistics: Statistics, batch: Batch) -> tuple[Vector, Statistics]:
+        """The same for one client, by plain autograd on views of x: nothing is copied but the result."""
+        views = {name: view.requires_grad_() for name, view in self.parameters(x.detach()).items()}
+        loss, left = self._objective(views, statistics, batch)
+        slopes = torch.autograd.grad(loss, list(views.values()), allow_unused=True, materialize_grads=True)
+        return self._decay(torch.cat([slope.reshape(-1) for slope in slopes]), x), left
+
+    def paddable(self, batch: Batch) -> bool:
+        """Whether examples of padding can be kept out of a minibatch's loss and statistics."""
+        if self.coupled:
+            return False
+        inputs, targets = batch.data
+        return self.loss(self.outputs(self._initial, inputs), targets).ndim > 0
+
+    def _objective(
+        self, parameters: dict[str, Tensor], statistics: Statistics, batch: Batch
+    ) -> tuple[Tensor, Statistics]:
+        inputs, targets = batch.data
+        left = {name: value.clone() for name, value in statistics.items()}
+        counters = {name: value.clone() for name, value in self._counters.items()}
+        losses = self.loss(_call(self._training, parameters | left | counters, inputs), targets)
+        return _mean(losses, batch.mask), left
+
+    def _decay(self, slope: Vector, x: Vector) -> Vector:
+        return slope + self.weight_decay * x if self.weight_decay else slope
+
+
+class TaskGradient:
+    """The gradient function of one task; running statistics pass through it from step to step."""
+
+    def __init__(self, differentiate: Differentiate, statistics: Statistics) -> None:
+        self._differentiate = differentiate
+        self.statistics = statistics
+
+    def __call__(self, x: Vector, batch: Batch) -> Vector:
+        """The gradient of one minibatch at x."""
+        slope, left = self._differentiate(x, self.statistics, batch)
+        active = batch.active
+        self.statistics = left if active is None else where(active, left, self.statistics)
+        return slope
+
+
+def _call(module: nn.Module, given: dict[str, Tensor], inputs: Tree) -> Any:
+    if isinstance(inputs, dict):
+        return functional_call(module, given, (), inputs)
+    return functional_call(module, given, inputs if isinstance(inputs, tuple) else (inputs,))
+
+
+def _mean(losses: Tensor, mask: Tensor | None) -> Tensor:
+    if losses.ndim == 0:
+        return losses
+    each = losses.flatten(1).mean(1) if losses.ndim > 1 else losses
+    if mask is None:
+        return each.mean()
+    return torch.where(mask, each, 0.0).sum() / mask.sum().clamp_min(1)

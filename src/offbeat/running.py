@@ -1,0 +1,151 @@
+"""Runs an experiment step by step: evaluates, records, traces, and saves what it takes to go on."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from offbeat.checkpoint import Checkpoint
+from offbeat.errors import DivergedError
+from offbeat.evaluate import accuracy, ema, evaluate
+from offbeat.experiment import Experiment, Trial
+from offbeat.folder import Folder
+from offbeat.train import Snapshot, train
+
+_PAUSE = 5.0  # seconds between checkpoints, at least
+_SHARE = 0.05  # of the time that saving may take
+
+
+class Progress(NamedTuple):
+    """Where a run is; `record` is what was written, where this version was evaluated."""
+
+    version: int
+    time: float
+    trips: int
+    staleness: float  # mean over the last buffer
+    record: dict[str, Any] | None
+
+
+def run(
+    experiment: Experiment,
+    trial: Trial,
+    folder: Folder | None = None,
+    *,
+    save_every: int | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Iterator[Progress]:
+    """Train, and yield after every server step; when `stop` says so, save and end early.
+
+    Checkpoints are taken every `save_every` versions, or so rarely that they cost little.
+    """
+    assert experiment.buffer and experiment.every
+    state = _Ongoing(folder.resumed if folder else None)
+    shots = train(
+        trial.algorithm,
+        trial.engine,
+        dispatch=trial.dispatch,
+        buffer=experiment.buffer,
+        rounds=experiment.rounds,
+        weights=trial.weights,
+        limit=trial.limit,
+        seed=experiment.seed,
+        resume=folder.resumed if folder else None,
+    )
+    for shot in shots:
+        state.see(shot, experiment.average)
+        if folder and shot.filled:
+            folder.append("trace", _trace(shot))
+        last = shot.version == experiment.rounds or stop()
+        record = None
+        if shot.version % experiment.every == 0 or shot.version == experiment.rounds:
+            record = state.record(shot, trial, experiment.average)
+            if folder:
+                folder.append("records", record)
+                folder.flush()
+        if folder and (last or state.due(shot.version, save_every)):
+            state.save(shot, folder)
+        yield Progress(shot.version, shot.time, shot.counts.trips, _mean_staleness(shot), record)
+        if last:
+            return
+
+
+class _Ongoing:
+    """What a run needs beyond the loop: the averaged model, staleness since the last record, time spent."""
+
+    def __init__(self, resumed: Checkpoint | None) -> None:
+        facts: dict[str, Any] = resumed.facts["running"] if resumed else {"ages": [0, 0, 0], "elapsed": 0.0}
+        self._average: Tensor | None = resumed.tensors.get("average") if resumed else None
+        self._total, self._count, self._worst = facts["ages"]
+        self._before: float = facts["elapsed"]
+        self._begun = self._saved = time.monotonic()
+        self._cost = 0.0
+
+    @property
+    def elapsed(self) -> float:
+        return self._before + time.monotonic() - self._begun
+
+    def see(self, shot: Snapshot, decay: float | None) -> None:
+        if decay is not None:
+            self._average = shot.x if self._average is None else ema(self._average, shot.x, decay)
+        for age in shot.cohort.staleness if shot.cohort else ():
+            self._total += age
+            self._count += 1
+            self._worst = max(self._worst, age)
+
+    def record(self, shot: Snapshot, trial: Trial, decay: float | None) -> dict[str, Any]:
+        x = shot.x if decay is None or self._average is None else self._average
+        scores = evaluate(trial.problem, x, trial.test, {"accuracy": accuracy}, statistics=shot.statistics)
+        if not all(math.isfinite(value) for value in scores.values()):
+            clients = ", ".join(str(task.client) for task in shot.filled.tasks) if shot.filled else "none"
+            raise DivergedError(
+                f"the loss became NaN or infinite at server step {shot.version} "
+                f"(its updates came from clients {clients}): lower the rates."
+            )
+        record = {
+            "version": shot.version,
+            "time": shot.time,
+            "trips": shot.counts.trips,
+            **scores,
+            "staleness_mean": self._total / self._count if self._count else 0.0,
+            "staleness_max": self._worst,
+            "dropped": shot.counts.dropped,
+            "lost": shot.counts.lost,
+            "elapsed": round(self.elapsed, 3),
+        }
+        self._total = self._count = self._worst = 0
+        return record
+
+    def due(self, version: int, save_every: int | None) -> bool:
+        if save_every is not None:
+            return version % save_every == 0
+        return time.monotonic() - self._saved > max(_PAUSE, self._cost / _SHARE)
+
+    def save(self, shot: Snapshot, folder: Folder) -> None:
+        begun = time.monotonic()
+        facts, tensors = shot.checkpoint()
+        running = {"ages": [self._total, self._count, self._worst], "elapsed": self.elapsed}
+        average = {} if self._average is None else {"average": self._average}
+        folder.save(Checkpoint(facts | {"running": running}, tensors | average))
+        self._saved = time.monotonic()
+        self._cost = self._saved - begun
+
+
+def _mean_staleness(shot: Snapshot) -> float:
+    ages = shot.cohort.staleness if shot.cohort else ()
+    return sum(ages) / len(ages) if ages else 0.0
+
+
+def _trace(shot: Snapshot) -> dict[str, Any]:
+    """Which client did which task from which version, when; the start is version 0."""
+    filled = shot.filled
+    assert filled
+    times = zip(filled.tasks, filled.started, filled.arrived, strict=True)
+    return {
+        "version": shot.version,
+        "time": shot.time,
+        "tasks": [[*task, started, arrived] for task, started, arrived in times],
+        "dropped": [list(task) for task in filled.dropped],
+        "lost": [list(task) for task in filled.lost],
+    }

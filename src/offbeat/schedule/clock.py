@@ -1,0 +1,65 @@
+"""Virtual time: a heap of tasks by when they are due."""
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import Any, TypeAlias, cast
+
+from offbeat.core import Task
+from offbeat.schedule.availability import Dropout
+from offbeat.schedule.sources import Draws
+from offbeat.schedule.timeline import Arrival
+
+# due, serial, client, version, visit, lost, started
+Flight: TypeAlias = tuple[float, int, int, int, int, bool, float]
+
+
+class Clock:
+    """Tasks in flight; equal times are told apart by the order of starting."""
+
+    def __init__(
+        self, seconds: Callable[[int, int, float], float], draws: Draws, dropout: Dropout | None = None
+    ) -> None:
+        self.now = 0.0
+        self._seconds = seconds
+        self._draws = draws
+        self._dropout = dropout or Dropout()
+        # Flat, for the garbage collector does not walk through tuples of numbers.
+        self._heap: list[Flight] = []
+        self._serial = 0
+
+    @property
+    def busy(self) -> int:
+        """How many tasks are in flight."""
+        return len(self._heap)
+
+    def start(self, task: Task, *, sure: bool = False) -> None:
+        """Send a task off; one that is sure is never lost."""
+        client, version, visit = task
+        duration = self._seconds(client, visit, self._draws.duration(client, visit))
+        lost = not sure and self._dropout.loses(self._draws.seed, client, visit)
+        if lost:
+            duration *= self._dropout.patience
+        now = self.now
+        heappush(self._heap, (now + duration, self._serial, client, version, visit, lost, now))
+        self._serial += 1
+
+    def next(self) -> Arrival:
+        """Go on to the next arrival."""
+        due, _, client, version, visit, lost, started = heappop(self._heap)
+        if due > self.now:
+            self.now = due
+        return Arrival(Task(client, version, visit), started, due, lost)
+
+    def wait(self, until: float) -> None:
+        """Let time pass; what falls due meanwhile arrives afterwards, with its own time."""
+        self.now = max(self.now, until)
+
+    def save(self) -> dict[str, Any]:
+        """All of it, as JSON."""
+        return {"now": self.now, "serial": self._serial, "flights": [list(flight) for flight in self._heap]}
+
+    def load(self, data: dict[str, Any]) -> None:
+        """Go on from what `save` gave."""
+        self.now = float(data["now"])
+        self._serial = int(data["serial"])
+        self._heap = [cast(Flight, tuple(flight)) for flight in data["flights"]]

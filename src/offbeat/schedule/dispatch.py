@@ -1,0 +1,162 @@
+"""How many tasks to start, and when; who gets them is uniform among the idle."""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar, Protocol
+
+from offbeat.errors import InputError, unknown
+from offbeat.schedule.fadas_scripts import ScriptDraws
+from offbeat.schedule.sources import Draws, KeyedDraws
+
+
+class Moment(Enum):
+    """When the dispatcher is asked."""
+
+    PUBLISHED = "a version is there to start from"
+    ARRIVED = "a task came back and the buffer is short"
+    FILLED = "a task came back and the buffer is full, but the next version is not there yet"
+
+
+class Dispatch(Protocol):
+    """A rule for the number of tasks."""
+
+    @property
+    def redraws(self) -> bool:
+        """Whether somebody else is drawn in place of a client that is away."""
+        ...
+
+    def count(self, idle: int, busy: int, waiting: int, moment: Moment, draws: Draws) -> int:
+        """How many to start now; may be more than there are."""
+        ...
+
+    def source(self, seed: int) -> Draws:
+        """The source of draws that goes with the rule."""
+        ...
+
+    def check(self, buffer: int, population: int) -> None:
+        """Refuse what cannot work."""
+        ...
+
+
+@dataclass(frozen=True)
+class Synchronous:
+    """A cohort starts from each version, and everybody is waited for."""
+
+    cohort: int
+    redraws: ClassVar[bool] = True
+
+    def count(self, idle: int, busy: int, waiting: int, moment: Moment, draws: Draws) -> int:
+        return self.cohort - waiting - busy if moment is Moment.PUBLISHED else 0
+
+    def source(self, seed: int) -> Draws:
+        return KeyedDraws(seed)
+
+    def check(self, buffer: int, population: int) -> None:
+        _check_buffer(buffer, population)
+        _check_room("cohort", self.cohort, buffer, population)
+
+
+@dataclass(frozen=True)
+class Asynchronous:
+    """`concurrency` tasks are in flight, and each that comes back is replaced at once.
+
+    Eager: also the one that fills the buffer, so its replacement still starts from the old
+    version (FADAS); otherwise that one is replaced after the server step (MasFL).
+    """
+
+    concurrency: int
+    eager: bool = True
+    redraws: ClassVar[bool] = True
+
+    def count(self, idle: int, busy: int, waiting: int, moment: Moment, draws: Draws) -> int:
+        return self.concurrency - busy if self.eager or moment is not Moment.FILLED else 0
+
+    def source(self, seed: int) -> Draws:
+        return KeyedDraws(seed)
+
+    def check(self, buffer: int, population: int) -> None:
+        _check_buffer(buffer, population)
+        _check_room("concurrency", self.concurrency, buffer, population)
+
+
+@dataclass(frozen=True)
+class RoundRefill:
+    """`concurrency` tasks are in flight after each server step, as in FADAS's scripts."""
+
+    concurrency: int
+    redraws: ClassVar[bool] = True
+
+    def count(self, idle: int, busy: int, waiting: int, moment: Moment, draws: Draws) -> int:
+        return self.concurrency - busy if moment is Moment.PUBLISHED else 0
+
+    def source(self, seed: int) -> Draws:
+        return ScriptDraws(seed)
+
+    def check(self, buffer: int, population: int) -> None:
+        _check_buffer(buffer, population)
+        _check_room("concurrency", self.concurrency, buffer, population)
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """From each version every idle client starts with probability `rate`, on its own."""
+
+    rate: float
+    redraws: ClassVar[bool] = False  # or clients would start with more than this probability
+
+    def count(self, idle: int, busy: int, waiting: int, moment: Moment, draws: Draws) -> int:
+        return draws.binomial(idle, self.rate) if moment is Moment.PUBLISHED else 0
+
+    def source(self, seed: int) -> Draws:
+        return KeyedDraws(seed)
+
+    def check(self, buffer: int, population: int) -> None:
+        _check_buffer(buffer, population)
+        if not 0 < self.rate <= 1:
+            raise InputError(f"the rate of poisson dispatch is {self.rate}: give one above 0 and at most 1.")
+
+
+def _check_buffer(buffer: int, population: int) -> None:
+    if population < 1:
+        raise InputError(f"there are {population} clients: give at least 1.")
+    if buffer < 1:
+        raise InputError(f"the buffer is {buffer}: give at least 1.")
+    if buffer > population:
+        raise InputError(f"the buffer of {buffer} exceeds the {population} clients: lower it or add clients.")
+
+
+def _check_room(name: str, value: int, buffer: int, population: int) -> None:
+    if value > population:
+        raise InputError(f"the {name} of {value} exceeds the {population} clients: lower it or add clients.")
+    if buffer > value:
+        raise InputError(f"the buffer of {buffer} exceeds the {name} of {value}: make it at most {value}.")
+
+
+def parse_dispatch(
+    name: str,
+    concurrency: int,
+    buffer: int,
+    population: int,
+    hand_out: str = "before",
+    rate: float | None = None,
+) -> Dispatch:
+    """The rule of that name, checked; `hand_out` says on which side of a server step a task is replaced."""
+    if hand_out not in ("before", "after"):
+        raise unknown("hand-out", hand_out, ("before", "after"))
+    rule: Dispatch
+    if name == "synchronous":
+        rule = Synchronous(buffer)
+    elif name == "asynchronous":
+        rule = Asynchronous(concurrency, eager=hand_out == "before")
+    elif name == "rounds":
+        rule = RoundRefill(concurrency)
+    elif name == "poisson":
+        if rate is None and not 1 <= concurrency <= population:
+            raise InputError(
+                f"the concurrency of {concurrency} is not between 1 and the {population} clients: change one."
+            )
+        rule = Poisson(concurrency / population if rate is None else rate)
+    else:
+        raise unknown("dispatch", name, ("synchronous", "asynchronous", "rounds", "poisson"))
+    rule.check(buffer, population)
+    return rule

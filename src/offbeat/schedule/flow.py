@@ -1,0 +1,205 @@
+"""Who starts when and who fills the buffer: the loop without the learning."""
+
+from array import array
+from math import inf, isinf
+from typing import Any, NamedTuple
+
+from offbeat.core import Task
+from offbeat.errors import InputError
+from offbeat.schedule.availability import Always, Availability
+from offbeat.schedule.dispatch import Dispatch, Moment
+from offbeat.schedule.pool import Pool
+from offbeat.schedule.sources import Draws
+from offbeat.schedule.timeline import Arrival, Timeline
+
+MISSES = 64  # clients found away in a row before the rest are taken to be away too
+BLANKS = 100_000  # times that a dispatcher may start nobody while nobody is in flight
+
+
+class Filled(NamedTuple):
+    """A full buffer, and what else happened on the way to it."""
+
+    version: int
+    time: float
+    tasks: tuple[Task, ...]
+    started: tuple[float, ...]  # when each task began
+    arrived: tuple[float, ...]  # when each task came back
+    dropped: tuple[Task, ...]
+    lost: tuple[Task, ...]
+
+    @property
+    def staleness(self) -> tuple[int, ...]:
+        """How many versions old each task is."""
+        return tuple(self.version - task.version for task in self.tasks)
+
+
+class Counts(NamedTuple):
+    """Tasks so far; started = consumed + waiting + dropped + lost + in flight."""
+
+    started: int
+    consumed: int
+    waiting: int
+    dropped: int
+    lost: int
+    in_flight: int
+
+    @property
+    def trips(self) -> int:
+        """Arrivals, used or not."""
+        return self.consumed + self.waiting + self.dropped
+
+
+class Flow:
+    """A client has at most one task in flight, and is chosen again within one step only when nobody is idle.
+
+    A client that is away when chosen is left alone; where somebody else is drawn in its place and
+    all seem to be away, the task is started at a later arrival.
+    """
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        dispatch: Dispatch,
+        draws: Draws,
+        population: int,
+        buffer: int,
+        limit: float = inf,
+        availability: Availability | None = None,
+    ) -> None:
+        dispatch.check(buffer, population)
+        if not limit >= 0:
+            raise InputError(f"the staleness limit is {limit}: give a number of at least 0.")
+        self.population = population
+        self.buffer = buffer
+        self.limit = limit
+        self._timeline = timeline
+        self._dispatch = dispatch
+        self._draws = draws
+        self._back = (availability or Always()).bind(draws.seed)
+        self._pool = Pool(population)
+        self._visits = array("I", bytes(4 * population))
+        self._waiting: list[Arrival] = []
+        self._started = self._consumed = self._dropped = self._lost = 0
+
+    @property
+    def counts(self) -> Counts:
+        """Where all tasks are."""
+        waiting, busy = len(self._waiting), self._timeline.busy
+        return Counts(self._started, self._consumed, waiting, self._dropped, self._lost, busy)
+
+    def fill(self, version: int) -> Filled:
+        """Start tasks from `version` and wait until the buffer is full."""
+        dropped: list[Task] = []
+        lost: list[Task] = []
+        timeline, pool, waiting, buffer = self._timeline, self._pool, self._waiting, self.buffer
+        self._send(version, Moment.PUBLISHED)
+        while len(waiting) < buffer:
+            if not timeline.busy:
+                self._publish_again(version)
+            arrival = timeline.next()
+            task = arrival.task
+            pool.rest(task.client)
+            useful = not arrival.lost and version - task.version <= self.limit
+            if useful:
+                waiting.append(arrival)
+            elif arrival.lost:
+                lost.append(task)
+                self._lost += 1
+            else:
+                dropped.append(task)
+                self._dropped += 1
+            self._send(version, Moment.ARRIVED if len(waiting) < buffer else Moment.FILLED)
+            if not useful:
+                pool.release(task.client)
+        pool.settle()
+        return self._flush(version, dropped, lost)
+
+    def everyone(self) -> Filled:
+        """One task of version 0 for every client, each as soon as it is there, and none is lost."""
+        timeline = self._timeline
+        if timeline.busy:
+            raise InputError("a step of everyone cannot begin while tasks are in flight: take it first.")
+        now = timeline.now
+        for back, client in sorted((self._back(client, now), client) for client in range(self.population)):
+            if isinf(back):
+                raise InputError(f"client {client} never comes, so not everyone can take part.")
+            timeline.wait(back)
+            self._start(client, 0, sure=True)
+        while len(self._waiting) < self.population:
+            arrival = timeline.next()
+            if arrival.lost:
+                timeline.start(arrival.task, sure=True)
+            else:
+                self._waiting.append(arrival)
+                self._pool.give(arrival.task.client)
+        return self._flush(0, [], [])
+
+    def save(self) -> dict[str, Any]:
+        """All but the timeline, between two fills, as JSON."""
+        clients = [client for client, visits in enumerate(self._visits) if visits]
+        return {
+            "clients": clients,
+            "visits": [self._visits[client] for client in clients],
+            "taken": self._pool.taken(),
+            "counts": [self._started, self._consumed, self._dropped, self._lost],
+            "draws": self._draws.save(),
+        }
+
+    def load(self, data: dict[str, Any]) -> None:
+        """Go on from what `save` gave; the timeline is loaded on its own."""
+        self._visits = array("I", bytes(4 * self.population))
+        for client, visits in zip(data["clients"], data["visits"], strict=True):
+            self._visits[client] = visits
+        self._pool = Pool(self.population, data["taken"])
+        self._started, self._consumed, self._dropped, self._lost = data["counts"]
+        self._draws.load(data["draws"])
+
+    def _send(self, version: int, moment: Moment) -> tuple[float, int] | None:
+        """Start what the dispatcher asks for; if some were away, say who of them returns first."""
+        timeline, pool = self._timeline, self._pool
+        want = self._dispatch.count(len(pool), timeline.busy, len(self._waiting), moment, self._draws)
+        first: tuple[float, int] | None = None
+        misses = 0
+        while want > 0 and misses < MISSES:
+            candidates = pool.choose(want, self._draws)
+            for client in candidates:
+                now = timeline.now
+                back = self._back(client, now)
+                if back <= now:
+                    self._start(client, version)
+                    want -= 1
+                    misses = 0
+                else:
+                    misses += 1
+                    first = min(first or (inf, client), (back, client))
+            if not candidates or not self._dispatch.redraws:
+                break
+        return first
+
+    def _publish_again(self, version: int) -> None:
+        """Nobody is in flight and the buffer is short: start somebody, whenever that may be."""
+        for _ in range(BLANKS):
+            first = self._send(version, Moment.PUBLISHED)
+            if self._timeline.busy:
+                return
+            if first is not None:
+                back, client = first
+                if isinf(back):
+                    raise InputError("no client ever comes: use another availability.")
+                self._timeline.wait(back)
+                self._start(client, version)
+                return
+        raise InputError(f"nobody was started in {BLANKS} attempts: raise the rate or the concurrency.")
+
+    def _start(self, client: int, version: int, *, sure: bool = False) -> None:
+        self._pool.take(client)
+        visit = self._visits[client]
+        self._visits[client] = visit + 1
+        self._started += 1
+        self._timeline.start(Task(client, version, visit), sure=sure)
+
+    def _flush(self, version: int, dropped: list[Task], lost: list[Task]) -> Filled:
+        tasks, started, arrived, _ = zip(*self._waiting, strict=True)
+        self._consumed += len(tasks)
+        self._waiting.clear()
+        return Filled(version, self._timeline.now, tasks, started, arrived, tuple(dropped), tuple(lost))

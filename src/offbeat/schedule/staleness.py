@@ -1,0 +1,66 @@
+"""How much an update counts that started from an older version."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from offbeat.schedule.wording import check, read, write
+
+
+class Weights(Protocol):
+    """The weight of a staleness; `str` gives the text that `parse_weights` reads."""
+
+    def __call__(self, staleness: int) -> float: ...
+
+
+@dataclass(frozen=True)
+class Equal:
+    """Age does not matter."""
+
+    def __str__(self) -> str:
+        return "constant"
+
+    def __call__(self, staleness: int) -> float:
+        return 1.0
+
+
+@dataclass(frozen=True)
+class Polynomial:
+    """(1 + staleness) to the power of minus `exponent`."""
+
+    exponent: float = 0.5
+
+    def __post_init__(self) -> None:
+        check("the exponent of polynomial weights", self.exponent)
+
+    def __str__(self) -> str:
+        return write("polynomial", self.exponent)
+
+    def __call__(self, staleness: int) -> float:
+        return float((1 + staleness) ** -self.exponent)
+
+
+@dataclass(frozen=True)
+class Hinge:
+    """1 up to the knee, then 1 / (slope (staleness - knee) + 1)."""
+
+    slope: float = 10.0
+    knee: float = 4.0
+
+    def __post_init__(self) -> None:
+        check("the slope of hinge weights", self.slope)
+        check("the knee of hinge weights", self.knee)
+
+    def __str__(self) -> str:
+        return write("hinge", self.slope, self.knee)
+
+    def __call__(self, staleness: int) -> float:
+        return 1.0 if staleness <= self.knee else 1 / (self.slope * (staleness - self.knee) + 1)
+
+
+WEIGHTS: Mapping[str, type[Weights]] = {"constant": Equal, "polynomial": Polynomial, "hinge": Hinge}
+
+
+def parse_weights(text: str) -> Weights:
+    """The weights that a text such as `constant`, `polynomial:0.5` or `hinge:10:4` names."""
+    return read("staleness weights", text, WEIGHTS)

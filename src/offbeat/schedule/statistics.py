@@ -1,0 +1,104 @@
+"""What a schedule does to updates: how stale they get and how long they wait, with no training."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from offbeat.errors import InputError
+from offbeat.schedule.flow import Filled, Flow
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A schedule in numbers; the first three are those of the FADAS paper."""
+
+    staleness_max: int
+    staleness_mean_of_max: float  # of each step's stalest update
+    staleness_median_of_max: float
+    staleness_mean: float
+    staleness_counts: dict[int, int]
+    steps: int
+    time: float
+    time_per_step: float
+    waiting_mean: float  # from arrival to server step
+    waiting_max: float
+    started: int
+    consumed: int
+    dropped: int
+    lost: int
+    in_flight: int
+    trips: int
+    clients: int  # different ones whose updates were used
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return asdict(self) | {"staleness_counts": {str(k): n for k, n in self.staleness_counts.items()}}
+
+
+def fills(flow: Flow, rounds: int) -> Iterator[Filled]:
+    """The first `rounds` buffers."""
+    if rounds < 1:
+        raise InputError(f"there are {rounds} rounds to simulate: give at least 1.")
+    return map(flow.fill, range(rounds))
+
+
+def simulate(flow: Flow, rounds: int) -> Summary:
+    """Let time run for that many server steps."""
+    return summarise(fills(flow, rounds), flow)
+
+
+def summarise(steps: Iterable[Filled], flow: Flow) -> Summary:
+    """Go through the buffers of a flow, keeping none."""
+    maxima: Counter[int] = Counter()
+    staleness: Counter[int] = Counter()
+    seen = bytearray(flow.population)
+    waited = longest = time = 0.0
+    for step in steps:
+        ages = step.staleness
+        maxima[max(ages)] += 1
+        staleness.update(ages)
+        for task in step.tasks:
+            seen[task.client] = 1
+        time = step.time
+        waited += sum(time - arrived for arrived in step.arrived)
+        longest = max(longest, time - min(step.arrived))
+    count, tasks, counts = maxima.total(), staleness.total(), flow.counts
+    if not count:
+        raise InputError("there are no server steps to summarise: take at least 1.")
+    return Summary(
+        staleness_max=max(maxima),
+        staleness_mean_of_max=_mean(maxima),
+        staleness_median_of_max=_median(maxima),
+        staleness_mean=_mean(staleness),
+        staleness_counts=dict(sorted(staleness.items())),
+        steps=count,
+        time=time,
+        time_per_step=time / count,
+        waiting_mean=waited / tasks,
+        waiting_max=longest,
+        started=counts.started,
+        consumed=counts.consumed,
+        dropped=counts.dropped,
+        lost=counts.lost,
+        in_flight=counts.in_flight,
+        trips=counts.trips,
+        clients=sum(seen),
+    )
+
+
+def _mean(counts: Counter[int]) -> float:
+    return sum(value * count for value, count in counts.items()) / counts.total()
+
+
+def _median(counts: Counter[int]) -> float:
+    total = counts.total()
+    return (_ranked(counts, (total - 1) // 2) + _ranked(counts, total // 2)) / 2
+
+
+def _ranked(counts: Counter[int], rank: int) -> int:
+    for value in sorted(counts):
+        rank -= counts[value]
+        if rank < 0:
+            return value
+    raise IndexError("rank beyond the last value")

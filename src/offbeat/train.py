@@ -1,0 +1,166 @@
+"""The loop: a generator of snapshots, one per server step; the caller owns the `for`."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+
+from offbeat import trees
+from offbeat.aggregate import weighted_mean
+from offbeat.checkpoint import Checkpoint
+from offbeat.core import AnyAlgorithm, Cohort, Task, Vector
+from offbeat.engines.engine import Engine, Gathered, Saved, Session
+from offbeat.errors import DivergedError, InputError
+from offbeat.problem import Statistics
+from offbeat.schedule.dispatch import Dispatch
+from offbeat.schedule.flow import Counts, Filled, Flow
+from offbeat.schedule.staleness import Equal, Weights
+from offbeat.trees import Tree
+
+Aggregate: TypeAlias = Callable[[Tree, Cohort], Tree]  # stacked uploads, cohort -> mean
+
+_START_CHUNK = 100  # clients whose uploads are held at once in the full-participation start
+
+
+class Snapshot(NamedTuple):
+    """The server after `version` steps."""
+
+    version: int
+    time: float
+    state: Any
+    statistics: Statistics
+    cohort: Cohort | None  # whose updates made this version; None before the first step
+    filled: Filled | None  # the tasks behind it, with their times; for version 0 those of the start
+    counts: Counts  # where all tasks so far are
+    checkpoint: Callable[[], Checkpoint]  # all that is needed to go on from here
+
+    @property
+    def x(self) -> Vector:
+        """The model."""
+        x: Vector = self.state.x
+        return x
+
+
+def train(
+    algorithm: AnyAlgorithm,
+    engine: Engine,
+    *,
+    dispatch: Dispatch,
+    buffer: int,
+    rounds: int,
+    weights: Weights = Equal(),
+    limit: float = math.inf,
+    aggregate: Aggregate = weighted_mean,
+    seed: int = 0,
+    resume: Checkpoint | None = None,
+) -> Iterator[Snapshot]:
+    """Train for `rounds` server steps, each on the mean of `buffer` updates.
+
+    The first snapshot is version 0, after the start; a resumed run goes on with the version
+    after its checkpoint. An update older than `limit` versions is dropped.
+    """
+    if rounds < 1:
+        raise InputError(f"rounds must be at least 1, not {rounds}.")
+    run = _Run(algorithm, engine, dispatch, buffer, limit, seed)
+    if resume is None:
+        yield run.begin(aggregate)
+    else:
+        run.load(resume)
+    for version in range(run.version, rounds):
+        run.session.publish(version, algorithm.broadcast(run.state, version), run.statistics)
+        filled = run.flow.fill(version)
+        run.session.forget(filled.dropped + filled.lost)
+        gathered = run.session.gather(filled.tasks, version)
+        cohort = _describe(filled.tasks, version, engine.clients, weights)
+        _check(gathered, filled.tasks, version)
+        state = algorithm.step(run.state, aggregate(gathered.uploads, cohort), cohort)
+        if not bool(torch.isfinite(state.x).all()):
+            raise DivergedError(f"the model became NaN or infinite at server step {version + 1}: lower the rates.")
+        run.state, run.statistics, run.version = state, gathered.statistics, version + 1
+        yield run.snapshot(cohort, filled)
+
+
+class _Run:
+    """What changes as a run goes on, and so what a checkpoint holds."""
+
+    def __init__(
+        self, algorithm: AnyAlgorithm, engine: Engine, dispatch: Dispatch, buffer: int, limit: float, seed: int
+    ) -> None:
+        self.algorithm = algorithm
+        self.clients = engine.clients
+        source = dispatch.source(seed)
+        self.session: Session = engine.open(algorithm, seed, source)
+        self.flow = Flow(self.session, dispatch, source, engine.clients, buffer, limit, engine.availability)
+        x, self.statistics = engine.initial()
+        self.state = algorithm.init(x)
+        self.version = 0
+
+    def begin(self, aggregate: Aggregate) -> Snapshot:
+        """The full-participation start, where the algorithm has one."""
+        warmup = self.algorithm.warmup()
+        if warmup is None:
+            return self.snapshot(None, None)
+        self.session.publish(0, warmup.broadcast(self.state, 0), self.statistics)
+        filled = self.flow.everyone()
+        total: Tree = None
+        for first in range(0, len(filled.tasks), _START_CHUNK):
+            tasks = filled.tasks[first : first + _START_CHUNK]
+            gathered = self.session.gather(tasks, 0)
+            _check(gathered, tasks, 0)
+            part = trees.over(
+                lambda mean, n=len(tasks): mean * n,
+                aggregate(gathered.uploads, _describe(tasks, 0, self.clients, Equal())),
+            )
+            total = part if total is None else trees.over(torch.add, total, part)
+        mean = trees.over(lambda leaf: leaf / len(filled.tasks), total)
+        self.state = warmup.step(self.state, mean, _describe(filled.tasks, 0, self.clients, Equal()))
+        return self.snapshot(None, filled)
+
+    def snapshot(self, cohort: Cohort | None, filled: Filled | None) -> Snapshot:
+        return Snapshot(
+            self.version,
+            self.session.now,
+            self.state,
+            self.statistics,
+            cohort,
+            filled,
+            self.flow.counts,
+            self.save,
+        )
+
+    def save(self) -> Checkpoint:
+        saved = self.session.save()
+        tensors = {f"state.{n}": leaf for n, leaf in enumerate(trees.leaves(self.state))}
+        tensors |= {f"statistics.{name}": value for name, value in self.statistics.items()}
+        tensors |= {f"session.{name}": value for name, value in saved.tensors.items()}
+        facts = {"version": self.version, "flow": self.flow.save(), "session": saved.facts}
+        return Checkpoint(facts, tensors)
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        facts, tensors = checkpoint
+        spec = trees.shape(self.state)
+        self.state = trees.rebuild(spec, [tensors[f"state.{n}"] for n in range(spec.num_leaves)])
+        self.statistics = {name: tensors[f"statistics.{name}"] for name in self.statistics}
+        session = {name.removeprefix("session."): t for name, t in tensors.items() if name.startswith("session.")}
+        self.session.load(Saved(facts["session"], session))
+        self.flow.load(facts["flow"])
+        self.version = facts["version"]
+
+
+def _describe(tasks: tuple[Task, ...], version: int, population: int, weights: Weights) -> Cohort:
+    staleness = tuple(version - task.version for task in tasks)
+    return Cohort(version, population, staleness, tuple(weights(age) for age in staleness))
+
+
+def _check(gathered: Gathered, tasks: tuple[Task, ...], version: int) -> None:
+    """Stop before a NaN or infinite upload touches the state."""
+    bad = set()
+    for leaf in trees.leaves(gathered.uploads):
+        finite = torch.isfinite(leaf.flatten(1).sum(1))
+        bad |= {task.client for task, good in zip(tasks, finite.tolist(), strict=True) if not good}
+    if bad:
+        names = ", ".join(map(str, sorted(bad)))
+        raise DivergedError(
+            f"the update of client {names} became NaN or infinite at server step {version + 1}: lower the rates."
+        )

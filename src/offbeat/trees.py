@@ -1,0 +1,41 @@
+"""Nested tuples, named tuples, lists and dicts of tensors, taken leaf by leaf."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import optree
+import torch
+from torch import Tensor
+
+Tree: TypeAlias = Any
+Shape: TypeAlias = Any  # a tree without its leaves
+
+
+def over(function: Callable[..., Any], *trees: Tree) -> Any:
+    """The function of each leaf, in a tree of the same shape."""
+    return optree.tree_map(function, *trees)
+
+
+def leaves(tree: Tree) -> list[Tensor]:
+    """All leaves, in order."""
+    return optree.tree_leaves(tree)
+
+
+def shape(tree: Tree) -> Shape:
+    """What `rebuild` needs."""
+    return optree.tree_structure(tree)
+
+
+def rebuild(shape: Shape, leaves: Sequence[Tensor]) -> Any:
+    """The tree of that shape with these leaves."""
+    return optree.tree_unflatten(shape, leaves)
+
+
+def stack(trees: Sequence[Tree]) -> Any:
+    """Trees of one shape as one, each leaf stacked on axis 0."""
+    return over(lambda *parts: torch.stack(parts), *trees)
+
+
+def size(tree: Tree) -> int:
+    """How many numbers are in it."""
+    return sum(leaf.numel() for leaf in leaves(tree))

@@ -1,0 +1,15 @@
+"""What all tests share: quick, repeatable hypothesis profiles and one thread per process."""
+
+import os
+
+import torch
+from hypothesis import settings
+
+# A shared machine's pauses say nothing about the code, so no example has a deadline. CI repeats its examples.
+settings.register_profile("work", deadline=None, max_examples=50)
+settings.register_profile("ci", settings.get_profile("work"), derandomize=True, database=None)
+settings.load_profile("ci" if os.environ.get("CI") else "work")
+
+# The suite runs in one process per core; the programs that tests start inherit the same measure.
+torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")

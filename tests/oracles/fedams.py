@@ -1,0 +1,80 @@
+"""FedAMS (Wang et al. 2022), and the form in which the FADAS paper (Wang et al. 2024) states it.
+
+Both keep the largest v seen. The paper's rule keeps it above eps and divides by its root; FADAS's
+form adds eps to the root. `correct` divides m and v by 1 - beta^n in the n-th step (n from 1), as
+the authors' code does and the papers' equations do not; the maximum is taken before correcting.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from oracles.replay import Problem, Step, Vector, begin, mean_change
+from oracles.weights import Weight, constant
+
+
+def fedams(
+    problem: Problem,
+    population: int,
+    x0: npt.ArrayLike,
+    steps: Sequence[Step],
+    *,
+    local_lr: float,
+    server_lr: float,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    eps: float = 1e-3,
+    correct: bool = False,
+    weight: Weight = constant,
+) -> list[Vector]:
+    """Max stabilisation: vhat = max(vhat, v, eps), x <- x + server_lr m / sqrt(vhat)."""
+    models = begin(x0)
+    m = np.zeros_like(models[0])
+    v = np.zeros_like(models[0])
+    vhat = np.zeros_like(models[0])
+    for n, step in enumerate(steps, start=1):
+        delta = mean_change(problem, models, step, local_lr, weight)
+        m = beta1 * m + (1 - beta1) * delta
+        v = beta2 * v + (1 - beta2) * delta**2
+        vhat = np.maximum(np.maximum(vhat, v), eps)
+        if correct:
+            models.append(
+                models[-1] + server_lr * (m / (1 - beta1**n)) / (np.sqrt(vhat) / np.sqrt(1 - beta2**n))
+            )
+        else:
+            models.append(models[-1] + server_lr * m / np.sqrt(vhat))
+    return models
+
+
+def fedams_additive(
+    problem: Problem,
+    population: int,
+    x0: npt.ArrayLike,
+    steps: Sequence[Step],
+    *,
+    local_lr: float,
+    server_lr: float,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    eps: float = 1e-8,
+    correct: bool = False,
+    weight: Weight = constant,
+) -> list[Vector]:
+    """As FADAS states it: vhat = max(vhat, v), x <- x + server_lr m / (sqrt(vhat) + eps)."""
+    models = begin(x0)
+    m = np.zeros_like(models[0])
+    v = np.zeros_like(models[0])
+    vhat = np.zeros_like(models[0])
+    for n, step in enumerate(steps, start=1):
+        delta = mean_change(problem, models, step, local_lr, weight)
+        m = beta1 * m + (1 - beta1) * delta
+        v = beta2 * v + (1 - beta2) * delta**2
+        vhat = np.maximum(vhat, v)
+        if correct:
+            models.append(
+                models[-1] + server_lr * (m / (1 - beta1**n)) / (np.sqrt(vhat) / np.sqrt(1 - beta2**n) + eps)
+            )
+        else:
+            models.append(models[-1] + server_lr * m / (np.sqrt(vhat) + eps))
+    return models

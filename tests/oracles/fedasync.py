@@ -1,0 +1,41 @@
+"""FedAsync (Xie et al. 2019): models are mixed, not descents.
+
+The paper mixes one arrival at a time. With a buffer of M the arrivals mix together,
+x <- (1 - alpha wbar) x + alpha (1/M) sum w_i x_i with wbar the mean weight; M = 1 is the paper.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from oracles.replay import Problem, Step, Vector, begin
+from oracles.weights import Weight, constant
+
+
+def fedasync(
+    problem: Problem,
+    population: int,
+    x0: npt.ArrayLike,
+    steps: Sequence[Step],
+    *,
+    local_lr: float,
+    alpha: float = 0.6,
+    rho: float = 0.0,
+    weight: Weight = constant,
+) -> list[Vector]:
+    """Clients descend F(y) + (rho / 2) |y - x_v|^2 from the x_v they were handed."""
+    models = begin(x0)
+    for t, step in enumerate(steps):
+        total_weight = 0.0
+        total_model = np.zeros_like(models[0])
+        for client, version, visit in step:
+            anchor = models[version]
+            y = anchor.copy()
+            for k in range(problem.steps(client, visit)):
+                y = y - local_lr * (problem.gradient(client, visit, k, y) + rho * (y - anchor))
+            total_weight += weight(t - version)
+            total_model += weight(t - version) * y
+        wbar = total_weight / len(step)
+        models.append((1 - alpha * wbar) * models[t] + alpha * total_model / len(step))
+    return models

@@ -1,0 +1,70 @@
+"""FedAvg (McMahan et al. 2017) with equal weights, and FedAvgM (Hsu et al. 2019) in both forms."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from oracles.replay import Problem, Step, Vector, begin, local_sgd, mean_change
+from oracles.weights import Weight, constant
+
+
+def fedavg(
+    problem: Problem,
+    population: int,
+    x0: npt.ArrayLike,
+    steps: Sequence[Step],
+    *,
+    local_lr: float,
+    server_lr: float = 1.0,
+) -> list[Vector]:
+    """x <- x + server_lr * (1/M) sum (x_i - x_v)."""
+    models = begin(x0)
+    for step in steps:
+        total = np.zeros_like(models[0])
+        for client, version, visit in step:
+            total += local_sgd(problem, client, visit, models[version], local_lr) - models[version]
+        models.append(models[-1] + server_lr * total / len(step))
+    return models
+
+
+def fedavgm(
+    problem: Problem,
+    population: int,
+    x0: npt.ArrayLike,
+    steps: Sequence[Step],
+    *,
+    local_lr: float,
+    server_lr: float = 1.0,
+    beta: float = 0.9,
+    weight: Weight = constant,
+) -> list[Vector]:
+    """Heavy ball: v <- beta v + delta."""
+    models = begin(x0)
+    v = np.zeros_like(models[0])
+    for step in steps:
+        delta = mean_change(problem, models, step, local_lr, weight)
+        v = beta * v + delta
+        models.append(models[-1] + server_lr * v)
+    return models
+
+
+def fedavgm_ema(
+    problem: Problem,
+    population: int,
+    x0: npt.ArrayLike,
+    steps: Sequence[Step],
+    *,
+    local_lr: float,
+    server_lr: float = 1.0,
+    beta: float = 0.9,
+    weight: Weight = constant,
+) -> list[Vector]:
+    """Moving average: m <- beta m + (1 - beta) delta."""
+    models = begin(x0)
+    m = np.zeros_like(models[0])
+    for step in steps:
+        delta = mean_change(problem, models, step, local_lr, weight)
+        m = beta * m + (1 - beta) * delta
+        models.append(models[-1] + server_lr * m)
+    return models

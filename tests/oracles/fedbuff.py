@@ -1,0 +1,31 @@
+"""FedBuff (Nguyen et al. 2022): a mean of late descents, each weighted by its staleness."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from oracles.replay import Problem, Step, Vector, begin, local_sgd
+from oracles.weights import Weight, constant
+
+
+def fedbuff(
+    problem: Problem,
+    population: int,
+    x0: npt.ArrayLike,
+    steps: Sequence[Step],
+    *,
+    local_lr: float,
+    server_lr: float = 1.0,
+    weight: Weight = constant,
+) -> list[Vector]:
+    """x <- x - server_lr * (1/M) sum s(staleness) (x_v - x_i)."""
+    models = begin(x0)
+    for t, step in enumerate(steps):
+        descents = []
+        for client, version, visit in step:
+            start = models[version]
+            end = local_sgd(problem, client, visit, start, local_lr)
+            descents.append(weight(t - version) * (start - end))
+        models.append(models[t] - server_lr * np.sum(descents, axis=0) / len(step))
+    return models

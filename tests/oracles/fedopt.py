@@ -1,0 +1,90 @@
+"""FedAdam, FedYogi and FedAdagrad (Reddi et al. 2021, Algorithm 2): no bias correction.
+
+tau is the paper's degree of adaptivity. The paper asks for v_{-1} >= tau^2, which is the default
+of v0; the common optimisers start from 0.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from oracles.replay import Problem, Step, Vector, begin, mean_change
+from oracles.weights import Weight, constant
+
+
+def fedadam(
+    problem: Problem,
+    population: int,
+    x0: npt.ArrayLike,
+    steps: Sequence[Step],
+    *,
+    local_lr: float,
+    server_lr: float,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    tau: float = 1e-3,
+    v0: float | None = None,
+    weight: Weight = constant,
+) -> list[Vector]:
+    """v <- beta2 v + (1 - beta2) delta^2."""
+    models = begin(x0)
+    m = np.zeros_like(models[0])
+    v = np.full_like(models[0], tau**2 if v0 is None else v0)
+    for step in steps:
+        delta = mean_change(problem, models, step, local_lr, weight)
+        m = beta1 * m + (1 - beta1) * delta
+        v = beta2 * v + (1 - beta2) * delta**2
+        models.append(models[-1] + server_lr * m / (np.sqrt(v) + tau))
+    return models
+
+
+def fedyogi(
+    problem: Problem,
+    population: int,
+    x0: npt.ArrayLike,
+    steps: Sequence[Step],
+    *,
+    local_lr: float,
+    server_lr: float,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    tau: float = 1e-3,
+    v0: float | None = None,
+    weight: Weight = constant,
+) -> list[Vector]:
+    """v <- v - (1 - beta2) delta^2 sign(v - delta^2)."""
+    models = begin(x0)
+    m = np.zeros_like(models[0])
+    v = np.full_like(models[0], tau**2 if v0 is None else v0)
+    for step in steps:
+        delta = mean_change(problem, models, step, local_lr, weight)
+        m = beta1 * m + (1 - beta1) * delta
+        v = v - (1 - beta2) * delta**2 * np.sign(v - delta**2)
+        models.append(models[-1] + server_lr * m / (np.sqrt(v) + tau))
+    return models
+
+
+def fedadagrad(
+    problem: Problem,
+    population: int,
+    x0: npt.ArrayLike,
+    steps: Sequence[Step],
+    *,
+    local_lr: float,
+    server_lr: float,
+    beta1: float = 0.0,
+    tau: float = 1e-3,
+    v0: float | None = None,
+    weight: Weight = constant,
+) -> list[Vector]:
+    """v <- v + delta^2."""
+    models = begin(x0)
+    m = np.zeros_like(models[0])
+    v = np.full_like(models[0], tau**2 if v0 is None else v0)
+    for step in steps:
+        delta = mean_change(problem, models, step, local_lr, weight)
+        m = beta1 * m + (1 - beta1) * delta
+        v = v + delta**2
+        models.append(models[-1] + server_lr * m / (np.sqrt(v) + tau))
+    return models

@@ -1,0 +1,102 @@
+"""The project as a whole: what every file keeps to, whoever wrote it."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import offbeat
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "offbeat"
+MODULES = sorted(SOURCE.rglob("*.py"))
+ORACLES = sorted((ROOT / "tests" / "oracles").rglob("*.py"))
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+NAMES = [str(path.relative_to(SOURCE)) for path in MODULES]
+
+
+def imported(path: Path) -> Iterator[str]:
+    """The top-level names of what a file imports; its own package's as `.`."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield "." if node.level else str(node.module).split(".")[0]
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    assert offbeat.__version__ == PROJECT["version"]
+    assert f"## [{PROJECT['version']}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+@pytest.mark.parametrize("path", MODULES, ids=NAMES)
+def test_a_module_is_short_and_says_what_it_is(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) < 300
+    assert ast.get_docstring(ast.parse(text))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=NAMES)
+def test_a_module_is_named_after_what_it_holds(path: Path) -> None:
+    assert not {path.stem, path.parent.name} & {"utils", "helpers", "common", "misc", "base", "internal"}
+
+
+def test_the_licence_is_the_one_that_the_project_declares() -> None:
+    assert PROJECT["license"] == "Apache-2.0"
+    text = (ROOT / "LICENSE").read_text()
+    assert "Apache License" in text
+    assert "END OF TERMS AND CONDITIONS" in text
+
+
+def test_the_package_tells_type_checkers_that_it_is_typed() -> None:
+    assert (SOURCE / "py.typed").is_file()
+
+
+@pytest.mark.parametrize("ending", ["offbeat run", "python -m pytest -n auto"])
+def test_ci_runs_the_readmes_own_command(ending: str) -> None:
+    script = (ROOT / ".ci" / "run").read_text()
+    (pattern,) = (p for p in re.findall(r"\(readme '(.+)'\)", script) if p.endswith(f"{ending}$"))
+    lines = (ROOT / "README.md").read_text().splitlines()
+    (command,) = (line for line in lines if re.search(pattern, line))
+    assert "-c constraints.txt" in command
+
+
+def test_ci_is_a_script_that_bash_can_read() -> None:
+    subprocess.run(["bash", "-n", str(ROOT / ".ci" / "run")], check=True)
+
+
+def test_every_dependency_is_pinned() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    wanted = [
+        *PROJECT["dependencies"],
+        *(one for extra in PROJECT["optional-dependencies"].values() for one in extra),
+    ]
+    names = {re.split(r"[><=\[]", one)[0] for one in wanted} - {"offbeat"}
+    assert names <= pins.keys()
+
+
+@pytest.mark.parametrize("path", ORACLES, ids=[path.stem for path in ORACLES])
+def test_an_oracle_is_independent(path: Path) -> None:
+    assert set(imported(path)) <= {".", "oracles", "numpy"} | sys.stdlib_module_names
+
+
+def test_there_are_oracles_to_check() -> None:
+    assert len(ORACLES) > 1
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in MODULES if path.parent.name == "schedule"], ids=lambda p: p.stem
+)
+def test_time_does_not_touch_tensors(path: Path) -> None:
+    assert "torch" not in set(imported(path))
+
+
+def test_the_design_names_every_module() -> None:
+    tree = (ROOT / "docs" / "design.md").read_text()
+    assert [name for name in NAMES if not name.endswith("__init__.py") and Path(name).name not in tree] == []

@@ -59,15 +59,12 @@ def main() -> None:
         )
         rows.append(json.loads(shown.stdout))
     base = next(row["microseconds_per_task"] for row in rows if row["clients"] == REFERENCE)
-    print(
-        f"{'clients':>9} {'in flight':>9} {'tasks':>9} {'seconds':>8} {'us/task':>8} {'ratio':>6} {'peak MiB':>8}"
-    )
+    heads = ("clients", "in flight", "tasks", "seconds", "us/task", "ratio", "peak MiB")
+    print(" ".join(f"{head:>9}" for head in heads))
     for row in rows:
         row["ratio"] = round(row["microseconds_per_task"] / base, 2)
-        print(
-            f"{row['clients']:>9} {row['concurrency']:>9} {row['tasks']:>9} {row['seconds']:>8.2f}"
-            f" {row['microseconds_per_task']:>8.2f} {row['ratio']:>6.2f} {row['peak_mib']:>8}"
-        )
+        keys = ("clients", "concurrency", "tasks", "seconds", "microseconds_per_task", "ratio", "peak_mib")
+        print(" ".join(f"{row[key]:>9}" for key in keys))
     print(json.dumps({"buffer": BUFFER, "rounds": options.rounds, "rows": rows, "ratio": rows[-1]["ratio"]}))
 
 

@@ -65,7 +65,9 @@ def test_weights_do_not_depend_on_what_was_drawn_before():
 
 def test_the_cnn_has_the_size_of_its_specification():
     sizes = [5 * 5 * 1 * 16 + 16, 5 * 5 * 16 * 32 + 32, 32 * 7 * 7 * 128 + 128, 128 * 10 + 10]
-    assert sum(value.numel() for value in weights("cnn", (1, 28, 28), 10, 0).values()) == sum(sizes) == 215_370
+    assert (
+        sum(value.numel() for value in weights("cnn", (1, 28, 28), 10, 0).values()) == sum(sizes) == 215_370
+    )
 
 
 def test_the_charformer_tells_the_order_of_symbols():

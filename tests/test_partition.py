@@ -68,7 +68,7 @@ def test_dirichlet_cuts_each_class_in_order():
     parts = Dirichlet(1.0, 0).split(LABELS, 7, 0)
     for label in range(10):
         owned = np.concatenate([part[LABELS[part] == label] for part in parts])
-        assert np.array_equal(owned, np.flatnonzero(LABELS == label))
+        assert np.array_equal(owned, np.flatnonzero(np.equal(LABELS, label)))
 
 
 def test_dirichlet_shares_have_the_mean_and_variance_of_their_law():

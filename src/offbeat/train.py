@@ -68,7 +68,7 @@ def train(
     else:
         run.load(resume)
     for version in range(run.version, rounds):
-        run.session.publish(version, algorithm.broadcast(run.state, version), run.statistics)
+        run.session.publish(version, algorithm, algorithm.broadcast(run.state, version), run.statistics)
         filled = run.flow.fill(version)
         run.session.forget(filled.dropped + filled.lost)
         gathered = run.session.gather(filled.tasks, version)
@@ -101,7 +101,7 @@ class _Run:
         warmup = self.algorithm.warmup()
         if warmup is None:
             return self.snapshot(None, None)
-        self.session.publish(0, warmup.broadcast(self.state, 0), self.statistics)
+        self.session.publish(0, warmup, warmup.broadcast(self.state, 0), self.statistics)
         filled = self.flow.everyone()
         total: Tree = None
         for first in range(0, len(filled.tasks), _START_CHUNK):

@@ -1,7 +1,8 @@
-"""FedAdam, FedYogi and FedAdagrad (Reddi et al. 2021, Algorithm 2): no bias correction.
+"""FedAdam, FedYogi and FedAdagrad (Reddi et al. 2021, Algorithm 2), which has no bias correction.
 
 tau is the paper's degree of adaptivity. The paper asks for v_{-1} >= tau^2, which is the default
-of v0; the common optimisers start from 0.
+of v0; the common optimisers start from 0 and divide both moments of the n-th step by 1 - beta^n:
+`correct` does that.
 """
 
 from collections.abc import Sequence
@@ -25,17 +26,19 @@ def fedadam(
     beta2: float = 0.99,
     tau: float = 1e-3,
     v0: float | None = None,
+    correct: bool = False,
     weight: Weight = constant,
 ) -> list[Vector]:
     """v <- beta2 v + (1 - beta2) delta^2."""
     models = begin(x0)
     m = np.zeros_like(models[0])
     v = np.full_like(models[0], tau**2 if v0 is None else v0)
-    for step in steps:
+    for n, step in enumerate(steps, 1):
         delta = mean_change(problem, models, step, local_lr, weight)
         m = beta1 * m + (1 - beta1) * delta
         v = beta2 * v + (1 - beta2) * delta**2
-        models.append(models[-1] + server_lr * m / (np.sqrt(v) + tau))
+        a, b = (1 - beta1**n, 1 - beta2**n) if correct else (1.0, 1.0)
+        models.append(models[-1] + server_lr * (m / a) / (np.sqrt(v / b) + tau))
     return models
 
 
@@ -51,17 +54,19 @@ def fedyogi(
     beta2: float = 0.99,
     tau: float = 1e-3,
     v0: float | None = None,
+    correct: bool = False,
     weight: Weight = constant,
 ) -> list[Vector]:
     """v <- v - (1 - beta2) delta^2 sign(v - delta^2)."""
     models = begin(x0)
     m = np.zeros_like(models[0])
     v = np.full_like(models[0], tau**2 if v0 is None else v0)
-    for step in steps:
+    for n, step in enumerate(steps, 1):
         delta = mean_change(problem, models, step, local_lr, weight)
         m = beta1 * m + (1 - beta1) * delta
         v = v - (1 - beta2) * delta**2 * np.sign(v - delta**2)
-        models.append(models[-1] + server_lr * m / (np.sqrt(v) + tau))
+        a, b = (1 - beta1**n, 1 - beta2**n) if correct else (1.0, 1.0)
+        models.append(models[-1] + server_lr * (m / a) / (np.sqrt(v / b) + tau))
     return models
 
 

@@ -30,8 +30,8 @@ class Gathered(NamedTuple):
 class Session(Timeline, Protocol):
     """One run on an engine: it tells time, holds what is in flight, and does the local work."""
 
-    def publish(self, version: int, message: Tree, statistics: Statistics) -> None:
-        """Make a version known; tasks that start from now on may start from it."""
+    def publish(self, version: int, algorithm: AnyAlgorithm, message: Tree, statistics: Statistics) -> None:
+        """Make a version known, and whose local half clients now run."""
         ...
 
     def gather(self, tasks: Sequence[Task], version: int) -> Gathered:

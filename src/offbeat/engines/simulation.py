@@ -108,7 +108,8 @@ class Simulation:
     def wait(self, until: float) -> None:
         self._clock.wait(until)
 
-    def publish(self, version: int, message: Tree, statistics: Statistics) -> None:
+    def publish(self, version: int, algorithm: AnyAlgorithm, message: Tree, statistics: Statistics) -> None:
+        self._algorithm = algorithm
         self._messages[version] = (message, statistics)
         self._current = version
         self._sweep()

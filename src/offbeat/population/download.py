@@ -70,13 +70,13 @@ def _receive(item: Published, part: Path, timeout: float) -> bool:
     request = Request(item.url, headers={"Range": f"bytes={have}-"} if have else {})
     try:
         response: HTTPResponse = urlopen(request, timeout=timeout)
-    except (OSError, HTTPException) as error:
-        if isinstance(error, HTTPError) and error.code == _NOTHING_AFTER:
+    except HTTPError as error:
+        error.close()
+        if error.code == _NOTHING_AFTER:
             return True
-        raise InputError(
-            f"cannot download {item.url} ({error}): check the network, "
-            f"or fetch {item.archive} from there by other means and put it in {part.parent}."
-        ) from error
+        raise _unreachable(item, part.parent, f"HTTP {error.code} {error.reason}") from error
+    except (OSError, HTTPException) as error:
+        raise _unreachable(item, part.parent, str(getattr(error, "reason", error))) from error
     with response:
         resumed = response.status == _PARTIAL
         length = response.headers.get("Content-Length")
@@ -87,6 +87,13 @@ def _receive(item: Published, part: Path, timeout: float) -> bool:
                 file.write(chunk)
                 bar.advance(row, len(chunk))
     return total is None or part.stat().st_size >= total
+
+
+def _unreachable(item: Published, folder: Path, reason: str) -> InputError:
+    return InputError(
+        f"cannot download {item.url} ({reason}): check the network, "
+        f"or fetch {item.archive} from there by other means and put it in {folder}."
+    )
 
 
 def _chunks(response: HTTPResponse) -> Iterator[bytes]:

@@ -5,15 +5,14 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-import optree
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from offbeat import draws
-from offbeat.core import Tree
+from offbeat import draws, trees
 from offbeat.errors import InputError
 from offbeat.population.batches import Epochs, Steps
+from offbeat.trees import Tree
 
 Indices = NDArray[np.int64]
 
@@ -27,7 +26,7 @@ class Examples(NamedTuple):
     @property
     def total(self) -> int:
         """How many there are."""
-        return len(_leaves(self)[0])
+        return len(trees.leaves(self)[0])
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
         """On another device; a dtype is for what is floating, whole numbers keep theirs."""
@@ -35,7 +34,7 @@ class Examples(NamedTuple):
         def move(leaf: Tensor) -> Tensor:
             return leaf.to(device=device, dtype=dtype if leaf.is_floating_point() else None)
 
-        moved: Self = optree.tree_map(move, self)  # type: ignore[arg-type, assignment]
+        moved: Self = trees.over(move, self)
         return moved
 
 
@@ -78,12 +77,8 @@ class Population:
         return replace(self, data=self.data.to(device, dtype))
 
 
-def _leaves(data: Examples) -> list[Any]:
-    return optree.tree_leaves(data)  # type: ignore[arg-type]
-
-
 def _check_examples(data: Examples) -> None:
-    leaves = _leaves(data)
+    leaves: list[Any] = [*trees.leaves(data)]
     if not leaves or not all(isinstance(leaf, Tensor) and leaf.ndim for leaf in leaves):
         raise InputError("the examples are not tensors with a first axis: make inputs and targets tensors.")
     lengths = sorted({len(leaf) for leaf in leaves})

@@ -11,6 +11,7 @@ short for one training window are left out. That leaves 1,106 roles, 3,363,458 a
 import json
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -88,7 +89,7 @@ def encode(words: str) -> NDArray[np.uint8]:
 def _works(lines: list[str]) -> Iterator[tuple[str, list[str]]]:
     """Each work's title and lines; the title is the last line set above the author's name."""
     starts = [number for number, line in enumerate(lines) if _AUTHOR in line]
-    for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
+    for start, end in pairwise([*starts, len(lines)]):
         above = [line.strip() for line in lines[max(0, start - 7) : max(0, start - 1)]]
         yield next((line for line in reversed(above) if line), ""), lines[start + 1 : end]
 

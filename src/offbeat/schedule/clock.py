@@ -23,29 +23,28 @@ class Clock:
         self._seconds = seconds
         self._draws = draws
         self._dropout = dropout or Dropout()
+        self._risky = self._dropout.probability > 0
         # Flat, for the garbage collector does not walk through tuples of numbers.
         self._heap: list[Flight] = []
+        self.busy = 0  # how many tasks are in flight
         self._serial = 0
-
-    @property
-    def busy(self) -> int:
-        """How many tasks are in flight."""
-        return len(self._heap)
 
     def start(self, task: Task, *, sure: bool = False) -> None:
         """Send a task off; one that is sure is never lost."""
         client, version, visit = task
         duration = self._seconds(client, visit, self._draws.duration(client, visit))
-        lost = not sure and self._dropout.loses(self._draws.seed, client, visit)
+        lost = self._risky and not sure and self._dropout.loses(self._draws.seed, client, visit)
         if lost:
             duration *= self._dropout.patience
         now = self.now
         heappush(self._heap, (now + duration, self._serial, client, version, visit, lost, now))
         self._serial += 1
+        self.busy += 1
 
     def next(self) -> Arrival:
         """Go on to the next arrival."""
         due, _, client, version, visit, lost, started = heappop(self._heap)
+        self.busy -= 1
         if due > self.now:
             self.now = due
         return Arrival(Task(client, version, visit), started, due, lost)
@@ -63,3 +62,4 @@ class Clock:
         self.now = float(data["now"])
         self._serial = int(data["serial"])
         self._heap = [cast(Flight, tuple(flight)) for flight in data["flights"]]
+        self.busy = len(self._heap)

@@ -162,8 +162,8 @@ class Flow:
         misses = 0
         while want > 0 and misses < MISSES:
             candidates = pool.choose(want, self._draws)
+            now = timeline.now
             for client in candidates:
-                now = timeline.now
                 back = self._back(client, now)
                 if back <= now:
                     self._start(client, version)

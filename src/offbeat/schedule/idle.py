@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Iterable
 
 # Few enough that the tree is shallow and cheap to build, many enough that each holds a handful of taken ids.
-BUCKETS = 2**12
+BUCKETS = 2**10
 
 
 class Idle:
@@ -18,7 +18,7 @@ class Idle:
         self.population = population
         self._bits = max(0, (population - 1).bit_length() - BUCKETS.bit_length() + 1)
         self._size = 1 << (population - 1 >> self._bits).bit_length()
-        self._length = population
+        self.count = population  # how many are idle
         self._taken: list[list[int]] = [[] for _ in range(self._size)]
         # Node i of the tree counts the buckets from i - (i & -i) up to, not including, i.
         self._tree = [
@@ -29,7 +29,7 @@ class Idle:
             self.take(client)
 
     def __len__(self) -> int:
-        return self._length
+        return self.count
 
     def __contains__(self, client: int) -> bool:
         if not 0 <= client < self.population:
@@ -45,7 +45,7 @@ class Idle:
         if not 0 <= client < self.population or (place < len(bucket) and bucket[place] == client):
             raise ValueError(f"client {client} is not idle")
         bucket.insert(place, client)
-        self._length -= 1
+        self.count -= 1
         node, tree, size = (client >> self._bits) + 1, self._tree, self._size
         while node <= size:
             tree[node] -= 1
@@ -58,7 +58,7 @@ class Idle:
         if place == len(bucket) or bucket[place] != client:
             raise ValueError(f"client {client} is not taken")
         del bucket[place]
-        self._length += 1
+        self.count += 1
         node, tree, size = (client >> self._bits) + 1, self._tree, self._size
         while node <= size:
             tree[node] += 1
@@ -66,8 +66,8 @@ class Idle:
 
     def pick(self, rank: int) -> int:
         """The idle client that has `rank` idle clients before it."""
-        if not 0 <= rank < self._length:
-            raise IndexError(f"rank {rank} among {self._length} idle clients")
+        if not 0 <= rank < self.count:
+            raise IndexError(f"rank {rank} among {self.count} idle clients")
         position, step, tree = 0, self._size >> 1, self._tree
         while step:
             before = tree[position + step]

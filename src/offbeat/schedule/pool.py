@@ -16,21 +16,23 @@ class Pool:
 
     def __len__(self) -> int:
         """How many can be chosen."""
-        return len(self._idle) or len(self._resting)
+        return self._idle.count or len(self._resting)
 
     def choose(self, count: int, draws: Draws) -> list[int]:
         """That many different clients, or all that can be chosen, uniformly."""
         idle, resting = self._idle, self._resting
-        if len(idle):
-            return [idle.pick(rank) for rank in draws.ranks(len(idle), min(count, len(idle)))]
+        if idle.count:
+            return list(map(idle.pick, draws.ranks(idle.count, min(count, idle.count))))
         if resting:
-            return [resting[rank] for rank in draws.ranks(len(resting), min(count, len(resting)))]
+            return list(map(resting.__getitem__, draws.ranks(len(resting), min(count, len(resting)))))
         return []
 
     def take(self, client: int) -> None:
-        """It is in flight."""
-        if not self._unrest(client):
+        """Send off one that was chosen."""
+        if self._idle.count:
             self._idle.take(client)
+        else:
+            self._unrest(client)
 
     def rest(self, client: int) -> None:
         """It is back."""

@@ -51,7 +51,7 @@ def replica(
     kind: str, clients: int, concurrency: int, buffer: int, seed: int, rounds: int
 ) -> list[list[tuple[int, int]]]:
     """Scheduler (R) with plain lists: remaining times, sorted and shortened round by round."""
-    python, numpy = random.Random(seed), np.random.RandomState(seed)  # noqa: NPY002
+    python, numpy = random.Random(seed), np.random.RandomState(seed)
     tiers = numpy.dirichlet([3, 2, 1], size=clients).argmax(axis=1)
     chosen = [int(client) for client in numpy.choice(clients, concurrency, replace=False)]
     pending: list[list[float]] = []  # remaining time, client, version

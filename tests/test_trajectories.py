@@ -5,16 +5,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from oracles.adamasfl import adamasfl, theorem_2
-from oracles.fadas import equation_4, equation_77
-from oracles.fadas import fadas as fadas_oracle
-from oracles.fedams import fedams, fedams_additive
-from oracles.fedasync import fedasync
-from oracles.fedavg import fedavg, fedavgm, fedavgm_ema
-from oracles.fedbuff import fedbuff
-from oracles.fedopt import fedadagrad, fedadam, fedyogi
-from oracles.weights import constant, hinge, polynomial
-from worlds import make_world, play, trace
 
 from offbeat import (
     AdaMasFL,
@@ -38,6 +28,16 @@ from offbeat import (
 )
 from offbeat.core import AnyAlgorithm
 from offbeat.schedule.staleness import Weights
+from oracles.adamasfl import adamasfl, theorem_2
+from oracles.fadas import equation_4, equation_77
+from oracles.fadas import fadas as fadas_oracle
+from oracles.fedams import fedams, fedams_additive
+from oracles.fedasync import fedasync
+from oracles.fedavg import fedavg, fedavgm, fedavgm_ema
+from oracles.fedbuff import fedbuff
+from oracles.fedopt import fedadagrad, fedadam, fedyogi
+from oracles.weights import constant, hinge, polynomial
+from worlds import make_world, play, trace
 
 
 class Case(NamedTuple):
@@ -58,25 +58,40 @@ CASES = {
     "fedavgm": Case("fedavgm", RATES | {"beta": 0.7}, fedavgm, RATES | {"beta": 0.7}),
     "fedavgm damped": Case("fedavgm", RATES | {"damped": True}, fedavgm_ema, RATES),
     "fedadam": Case("fedadam", ADAPTIVE, fedadam, ADAPTIVE),
-    "fedadam unbiased": Case("fedadam", ADAPTIVE | {"unbiased": True}, fedadam, ADAPTIVE | {"correct": True, "v0": 0.0}),
+    "fedadam unbiased": Case(
+        "fedadam", ADAPTIVE | {"unbiased": True}, fedadam, ADAPTIVE | {"correct": True, "v0": 0.0}
+    ),
     "fedyogi": Case("fedyogi", ADAPTIVE | {"eps": 0.02}, fedyogi, ADAPTIVE | {"tau": 0.02}),
-    "fedyogi unbiased": Case("fedyogi", ADAPTIVE | {"unbiased": True}, fedyogi, ADAPTIVE | {"correct": True, "v0": 0.0}),
+    "fedyogi unbiased": Case(
+        "fedyogi", ADAPTIVE | {"unbiased": True}, fedyogi, ADAPTIVE | {"correct": True, "v0": 0.0}
+    ),
     "fedadagrad": Case("fedadagrad", ADAPTIVE | {"beta1": 0.4}, fedadagrad, ADAPTIVE | {"beta1": 0.4}),
     "fedams": Case("fedams", ADAPTIVE, fedams, ADAPTIVE),
     "fedams unbiased": Case("fedams", ADAPTIVE | {"unbiased": True}, fedams, ADAPTIVE | {"correct": True}),
-    "fedams additive": Case("fedams", ADAPTIVE | {"floor": 0.0, "eps": 1e-4}, fedams_additive, ADAPTIVE | {"eps": 1e-4}),
+    "fedams additive": Case(
+        "fedams", ADAPTIVE | {"floor": 0.0, "eps": 1e-4}, fedams_additive, ADAPTIVE | {"eps": 1e-4}
+    ),
     "fedbuff": Case("fedbuff", RATES, fedbuff, RATES | {"weight": constant}),
     "fedbuff fading": Case("fedbuff", RATES, fedbuff, RATES | {"weight": polynomial(0.5)}, Polynomial(0.5)),
     "fedasync": Case("fedasync", {"alpha": 0.7}, fedasync, {"local_lr": 0.1, "alpha": 0.7}),
     "fedasync proximal": Case(
-        "fedasync", {"rho": 0.3}, fedasync, {"local_lr": 0.1, "rho": 0.3, "weight": polynomial(0.5)}, Polynomial(0.5)
+        "fedasync",
+        {"rho": 0.3},
+        fedasync,
+        {"local_lr": 0.1, "rho": 0.3, "weight": polynomial(0.5)},
+        Polynomial(0.5),
     ),
     "fedasync hinge": Case("fedasync", {}, fedasync, {"local_lr": 0.1, "weight": hinge(10, 1)}, Hinge(10, 1)),
     "fadas": Case("fadas", ADAPTIVE, fadas_oracle, ADAPTIVE),
-    "fadas unbiased": Case("fadas", ADAPTIVE | {"unbiased": True}, fadas_oracle, ADAPTIVE | {"correct": True}),
+    "fadas unbiased": Case(
+        "fadas", ADAPTIVE | {"unbiased": True}, fadas_oracle, ADAPTIVE | {"correct": True}
+    ),
     "fadas-da": Case("fadas-da", ADAPTIVE, fadas_oracle, ADAPTIVE | {"rate": equation_77(1)}),
     "fadas-da capped": Case(
-        "fadas-da", ADAPTIVE | {"server_lr": 0.6, "capped": True}, fadas_oracle, ADAPTIVE | {"server_lr": 0.6, "rate": equation_4(1)}
+        "fadas-da",
+        ADAPTIVE | {"server_lr": 0.6, "capped": True},
+        fadas_oracle,
+        ADAPTIVE | {"server_lr": 0.6, "rate": equation_4(1)},
     ),
     "adamasfl": Case("adamasfl", {}, adamasfl, theorem_2(3, 3, 12)._asdict()),
     "adamasfl small beta": Case(

@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from oracles.softmax import Softmax
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -14,6 +13,7 @@ from offbeat.engines.engine import Engine
 from offbeat.schedule.dispatch import Dispatch
 from offbeat.schedule.staleness import Equal, Weights
 from offbeat.train import Snapshot, train
+from oracles.softmax import Softmax
 
 SEED = 7
 FEATURES, CLASSES = 5, 3
@@ -66,7 +66,14 @@ def play(
 ) -> list[Snapshot]:
     return list(
         train(
-            algorithm, engine, dispatch=dispatch, buffer=buffer, rounds=rounds, weights=weights, limit=limit, seed=seed
+            algorithm,
+            engine,
+            dispatch=dispatch,
+            buffer=buffer,
+            rounds=rounds,
+            weights=weights,
+            limit=limit,
+            seed=seed,
         )
     )
 

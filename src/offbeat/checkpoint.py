@@ -44,7 +44,9 @@ def load(path: Path, device: torch.device | str = "cpu") -> Checkpoint:
     except FileNotFoundError:
         raise InputError(f"there is no checkpoint at {path}: start the run without --resume.") from None
     except (SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
-        raise InputError(f"the checkpoint {path} cannot be read ({error}): remove it and start again.") from None
+        raise InputError(
+            f"the checkpoint {path} cannot be read ({error}): remove it and start again."
+        ) from None
     return Checkpoint(facts, tensors)
 
 

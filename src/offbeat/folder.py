@@ -37,7 +37,9 @@ class Folder:
     def _open(self, settings: Mapping[str, Any], resume: bool) -> None:
         known = read_settings(self.path) if (self.path / "settings.json").exists() else None
         if known is not None and not resume:
-            raise InputError(f"{self.path} holds a run already: add --resume to go on with it, or name another --out.")
+            raise InputError(
+                f"{self.path} holds a run already: add --resume to go on with it, or name another --out."
+            )
         if known is None and resume:
             raise InputError(f"{self.path} holds no run to resume: leave out --resume to start one.")
         if known is None:
@@ -90,7 +92,9 @@ def read_settings(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise InputError(f"{path} holds no run: name a folder that 'offbeat run --out' wrote.") from None
     except ValueError as error:
-        raise InputError(f"{path / 'settings.json'} cannot be read ({error}): start the run anew elsewhere.") from None
+        raise InputError(
+            f"{path / 'settings.json'} cannot be read ({error}): start the run anew elsewhere."
+        ) from None
     return settings
 
 
@@ -125,7 +129,11 @@ def _hold(path: Path) -> FileLock:
 
 def _differences(known: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
     plain = json.loads(json.dumps(dict(asked)))
-    return [f"{name} was {known.get(name)}, now {value}" for name, value in plain.items() if known.get(name) != value]
+    return [
+        f"{name} was {known.get(name)}, now {value}"
+        for name, value in plain.items()
+        if known.get(name) != value
+    ]
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:
@@ -145,7 +153,9 @@ def _origin() -> dict[str, Any]:
 
 def _git(folder: Path, *words: str) -> str | None:
     try:
-        done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, timeout=10, check=False)
+        done = subprocess.run(
+            ["git", *words], cwd=folder, capture_output=True, text=True, timeout=10, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

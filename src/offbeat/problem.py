@@ -82,7 +82,9 @@ class Problem:
     def parameters(self, x: Vector) -> dict[str, Tensor]:
         """The vector as named views."""
         pieces = torch.split(x, self._sizes)
-        return {name: piece.view(shape) for (name, shape), piece in zip(self._shapes.items(), pieces, strict=True)}
+        return {
+            name: piece.view(shape) for (name, shape), piece in zip(self._shapes.items(), pieces, strict=True)
+        }
 
     def module(self, x: Vector, statistics: Mapping[str, Tensor] | None = None) -> nn.Module:
         """A copy of the module that holds this vector: what a user takes away."""
@@ -104,7 +106,9 @@ class Problem:
         slope, left = torch.func.grad(self.objective, has_aux=True)(x, statistics, batch)
         return self._decay(slope, x), left
 
-    def differentiate_alone(self, x: Vector, statistics: Statistics, batch: Batch) -> tuple[Vector, Statistics]:
+    def differentiate_alone(
+        self, x: Vector, statistics: Statistics, batch: Batch
+    ) -> tuple[Vector, Statistics]:
         """The same for one client, by plain autograd on views of x: nothing is copied but the result."""
         views = {name: view.requires_grad_() for name, view in self.parameters(x.detach()).items()}
         loss, left = self._objective(views, statistics, batch)

@@ -76,7 +76,9 @@ def train(
         _check(gathered, filled.tasks, version)
         state = algorithm.step(run.state, aggregate(gathered.uploads, cohort), cohort)
         if not bool(torch.isfinite(state.x).all()):
-            raise DivergedError(f"the model became NaN or infinite at server step {version + 1}: lower the rates.")
+            raise DivergedError(
+                f"the model became NaN or infinite at server step {version + 1}: lower the rates."
+            )
         run.state, run.statistics, run.version = state, gathered.statistics, version + 1
         yield run.snapshot(cohort, filled)
 
@@ -85,7 +87,13 @@ class _Run:
     """What changes as a run goes on, and so what a checkpoint holds."""
 
     def __init__(
-        self, algorithm: AnyAlgorithm, engine: Engine, dispatch: Dispatch, buffer: int, limit: float, seed: int
+        self,
+        algorithm: AnyAlgorithm,
+        engine: Engine,
+        dispatch: Dispatch,
+        buffer: int,
+        limit: float,
+        seed: int,
     ) -> None:
         self.algorithm = algorithm
         self.clients = engine.clients
@@ -142,7 +150,9 @@ class _Run:
         spec = trees.shape(self.state)
         self.state = trees.rebuild(spec, [tensors[f"state.{n}"] for n in range(spec.num_leaves)])
         self.statistics = {name: tensors[f"statistics.{name}"] for name in self.statistics}
-        session = {name.removeprefix("session."): t for name, t in tensors.items() if name.startswith("session.")}
+        session = {
+            name.removeprefix("session."): t for name, t in tensors.items() if name.startswith("session.")
+        }
         self.session.load(Saved(facts["session"], session))
         self.flow.load(facts["flow"])
         self.version = facts["version"]

@@ -170,23 +170,38 @@ def _adamasfl(
     return replace(tuned, **{name: value for name, value in given.items() if value is not None})
 
 
-CATALOGUE: Mapping[str, Entry] = MappingProxyType({
-    "adamasfl": Entry(
-        _adamasfl, "momentum, control variates and unit steps; rates from S, K, T", "ICML 2025, PMLR 267:70410", True
-    ),
-    "fadas": Entry(_fadas, "AMSGrad on the server of a buffer", "ICML 2024, arXiv 2407.18365", True),
-    "fadas-da": Entry(_fadas_da, "FADAS, its rate lowered for stale buffers", "ICML 2024, arXiv 2407.18365", True),
-    "fedadagrad": Entry(_fedadagrad, "Adagrad on the server", "ICLR 2021, arXiv 2003.00295", False),
-    "fedadam": Entry(_fedadam, "Adam on the server", "ICLR 2021, arXiv 2003.00295", False),
-    "fedams": Entry(_fedams, "AMSGrad with a floor on the server", "ICML 2022, arXiv 2205.02719", False),
-    "fedasync": Entry(_fedasync, "mixes each arriving model", "arXiv 1903.03934", True, "polynomial:0.5", 1),
-    "fedavg": Entry(_fedavg, "local SGD, the mean of the updates", "AISTATS 2017, arXiv 1602.05629", False),
-    "fedavgm": Entry(_fedavgm, "FedAvg with momentum on the server", "arXiv 1909.06335", False),
-    "fedbuff": Entry(
-        _fedavg, "the mean of a buffer, stale updates fading", "AISTATS 2022, arXiv 2106.06639", True, "polynomial:0.5"
-    ),
-    "fedyogi": Entry(_fedyogi, "Yogi on the server", "ICLR 2021, arXiv 2003.00295", False),
-})
+CATALOGUE: Mapping[str, Entry] = MappingProxyType(
+    {
+        "adamasfl": Entry(
+            _adamasfl,
+            "momentum, control variates and unit steps; rates from S, K, T",
+            "ICML 2025, PMLR 267:70410",
+            True,
+        ),
+        "fadas": Entry(_fadas, "AMSGrad on the server of a buffer", "ICML 2024, arXiv 2407.18365", True),
+        "fadas-da": Entry(
+            _fadas_da, "FADAS, its rate lowered for stale buffers", "ICML 2024, arXiv 2407.18365", True
+        ),
+        "fedadagrad": Entry(_fedadagrad, "Adagrad on the server", "ICLR 2021, arXiv 2003.00295", False),
+        "fedadam": Entry(_fedadam, "Adam on the server", "ICLR 2021, arXiv 2003.00295", False),
+        "fedams": Entry(_fedams, "AMSGrad with a floor on the server", "ICML 2022, arXiv 2205.02719", False),
+        "fedasync": Entry(
+            _fedasync, "mixes each arriving model", "arXiv 1903.03934", True, "polynomial:0.5", 1
+        ),
+        "fedavg": Entry(
+            _fedavg, "local SGD, the mean of the updates", "AISTATS 2017, arXiv 1602.05629", False
+        ),
+        "fedavgm": Entry(_fedavgm, "FedAvg with momentum on the server", "arXiv 1909.06335", False),
+        "fedbuff": Entry(
+            _fedavg,
+            "the mean of a buffer, stale updates fading",
+            "AISTATS 2022, arXiv 2106.06639",
+            True,
+            "polynomial:0.5",
+        ),
+        "fedyogi": Entry(_fedyogi, "Yogi on the server", "ICLR 2021, arXiv 2003.00295", False),
+    }
+)
 
 
 def find(name: str) -> Entry:

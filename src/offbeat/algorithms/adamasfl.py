@@ -88,7 +88,9 @@ class AdaMasFL:
 
     def step(self, state: State, mean: Upload, cohort: Cohort) -> State:
         if any(weight != 1 for weight in cohort.weights):
-            raise InputError("AdaMasFL has no staleness weights (its c must stay the mean of all c_i): use constant.")
+            raise InputError(
+                "AdaMasFL has no staleness weights (its c must stay the mean of all c_i): use constant."
+            )
         x, g, c = state
         return State(
             x=x - self.server_lr * mean.descent,

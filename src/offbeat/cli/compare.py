@@ -57,7 +57,7 @@ def _experiment(given: argparse.Namespace, name: str) -> Experiment:
     own = parameters(name, getattr(given, "set", []))
     experiment = Experiment(**options | {"algorithm": name, "parameters": own}).resolved()
     fixed = find(name).buffer
-    if fixed is None or "buffer" in options and options["buffer"] == fixed:
+    if fixed is None or ("buffer" in options and options["buffer"] == fixed):
         return experiment
     shared = dataclasses.replace(Experiment(**options), algorithm="fedbuff").resolved().buffer
     assert shared and experiment.every

@@ -37,7 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        return _say(f"{error.filename or 'a file'} could not be read or written: {error.strerror or error}.", 2)
+        return _say(
+            f"{error.filename or 'a file'} could not be read or written: {error.strerror or error}.", 2
+        )
     except KeyboardInterrupt:
         return _say("interrupted.", 130)
 
@@ -63,7 +65,9 @@ def schedule(given: argparse.Namespace) -> int:
         print(json.dumps(result))
     else:
         histogram = result.pop("staleness_counts")
-        show.pairs(f"{experiment.dispatch} dispatch, {experiment.delays}, {experiment.rounds:,} server steps", result)
+        show.pairs(
+            f"{experiment.dispatch} dispatch, {experiment.delays}, {experiment.rounds:,} server steps", result
+        )
         _draw(histogram)
     return 0
 
@@ -95,7 +99,8 @@ def algorithms(given: argparse.Namespace) -> int:
         _show_one(given.name, described[given.name])
     else:
         rows = [
-            [name, each["protocol"], *each["vectors"].values(), each["summary"]] for name, each in described.items()
+            [name, each["protocol"], *each["vectors"].values(), each["summary"]]
+            for name, each in described.items()
         ]
         columns = ["method", "protocol", *next(iter(described.values()))["vectors"], "what it does"]
         show.table("methods (sent and kept in units of the model's size)", columns, rows)

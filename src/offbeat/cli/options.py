@@ -29,11 +29,19 @@ _DATA: _Table = {
 _TIME: _Table = {
     "clients": (int, "N", "how many clients there are"),
     "dispatch": (str, "NAME", "synchronous, asynchronous, rounds or poisson; default: the method's own"),
-    "hand_out": (str, "WHEN", "whether the replacement of the update that fills a buffer starts before or after it"),
+    "hand_out": (
+        str,
+        "WHEN",
+        "whether the replacement of the update that fills a buffer starts before or after it",
+    ),
     "buffer": (int, "S", "updates per server step; default 10, or the method's own"),
     "concurrency": (int, "N", "clients at work at the same time"),
-    "delays": (str, "LAW", "constant:S, uniform:A:B, half-normal:S, exponential:S, log-normal:M:S, "
-                           "tiers:mild, tiers:large or recorded:FILE"),
+    "delays": (
+        str,
+        "LAW",
+        "constant:S, uniform:A:B, half-normal:S, exponential:S, log-normal:M:S, "
+        "tiers:mild, tiers:large or recorded:FILE",
+    ),
     "availability": (str, "LAW", "always or cycle:PERIOD:SHARE"),
     "dropout": (float, "P", "probability that a task is lost"),
     "limit": (int, "N", "drop updates staler than this"),
@@ -41,7 +49,11 @@ _TIME: _Table = {
     "seed": (int, "N", "fixes everything"),
 }
 _WORK: _Table = {
-    "weights": (str, "LAW", "of stale updates: constant, polynomial:A or hinge:A:B; default: the method's own"),
+    "weights": (
+        str,
+        "LAW",
+        "of stale updates: constant, polynomial:A or hinge:A:B; default: the method's own",
+    ),
     "local_steps": (int, "K", "minibatches per task"),
     "local_epochs": (int, "E", "whole passes per task instead of a number of minibatches"),
     "batch_size": (int, "N", "examples per minibatch"),
@@ -70,12 +82,18 @@ def parser() -> Parser:
     run.add_argument("algorithm", nargs="?", metavar="ALGORITHM", help="see 'offbeat algorithms' [adamasfl]")
     _add_experiment(run)
     run.add_argument("--resume", action="store_true", help="go on with the run in --out")
-    run.add_argument("--save-every", type=int, metavar="N", help="checkpoint every N server steps; default: by time")
+    run.add_argument(
+        "--save-every", type=int, metavar="N", help="checkpoint every N server steps; default: by time"
+    )
 
     compare = commands.add_parser(
-        "compare", help="train several on the same clients, delays and batches", argument_default=argparse.SUPPRESS
+        "compare",
+        help="train several on the same clients, delays and batches",
+        argument_default=argparse.SUPPRESS,
     )
-    compare.add_argument("algorithms", nargs="+", metavar="ALGORITHM", help="two or more; see 'offbeat algorithms'")
+    compare.add_argument(
+        "algorithms", nargs="+", metavar="ALGORITHM", help="two or more; see 'offbeat algorithms'"
+    )
     _add_experiment(compare)
     compare.add_argument("--target", type=float, help="accuracy to reach; default: 95 %% of the best")
 
@@ -95,9 +113,14 @@ def _add_experiment(command: argparse.ArgumentParser) -> None:
     for table in (_DATA, _TIME, _WORK):
         _add(command, table)
     command.add_argument(
-        "--set", action="append", metavar="NAME=VALUE", help="a hyperparameter; may be repeated; METHOD.NAME for one of several"
+        "--set",
+        action="append",
+        metavar="NAME=VALUE",
+        help="a hyperparameter; may be repeated; METHOD.NAME for one of several",
     )
-    command.add_argument("--out", metavar="DIR", help="where to write; default: the next free folder in runs/")
+    command.add_argument(
+        "--out", metavar="DIR", help="where to write; default: the next free folder in runs/"
+    )
     command.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -105,7 +128,9 @@ def _add(command: argparse.ArgumentParser, table: _Table) -> None:
     for name, (kind, word, text) in table.items():
         default = _DEFAULTS[name]
         shown = text if default is None else f"{text} [{default}]"
-        command.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=word, help=shown.replace("%", "%%"))
+        command.add_argument(
+            f"--{name.replace('_', '-')}", type=kind, metavar=word, help=shown.replace("%", "%%")
+        )
 
 
 def experiment_options(given: argparse.Namespace) -> dict[str, Any]:

@@ -36,7 +36,11 @@ def run(given: argparse.Namespace) -> int:
     experiment = Experiment(**options).resolved()
     trial = prepare(experiment)
     if not resume:
-        out = Path(given.out) if "out" in given else next_free(Path("runs"), f"{experiment.algorithm}-{experiment.data}")
+        out = (
+            Path(given.out)
+            if "out" in given
+            else next_free(Path("runs"), f"{experiment.algorithm}-{experiment.data}")
+        )
     with Folder(out, experiment.settings(), resume=resume) as folder, _stop_signals() as stop:
         again = f"offbeat run --out {shlex.quote(str(out))} --resume"
         with show.bar(experiment.algorithm, experiment.rounds) as bar:
@@ -54,12 +58,17 @@ def run(given: argparse.Namespace) -> int:
     else:
         _show(experiment, records, out)
     if not finished:
-        print(f"offbeat: stopped at version {version} of {experiment.rounds}; go on with: {again}", file=sys.stderr)
+        print(
+            f"offbeat: stopped at version {version} of {experiment.rounds}; go on with: {again}",
+            file=sys.stderr,
+        )
         return 130
     return 0
 
 
-def summary(experiment: Experiment, records: list[dict[str, Any]], out: Path, finished: bool) -> dict[str, Any]:
+def summary(
+    experiment: Experiment, records: list[dict[str, Any]], out: Path, finished: bool
+) -> dict[str, Any]:
     """A run in one object."""
     return {
         "algorithm": experiment.algorithm,

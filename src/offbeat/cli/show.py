@@ -26,7 +26,9 @@ def bar(label: str, rounds: int) -> Iterator[Bar]:
         TextColumn("{task.description}"),
         BarColumn(bar_width=None),
         MofNCompleteColumn(),
-        TextColumn("time {task.fields[clock]:.1f}  staleness {task.fields[staleness]:.1f}  {task.fields[metric]}"),
+        TextColumn(
+            "time {task.fields[clock]:.1f}  staleness {task.fields[staleness]:.1f}  {task.fields[metric]}"
+        ),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, disable=not console.is_terminal, expand=True) as progress:
@@ -53,7 +55,9 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
 
 def pairs(title: str, values: Mapping[str, Any]) -> None:
     """Names and values, one a line."""
-    shown = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None, pad_edge=False)
+    shown = Table(
+        title=title, title_justify="left", title_style="bold", show_header=False, box=None, pad_edge=False
+    )
     for name, value in values.items():
         shown.add_row(name, figure(value))
     Console(file=sys.stdout).print(shown)

@@ -70,13 +70,17 @@ class Vectorised:
 
     def open(self, algorithm: AnyAlgorithm, seed: int, source: Draws) -> "Simulation":
         clock = Clock(self.delays.bind(source, self.clients), source, self.dropout)
-        return Simulation(algorithm, self.problem, clock, Together(self.problem, self.population, self.chunk), seed)
+        return Simulation(
+            algorithm, self.problem, clock, Together(self.problem, self.population, self.chunk), seed
+        )
 
 
 class Simulation:
     """One run under a virtual clock."""
 
-    def __init__(self, algorithm: AnyAlgorithm, problem: Problem, clock: Clock, work: Work, seed: int) -> None:
+    def __init__(
+        self, algorithm: AnyAlgorithm, problem: Problem, clock: Clock, work: Work, seed: int
+    ) -> None:
         x, statistics = problem.initial()
         message = algorithm.broadcast(algorithm.init(x), 0)
         self._algorithm = algorithm
@@ -159,7 +163,9 @@ class Simulation:
         started = [task.version for task in tasks]
         messages, statistics = trees.stack([self._messages[start] for start in started])
         versions = torch.tensor(started, device=self._device)
-        inputs = Inputs(messages, statistics, self._memories.read(clients), Visit(versions, version - versions))
+        inputs = Inputs(
+            messages, statistics, self._memories.read(clients), Visit(versions, version - versions)
+        )
         results = self._work(self._algorithm, tasks, inputs, self._seed)
         self._memories.write(clients, results.memories)
         return results

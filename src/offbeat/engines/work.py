@@ -43,7 +43,9 @@ class Results(NamedTuple):
 class Work(Protocol):
     """A way to do the local work of tasks of distinct clients."""
 
-    def __call__(self, algorithm: AnyAlgorithm, tasks: Sequence[Task], inputs: Inputs, seed: int) -> Results: ...
+    def __call__(
+        self, algorithm: AnyAlgorithm, tasks: Sequence[Task], inputs: Inputs, seed: int
+    ) -> Results: ...
 
 
 class OneByOne:
@@ -98,7 +100,9 @@ class Together:
                 raise
             self._mappable = False
             reason = str(error).splitlines()[0]
-            log.warning("this module cannot be computed for many clients at once, so it runs one by one: %s", reason)
+            log.warning(
+                "this module cannot be computed for many clients at once, so it runs one by one: %s", reason
+            )
             return self._alone(algorithm, tasks, inputs, seed)
 
     def _map(self, algorithm: AnyAlgorithm, inputs: Inputs, data: Tree, masks: Tensor | None) -> Results:

@@ -37,4 +37,6 @@ class Memories:
 
     def load(self, clients: Sequence[int], columns: Sequence[Tensor]) -> None:
         """Put back what `save` gave."""
-        self._rows = {client: [column[place].clone() for column in columns] for place, client in enumerate(clients)}
+        self._rows = {
+            client: [column[place].clone() for column in columns] for place, client in enumerate(clients)
+        }

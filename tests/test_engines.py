@@ -1,0 +1,144 @@
+"""Two ways to compute, one trajectory."""
+
+import logging
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from offbeat import (
+    AdaMasFL,
+    Asynchronous,
+    Epochs,
+    Exponential,
+    FedOpt,
+    Problem,
+    Sequential,
+    Steps,
+    Vectorised,
+)
+from offbeat.train import Snapshot
+from worlds import CLASSES, FEATURES, make_world, play
+
+METHODS = {"adamasfl": AdaMasFL(0.05, 0.1, 0.5), "fedavg": FedOpt(0.1, 1.0)}
+
+
+def small(*layers: nn.Module) -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(FEATURES, 6), *layers, nn.Linear(6, CLASSES)).double()
+
+
+class Branching(nn.Module):
+    """Decides on what it sees, which cannot be mapped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(FEATURES, CLASSES).double()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.linear(inputs)
+        return outputs if outputs.sum() > 0 else 2 * outputs
+
+
+def both(
+    module: Callable[[], nn.Module], work: Steps | Epochs, method: str
+) -> tuple[list[Snapshot], list[Snapshot]]:
+    world = make_world(work=work, module=module())
+    runs = [
+        play(METHODS[method], kind(world.problem, world.population, Exponential(1.0)), Asynchronous(5))
+        for kind in (Sequential, Vectorised)
+    ]
+    return runs[0], runs[1]
+
+
+MODULES: dict[str, Callable[[], nn.Module]] = {
+    "plain": lambda: small(nn.Tanh()),
+    "batch norm": lambda: small(nn.BatchNorm1d(6), nn.ReLU()),
+    "group norm": lambda: small(nn.GroupNorm(2, 6), nn.ReLU()),
+    "dropout": lambda: small(nn.Dropout(0.4)),
+    "branching": Branching,
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("module", "work"),
+    [
+        (module, work)
+        for module in MODULES
+        for work in (Steps(3, 4), Epochs(2, 4), Epochs(1, 100))
+        if (module, work) != ("batch norm", Epochs(2, 4))
+    ],  # torch refuses to normalise a last batch of one
+)
+def test_both_engines_give_one_trajectory(module: str, work: Steps | Epochs, method: str) -> None:
+    one, many = both(MODULES[module], work, method)
+    for left, right in zip(one, many, strict=True):
+        torch.testing.assert_close(left.x, right.x, rtol=0, atol=1e-10)
+        torch.testing.assert_close(left.statistics, right.statistics, rtol=0, atol=1e-10)
+    assert not torch.equal(one[0].x, one[-1].x)
+
+
+def test_the_vectorised_engine_repeats_itself_to_the_bit() -> None:
+    first, second = (both(MODULES["plain"], Epochs(2, 4), "adamasfl")[1] for _ in range(2))
+    for left, right in zip(first, second, strict=True):
+        assert torch.equal(left.x, right.x)
+        assert left.time == right.time
+        assert left.filled == right.filled
+
+
+def test_a_chunk_size_changes_nothing_but_rounding() -> None:
+    world = make_world()
+    runs = [
+        play(METHODS["adamasfl"], Vectorised(world.problem, world.population, chunk=chunk), Asynchronous(5))
+        for chunk in (None, 2)
+    ]
+    torch.testing.assert_close(runs[0][-1].x, runs[1][-1].x, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("module", ["dropout", "branching"])
+def test_what_cannot_be_mapped_runs_one_by_one_and_says_so_once(
+    module: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = make_world(module=MODULES[module]())
+    with caplog.at_level(logging.WARNING):
+        play(METHODS["fedavg"], Vectorised(world.problem, world.population), Asynchronous(5))
+    assert [record.message.split(":")[0] for record in caplog.records] == [
+        "this module cannot be computed for many clients at once, so it runs one by one"
+    ]
+
+
+def test_a_module_that_draws_leaves_the_global_generator_alone() -> None:
+    world = make_world(module=MODULES["dropout"]())
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    play(METHODS["fedavg"], Sequential(world.problem, world.population), Asynchronous(5))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_loss_of_one_number_per_batch_works_with_short_batches() -> None:
+    world = make_world(work=Epochs(2, 4))
+    scalar = Problem(world.problem.module(world.problem.initial()[0]), cross_entropy)
+    runs = [
+        play(METHODS["adamasfl"], kind(problem, world.population, Exponential(1.0)), Asynchronous(5))
+        for kind, problem in ((Sequential, world.problem), (Sequential, scalar), (Vectorised, scalar))
+    ]
+    for run in runs[1:]:
+        torch.testing.assert_close(run[-1].x, runs[0][-1].x, rtol=0, atol=1e-12)
+
+
+def test_an_error_in_the_users_module_is_not_hidden() -> None:
+    class Wrong(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(FEATURES + 1, CLASSES).double()
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            outputs: Tensor = self.linear(inputs)
+            return outputs
+
+    world = make_world(module=Wrong())
+    for kind in (Sequential, Vectorised):
+        with pytest.raises(RuntimeError, match="shapes|size"):
+            play(METHODS["fedavg"], kind(world.problem, world.population), Asynchronous(5))

@@ -1,0 +1,168 @@
+"""Identities between methods, and the invariants of the normalised ones."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offbeat import (
+    AdaMasFL,
+    Asynchronous,
+    Cycle,
+    Dropout,
+    Exponential,
+    FedAsync,
+    FedOpt,
+    InputError,
+    Poisson,
+    Polynomial,
+    RoundRefill,
+    Sequential,
+    Synchronous,
+    Vectorised,
+    fadas,
+)
+from offbeat.algorithms.fadas import Shrink
+from offbeat.algorithms.fedopt import AmsGrad, Ema, HeavyBall
+from offbeat.core import AnyAlgorithm, Batch, Batches, Visit
+from offbeat.schedule.dispatch import Dispatch
+from offbeat.train import train
+from worlds import make_world, play
+
+DISPATCHES = [Synchronous(3), Asynchronous(5), Asynchronous(5, eager=False), RoundRefill(5), Poisson(0.4)]
+
+
+def last(algorithm: AnyAlgorithm, dispatch: Dispatch, **options: object) -> np.ndarray:
+    world = make_world()
+    engine = Vectorised(world.problem, world.population, Exponential(1.0))
+    return play(algorithm, engine, dispatch, **options)[-1].x.numpy()  # type: ignore[arg-type]
+
+
+def test_fadas_without_a_threshold_is_fedams_on_stale_updates() -> None:
+    amsgrad = FedOpt(0.2, 0.03, Ema(0.9), AmsGrad(0.99, 1e-8))
+    never = fadas(0.2, 0.03, damp=Shrink(float("inf")))
+    for dispatch in DISPATCHES:
+        np.testing.assert_array_equal(last(never, dispatch), last(amsgrad, dispatch))
+
+
+def test_the_delay_adaptive_rate_changes_nothing_without_delay() -> None:
+    np.testing.assert_array_equal(
+        last(fadas(0.2, 0.03, damp=Shrink(1)), Synchronous(3)), last(fadas(0.2, 0.03), Synchronous(3))
+    )
+
+
+def test_momentum_of_zero_is_no_momentum() -> None:
+    for dispatch in DISPATCHES:
+        plain = last(FedOpt(0.2, 0.5), dispatch)
+        np.testing.assert_allclose(last(FedOpt(0.2, 0.5, Ema(0.0)), dispatch), plain, rtol=0, atol=1e-14)
+        np.testing.assert_allclose(
+            last(FedOpt(0.2, 0.5, HeavyBall(0.0)), dispatch), plain, rtol=0, atol=1e-14
+        )
+
+
+def test_the_two_forms_of_momentum_differ_by_a_factor_in_the_rate() -> None:
+    for dispatch in DISPATCHES:
+        np.testing.assert_allclose(
+            last(FedOpt(0.2, 0.5, Ema(0.8)), dispatch),
+            last(FedOpt(0.2, 0.1, HeavyBall(0.8)), dispatch),
+            rtol=0,
+            atol=1e-12,
+        )
+
+
+def test_a_buffer_of_one_without_delay_is_sequential_fedavg_and_so_is_full_mixing() -> None:
+    one = {"buffer": 1, "rounds": 20}
+    np.testing.assert_allclose(
+        last(FedOpt(0.2, 1.0), Synchronous(1), **one),
+        last(FedAsync(0.2, alpha=1.0), Synchronous(1), **one),
+        rtol=0,
+        atol=1e-13,
+    )
+
+
+def test_without_delay_fading_weights_are_equal_weights() -> None:
+    np.testing.assert_array_equal(
+        last(FedOpt(0.2, 1.0), Synchronous(3), weights=Polynomial(0.5)),
+        last(FedOpt(0.2, 1.0), Synchronous(3)),
+    )
+
+
+@settings(max_examples=15)
+@given(
+    seed=st.integers(0, 1000),
+    dispatch=st.sampled_from([*DISPATCHES, Asynchronous(8)]),
+    lost=st.floats(0, 0.5),
+    limit=st.sampled_from([0, 1, 3, float("inf")]),
+    beta=st.floats(0.05, 1.0),
+)
+def test_the_mean_control_variate_is_the_mean_and_steps_stay_within_their_bounds(
+    seed: int, dispatch: Dispatch, lost: float, limit: float, beta: float
+) -> None:
+    """Invariants 1 and 4, under losses, drops and a client twice in one buffer."""
+    world = make_world(seed=seed)
+    engine = Sequential(world.problem, world.population, Exponential(1.0), Cycle(4.0, 0.8), Dropout(lost))
+    algorithm = AdaMasFL(0.05, 0.1, beta)
+    before = None
+    shots = train(algorithm, engine, dispatch=dispatch, buffer=3, rounds=6, limit=limit, seed=seed)
+    for shot in shots:
+        tensors = shot.checkpoint().tensors
+        table = tensors["session.memory.0"]
+        assert len(table) == 8
+        torch.testing.assert_close(table.mean(0), shot.state.c, rtol=0, atol=1e-12)
+        if before is not None:
+            assert (shot.x - before).norm() <= 0.1 + 1e-12
+        before = shot.x
+        counts = shot.counts
+        assert (
+            counts.started
+            == counts.consumed + counts.waiting + counts.dropped + counts.lost + counts.in_flight
+        )
+
+
+def test_the_start_moves_nothing_and_fills_momentum_and_control_variates_with_mean_gradients() -> None:
+    world = make_world()
+    engine = Vectorised(world.problem, world.population)
+    first = play(AdaMasFL.tuned(3, 3, 12), engine, Asynchronous(5))[0]
+    x0 = world.problem.initial()[0]
+    torch.testing.assert_close(first.x, x0, rtol=0, atol=0)
+    rows = [
+        np.mean([world.oracle.gradient(client, 0, k, x0.numpy()) for k in range(3)], axis=0)
+        for client in range(8)
+    ]
+    np.testing.assert_allclose(first.state.c.numpy(), np.mean(rows, axis=0), rtol=0, atol=1e-14)
+    np.testing.assert_allclose(first.state.g.numpy(), np.mean(rows, axis=0), rtol=0, atol=1e-14)
+    assert first.counts.trips == 8
+    assert first.time > 0
+
+
+def test_with_beta_one_the_momentum_is_ignored() -> None:
+    world = make_world()
+    engine = Vectorised(world.problem, world.population, Exponential(1.0))
+    algorithm = AdaMasFL(0.05, 0.1, 1.0)
+    shots = play(algorithm, engine, Asynchronous(5))
+    for shot in shots:
+        torch.testing.assert_close(
+            algorithm.broadcast(shot.state, shot.version).anchor, shot.state.c, rtol=0, atol=0
+        )
+
+
+def test_a_gradient_of_zero_is_no_step_and_no_nan() -> None:
+    zero = torch.zeros(4, dtype=torch.float64)
+    algorithm = AdaMasFL(0.1, 0.1, 0.5)
+    upload, memory = algorithm.local(
+        algorithm.broadcast(algorithm.init(zero), 0),
+        zero,
+        Batches((Batch(()), Batch(()))),
+        Visit(torch.tensor(0), torch.tensor(0)),
+        lambda x, batch: torch.zeros_like(x),
+    )
+    assert torch.equal(upload.descent, zero)
+    assert torch.equal(memory, zero)
+
+
+def test_adamasfl_refuses_fading_weights() -> None:
+    world = make_world()
+    engine = Vectorised(world.problem, world.population, Exponential(1.0))
+    with pytest.raises(InputError, match="no staleness weights"):
+        play(AdaMasFL.tuned(3, 3, 12), engine, Asynchronous(5), weights=Polynomial(0.5))

@@ -2,40 +2,57 @@
 
     python benchmarks/schedule_scale.py [--rounds 1000]
 
-Each population runs in a process of its own, so that each peak of memory is its own.
+The populations take turns of a few server steps, so that a busy machine slows all of them alike.
 """
 
 import argparse
 import json
 import resource
-import subprocess
 import sys
 import time
 
-from offbeat.schedule import Asynchronous, Clock, Flow, Tiers, simulate
+from offbeat.schedule import Asynchronous, Clock, Flow, Tiers
 
 BUFFER = 1_000
 SIZES = ((10_000, 9_000), (20_000, 10_000), (100_000, 10_000), (1_000_000, 10_000))  # clients, concurrency
 REFERENCE = 20_000  # the smallest population that leaves a choice at the concurrency of the largest
+TURN = 10  # server steps
 
 
-def measure(clients: int, concurrency: int, rounds: int) -> dict[str, float]:
-    """One schedule from its construction to its summary."""
-    begun = time.perf_counter()
+def build(clients: int, concurrency: int) -> Flow:
+    """A schedule that has not begun."""
     dispatch = Asynchronous(concurrency)
     draws = dispatch.source(seed=0)
-    clock = Clock(Tiers("mild").bind(draws, clients), draws)
-    summary = simulate(Flow(clock, dispatch, draws, clients, BUFFER), rounds)
-    seconds = time.perf_counter() - begun
-    unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
-    return {
-        "clients": clients,
-        "concurrency": concurrency,
-        "tasks": summary.consumed,
-        "seconds": round(seconds, 2),
-        "microseconds_per_task": round(seconds / summary.consumed * 1e6, 2),
-        "peak_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20),
-    }
+    return Flow(Clock(Tiers("mild").bind(draws, clients), draws), dispatch, draws, clients, BUFFER)
+
+
+def measure(rounds: int) -> list[dict[str, float]]:
+    """One row for each population, constructions included."""
+    flows: dict[int, Flow] = {}
+    wall = dict.fromkeys((clients for clients, _ in SIZES), 0.0)
+    cpu = dict(wall)
+    for start in range(0, rounds, TURN):
+        for clients, concurrency in SIZES:
+            begun = time.perf_counter(), time.process_time()
+            if clients not in flows:
+                flows[clients] = build(clients, concurrency)
+            for version in range(start, min(start + TURN, rounds)):
+                flows[clients].fill(version)
+            wall[clients] += time.perf_counter() - begun[0]
+            cpu[clients] += time.process_time() - begun[1]
+    tasks = rounds * BUFFER
+    return [
+        {
+            "clients": clients,
+            "concurrency": concurrency,
+            "tasks": tasks,
+            "seconds": round(wall[clients], 2),
+            "cpu_seconds": round(cpu[clients], 2),
+            "cpu_microseconds_per_task": round(cpu[clients] / tasks * 1e6, 2),
+            "ratio": round(cpu[clients] / cpu[REFERENCE], 2),
+        }
+        for clients, concurrency in SIZES
+    ]
 
 
 def main() -> None:
@@ -44,28 +61,19 @@ def main() -> None:
         description="Time per task of the schedule against the number of clients."
     )
     parser.add_argument("--rounds", type=int, default=1_000, help="server steps of 1,000 tasks each")
-    parser.add_argument(
-        "--only", type=int, nargs=2, metavar=("CLIENTS", "CONCURRENCY"), help="one row, as JSON"
-    )
-    options = parser.parse_args()
-    if options.only:
-        print(json.dumps(measure(*options.only, options.rounds)))
-        return
-    rows = []
-    for clients, concurrency in SIZES:
-        arguments = ["--rounds", str(options.rounds), "--only", str(clients), str(concurrency)]
-        shown = subprocess.run(
-            [sys.executable, __file__, *arguments], check=True, capture_output=True, text=True
+    rounds = parser.parse_args().rounds
+    rows = measure(rounds)
+    print(
+        " ".join(
+            f"{head:>11}" for head in ("clients", "in flight", "tasks", "wall s", "CPU s", "us/task", "ratio")
         )
-        rows.append(json.loads(shown.stdout))
-    base = next(row["microseconds_per_task"] for row in rows if row["clients"] == REFERENCE)
-    heads = ("clients", "in flight", "tasks", "seconds", "us/task", "ratio", "peak MiB")
-    print(" ".join(f"{head:>9}" for head in heads))
+    )
     for row in rows:
-        row["ratio"] = round(row["microseconds_per_task"] / base, 2)
-        keys = ("clients", "concurrency", "tasks", "seconds", "microseconds_per_task", "ratio", "peak_mib")
-        print(" ".join(f"{row[key]:>9}" for key in keys))
-    print(json.dumps({"buffer": BUFFER, "rounds": options.rounds, "rows": rows, "ratio": rows[-1]["ratio"]}))
+        print(" ".join(f"{value:>11}" for value in row.values()))
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes in one unit of ru_maxrss
+    peak = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20)
+    print(f"peak memory of all together: {peak} MiB")
+    print(json.dumps({"buffer": BUFFER, "rows": rows, "ratio": rows[-1]["ratio"], "peak_mib": peak}))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from offbeat.errors import InputError
 from offbeat.schedule.dispatch import (
@@ -50,6 +52,31 @@ def test_rounds_alone_draw_as_the_scripts_do() -> None:
     assert isinstance(RoundRefill(2).source(1), ScriptDraws)
     for dispatch in (Synchronous(2), Asynchronous(2), Poisson(0.5)):
         assert isinstance(dispatch.source(1), KeyedDraws)
+
+
+@given(st.integers(1, 40), st.data())
+def test_chosen_ranks_are_different_and_in_range(size: int, data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, size))
+    for draws in (KeyedDraws(size), ScriptDraws(size)):
+        for _ in range(3):
+            ranks = draws.ranks(size, count)
+            assert len(set(ranks)) == len(ranks) == count
+            assert set(ranks) <= set(range(size))
+
+
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_every_rank_is_as_likely_in_every_place(count: int) -> None:
+    draws = KeyedDraws(0)
+    chosen = [draws.ranks(5, count) for _ in range(4000)]
+    for place in range(count):
+        counts = [sum(ranks[place] == rank for ranks in chosen) for rank in range(5)]
+        assert counts == pytest.approx([800] * 5, abs=102)  # four standard deviations
+
+
+@pytest.mark.parametrize("seed", [2**63, -(2**63) - 1])
+def test_a_seed_of_too_many_bits_is_one_sentence(seed: int) -> None:
+    with pytest.raises(InputError, match="seed"):
+        KeyedDraws(seed)
 
 
 @pytest.mark.parametrize(

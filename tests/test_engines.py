@@ -140,5 +140,5 @@ def test_an_error_in_the_users_module_is_not_hidden() -> None:
 
     world = make_world(module=Wrong())
     for kind in (Sequential, Vectorised):
-        with pytest.raises(RuntimeError, match="shapes|size"):
+        with pytest.raises(RuntimeError, match=r"shapes|size"):
             play(METHODS["fedavg"], kind(world.problem, world.population), Asynchronous(5))

@@ -1,4 +1,4 @@
-"""The drawing order of FADAS's scripts, against the delays that the paper prints and a replica of the scripts."""
+"""The drawing order of FADAS's scripts, against the delays that the paper prints and a plain replica."""
 
 import random
 

@@ -17,7 +17,8 @@ from offbeat.schedule.availability import Always, Availability, Back, Cycle, Dro
 from offbeat.schedule.clock import Clock
 from offbeat.schedule.delays import parse_delay
 from offbeat.schedule.dispatch import Asynchronous, Dispatch, Poisson, RoundRefill, Synchronous
-from offbeat.schedule.flow import Filled, Flow
+from offbeat.schedule.filled import Filled
+from offbeat.schedule.flow import Flow
 from offbeat.schedule.timeline import Arrival
 
 

@@ -11,7 +11,8 @@ from offbeat.schedule.availability import Dropout
 from offbeat.schedule.clock import Clock
 from offbeat.schedule.delays import parse_delay
 from offbeat.schedule.dispatch import Asynchronous, Synchronous
-from offbeat.schedule.flow import Filled, Flow
+from offbeat.schedule.filled import Filled
+from offbeat.schedule.flow import Flow
 from offbeat.schedule.statistics import fills, simulate, summarise
 
 

@@ -1,4 +1,4 @@
-"""A small federation with known gradients: softmax regression, in torch for offbeat and in NumPy for the oracles."""
+"""A small federation with known gradients: softmax regression, in torch and, for the oracles, in NumPy."""
 
 from typing import NamedTuple
 

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import nn
@@ -33,23 +33,23 @@ ENGINES = ("auto", "sequential", "vectorised")
 
 @dataclass(frozen=True)
 class Experiment:
-    """Every setting of a run, in the words of the command line; None: what the method or data suggests."""
+    """Every setting of a run, in the words of the command line."""
 
     algorithm: str = "adamasfl"
     parameters: tuple[tuple[str, Any], ...] = ()
     data: str = "digits"
     data_dir: str | None = None
-    model: str | None = None
+    model: str | None = None  # None: by data
     clients: int = 100
     partition: str = "dirichlet:0.5"
-    dispatch: str | None = None
+    dispatch: str = "asynchronous"
     hand_out: str = "before"
-    buffer: int | None = None
+    buffer: int = 10
     concurrency: int = 20
     delays: str = "tiers:mild"
     availability: str = "always"
     dropout: float = 0.0
-    weights: str | None = None
+    weights: str = "constant"
     limit: int | None = None
     local_steps: int = 10
     local_epochs: int | None = None
@@ -57,41 +57,36 @@ class Experiment:
     weight_decay: float = 0.0
     rounds: int = 200
     average: float | None = None
-    every: int | None = None
+    every: int = 10
     engine: str = "auto"
     device: str = "cpu"
     seed: int = 0
 
-    def resolved(self) -> "Experiment":
-        """The same with every default filled in; checks what can be checked without data."""
-        entry = find(self.algorithm)
-        dispatch = self.dispatch or ("asynchronous" if entry.asynchronous else "synchronous")
-        full = dataclasses.replace(
-            self,
-            dispatch=dispatch,
-            buffer=(entry.buffer or 10) if self.buffer is None else self.buffer,
-            weights=self.weights or entry.weights,
-            every=self.every or max(1, self.rounds // 20),
-        )
-        full.check()
-        return full
+    @classmethod
+    def of(cls, **given: Any) -> Self:
+        """What was given; the rest as the method's own protocol has it, and some twenty evaluations."""
+        entry = find(given.get("algorithm", cls.algorithm))
+        own = {
+            "dispatch": "asynchronous" if entry.asynchronous else "synchronous",
+            "buffer": entry.buffer or cls.buffer,
+            "weights": entry.weights,
+            "every": max(1, given.get("rounds", cls.rounds) // 20),
+        }
+        return cls(**own | given)
 
-    def check(self) -> None:
-        """Numbers that cannot be."""
+    def __post_init__(self) -> None:
         for name in ("clients", "concurrency", "buffer", "local_steps", "batch_size", "rounds", "every"):
-            value = getattr(self, name)
-            if value < 1:
-                raise InputError(f"--{name.replace('_', '-')} must be at least 1, not {value}.")
-        if self.local_epochs is not None and self.local_epochs < 1:
-            raise InputError(f"--local-epochs must be at least 1, not {self.local_epochs}.")
-        if self.limit is not None and self.limit < 0:
-            raise InputError(f"--limit must be at least 0, not {self.limit}.")
-        if self.average is not None and not 0 < self.average < 1:
-            raise InputError(f"--average must lie between 0 and 1, not {self.average}.")
-        if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
-            raise InputError(f"--weight-decay must be at least 0, not {self.weight_decay}.")
-        if not 0 <= self.seed < 2**32:
-            raise InputError(f"--seed must be at least 0 and below 2^32, not {self.seed}.")
+            _check(name, getattr(self, name) >= 1, getattr(self, name), "at least 1")
+        _check(
+            "local_epochs",
+            self.local_epochs is None or self.local_epochs >= 1,
+            self.local_epochs,
+            "at least 1",
+        )
+        _check("limit", self.limit is None or self.limit >= 0, self.limit, "at least 0")
+        _check("average", self.average is None or 0 < self.average < 1, self.average, "between 0 and 1")
+        _check("weight_decay", 0 <= self.weight_decay < math.inf, self.weight_decay, "at least 0 and finite")
+        _check("seed", 0 <= self.seed < 2**32, self.seed, "at least 0 and below 2^32")
         if self.engine not in ENGINES:
             raise unknown("engine", self.engine, ENGINES)
 
@@ -100,7 +95,7 @@ class Experiment:
         return dataclasses.asdict(self) | {"parameters": dict(self.parameters)}
 
     @classmethod
-    def from_settings(cls, settings: dict[str, Any]) -> "Experiment":
+    def from_settings(cls, settings: dict[str, Any]) -> Self:
         """What `settings` gave, back again."""
         known = {field.name for field in dataclasses.fields(cls)}
         values = {name: value for name, value in settings.items() if name in known}
@@ -121,7 +116,6 @@ class Trial(NamedTuple):
 
 def timing(experiment: Experiment) -> Dispatch:
     """The part of an experiment that needs no data."""
-    assert experiment.dispatch and experiment.buffer
     return parse_dispatch(
         experiment.dispatch,
         concurrency=experiment.concurrency,
@@ -132,8 +126,7 @@ def timing(experiment: Experiment) -> Dispatch:
 
 
 def prepare(experiment: Experiment, source: Source | None = None) -> Trial:
-    """Load, split and put together what a resolved experiment names."""
-    assert experiment.buffer and experiment.weights
+    """Load, split and put together what an experiment names."""
     dispatch = timing(experiment)
     delays, availability = parse_delay(experiment.delays), parse_availability(experiment.availability)
     dropout, weights = Dropout(experiment.dropout), parse_weights(experiment.weights)
@@ -191,6 +184,11 @@ def _device(name: str) -> torch.device:
     except (RuntimeError, AssertionError):
         raise InputError(f"the device '{name}' is not to be had here: use --device cpu.") from None
     return device
+
+
+def _check(name: str, fine: bool, value: object, wanted: str) -> None:
+    if not fine:
+        raise InputError(f"--{name.replace('_', '-')} must be {wanted}, not {value}.")
 
 
 def _losses(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

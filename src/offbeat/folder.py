@@ -1,4 +1,4 @@
-"""A run's folder: settings, records, trace and checkpoint, such that a kill at any moment loses nothing whole.
+"""A run's folder: settings, records, trace and checkpoint; a kill at any moment loses nothing whole.
 
 Records and trace are appended line by line; a checkpoint knows how long they were when it was
 taken, and resuming cuts them back to that. One process at a time holds the folder.

@@ -40,7 +40,6 @@ def run(
 
     Checkpoints are taken every `save_every` versions, or so rarely that they cost little.
     """
-    assert experiment.buffer and experiment.every
     state = _Ongoing(folder.resumed if folder else None)
     shots = train(
         trial.algorithm,

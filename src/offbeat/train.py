@@ -172,5 +172,6 @@ def _check(gathered: Gathered, tasks: tuple[Task, ...], version: int) -> None:
     if bad:
         names = ", ".join(map(str, sorted(bad)))
         raise DivergedError(
-            f"the update of client {names} became NaN or infinite at server step {version + 1}: lower the rates."
+            f"the update of client {names} became NaN or infinite at server step {version + 1}: "
+            "lower the rates."
         )

@@ -52,7 +52,7 @@ class Entry:
         state = algorithm.init(x)
         message, memory = algorithm.broadcast(state, 0), algorithm.memory(x)
         upload = inspect.get_annotations(type(algorithm).step)["mean"]
-        kept = {"down": message, "client keeps": memory, "server keeps": state}
+        kept = {"down": message, "client": memory, "server": state}
         counts = {name: len(trees.leaves(tree)) for name, tree in kept.items()}
         return {"down": counts["down"], "up": len(upload._fields)} | counts
 

@@ -55,13 +55,11 @@ def _experiment(given: argparse.Namespace, name: str) -> Experiment:
     """The same settings for all; a method that steps on each arrival gets as many client trips."""
     options = experiment_options(given)
     own = parameters(name, getattr(given, "set", []))
-    experiment = Experiment(**options | {"algorithm": name, "parameters": own}).resolved()
+    experiment = Experiment.of(**options | {"algorithm": name, "parameters": own})
     fixed = find(name).buffer
-    if fixed is None or ("buffer" in options and options["buffer"] == fixed):
+    if fixed is None:
         return experiment
-    shared = dataclasses.replace(Experiment(**options), algorithm="fedbuff").resolved().buffer
-    assert shared and experiment.every
-    scale = shared // fixed
+    scale = max(1, options.get("buffer", Experiment.buffer) // fixed)
     return dataclasses.replace(
         experiment, buffer=fixed, rounds=experiment.rounds * scale, every=experiment.every * scale
     )
@@ -74,12 +72,12 @@ def _summary(records: list[dict[str, Any]], target: float, failure: str | None) 
     return {
         "accuracy": None if failure else last["accuracy"],
         "best": max(record["accuracy"] for record in records),
-        "steps to target": reached.get("version"),
-        "trips to target": reached.get("trips"),
-        "time to target": reached.get("time"),
+        "steps": reached.get("version"),
+        "trips": reached.get("trips"),
+        "time": reached.get("time"),
         "staleness": sum(ages) / len(ages) if ages else 0.0,
-        "at most": max(record["staleness_max"] for record in records),
-        "wasted tasks": last["dropped"] + last["lost"],
+        "worst": max(record["staleness_max"] for record in records),
+        "wasted": last["dropped"] + last["lost"],
         "failure": failure,
     }
 
@@ -101,7 +99,7 @@ def _at(records: list[dict[str, Any]], axis: str, mark: float) -> float | None:
 def _show_summary(rows: dict[str, dict[str, Any]], target: float) -> None:
     columns = [name for name in next(iter(rows.values())) if name != "failure"]
     table = [[name, *[row[column] for column in columns]] for name, row in rows.items()]
-    show.table(f"at the end, and on the way to accuracy {target:.3f}", ["", *columns], table)
+    show.table(f"at the end; steps, trips and time until accuracy {target:.3f}", ["", *columns], table)
     for name, row in rows.items():
         if row["failure"]:
             print(f"{name} did not finish: {row['failure']}")

@@ -51,8 +51,7 @@ def _say(what: object, code: int) -> int:
 
 def schedule(given: argparse.Namespace) -> int:
     """Time alone."""
-    experiment = Experiment(**experiment_options(given) | {"algorithm": "fedbuff"}).resolved()
-    assert experiment.buffer
+    experiment = Experiment.of(**experiment_options(given) | {"algorithm": "fedbuff"})
     dispatch = timing(experiment)
     source = dispatch.source(experiment.seed)
     delays = parse_delay(experiment.delays).bind(source, experiment.clients)
@@ -82,7 +81,7 @@ def _draw(histogram: Any) -> None:
     for age, count in counts.items():
         bins[age // width] = bins.get(age // width, 0) + count
     total, most = sum(bins.values()), max(bins.values())
-    print("\nstaleness of the updates used")
+    print("staleness of the updates used")
     for place in range(max(bins) + 1):
         count = bins.get(place, 0)
         name = str(place) if width == 1 else f"{place * width}-{place * width + width - 1}"
@@ -103,7 +102,7 @@ def algorithms(given: argparse.Namespace) -> int:
             for name, each in described.items()
         ]
         columns = ["method", "protocol", *next(iter(described.values()))["vectors"], "what it does"]
-        show.table("methods (sent and kept in units of the model's size)", columns, rows)
+        show.table("methods; what is sent down and up and what is kept is in model sizes", columns, rows)
         print("'offbeat algorithms NAME' shows a method's parameters.")
     return 0
 
@@ -125,7 +124,13 @@ def _show_one(name: str, described: dict[str, Any]) -> None:
     vectors, values = described.pop("vectors"), described.pop("parameters")
     buffer = described.pop("buffer")
     described["buffer"] = "any" if buffer is None else buffer
-    sends = {f"{key} (model sizes)": value for key, value in vectors.items()}
+    words = {
+        "down": "sent down",
+        "up": "sent up",
+        "client": "kept by a client",
+        "server": "kept by the server",
+    }
+    sends = {f"{words[key]} (model sizes)": value for key, value in vectors.items()}
     show.pairs(name, described | sends)
     shown = {key: "from S, K and T" if value is None else value for key, value in values.items()}
-    show.pairs("\nparameters (--set NAME=VALUE)", shown)
+    show.pairs("parameters (--set NAME=VALUE) and their defaults", shown)

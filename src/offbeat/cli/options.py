@@ -34,7 +34,7 @@ _TIME: _Table = {
         "WHEN",
         "whether the replacement of the update that fills a buffer starts before or after it",
     ),
-    "buffer": (int, "S", "updates per server step; default 10, or the method's own"),
+    "buffer": (int, "S", "updates per server step; default: 10, or the method's own"),
     "concurrency": (int, "N", "clients at work at the same time"),
     "delays": (
         str,
@@ -127,7 +127,7 @@ def _add_experiment(command: argparse.ArgumentParser) -> None:
 def _add(command: argparse.ArgumentParser, table: _Table) -> None:
     for name, (kind, word, text) in table.items():
         default = _DEFAULTS[name]
-        shown = text if default is None else f"{text} [{default}]"
+        shown = text if default is None or "default:" in text else f"{text} [{default}]"
         command.add_argument(
             f"--{name.replace('_', '-')}", type=kind, metavar=word, help=shown.replace("%", "%%")
         )

@@ -33,7 +33,7 @@ def run(given: argparse.Namespace) -> int:
         options["parameters"] = tuple(options["parameters"].items())
     if "set" in given:
         options["parameters"] = parameters(options.get("algorithm", Experiment.algorithm), given.set)
-    experiment = Experiment(**options).resolved()
+    experiment = Experiment.of(**options)
     trial = prepare(experiment)
     if not resume:
         out = (

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -43,24 +44,34 @@ def bar(label: str, rounds: int) -> Iterator[Bar]:
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """A table on standard output; the first column is text, the rest are figures."""
-    shown = Table(title=title, title_justify="left", title_style="bold", header_style="", pad_edge=False)
-    for number, name in enumerate(columns):
-        shown.add_column(name, justify="right" if number else "left", overflow="fold")
+    """A table on standard output: names left, figures right, and text in the last column left."""
+    shown = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
+    for place, name in enumerate(columns):
+        figures = place > 0 and all(_is_figure(row[place]) for row in rows)
+        wrapped = place > 0 and not figures and place == len(columns) - 1
+        shown.add_column(name, justify="right" if figures else "left", no_wrap=not wrapped)
     for row in rows:
         shown.add_row(*[figure(value) for value in row])
-    console = Console(file=sys.stdout)
-    console.print(shown)
+    _print(title, shown)
 
 
 def pairs(title: str, values: Mapping[str, Any]) -> None:
     """Names and values, one a line."""
-    shown = Table(
-        title=title, title_justify="left", title_style="bold", show_header=False, box=None, pad_edge=False
-    )
+    shown = Table(show_header=False, box=None, pad_edge=False)
     for name, value in values.items():
         shown.add_row(name, figure(value))
-    Console(file=sys.stdout).print(shown)
+    _print(title, shown)
+
+
+def _print(title: str, shown: Table) -> None:
+    console = Console(file=sys.stdout)
+    console.print(f"[bold]{escape(title)}[/bold]", soft_wrap=True)
+    console.print(shown)
+    console.print()
+
+
+def _is_figure(value: Any) -> bool:
+    return value is None or isinstance(value, int | float)
 
 
 def figure(value: Any) -> str:

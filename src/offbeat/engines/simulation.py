@@ -149,7 +149,7 @@ class Simulation:
     def load(self, saved: Saved) -> None:
         facts, tensors = saved
         self._clock.load(facts["clock"])
-        self._holders = Counter({version: count for version, count in facts["holders"]})
+        self._holders = Counter(dict(facts["holders"]))
         self._current = facts["current"]
         self._memories.load(facts["clients"], [tensors[f"memory.{leaf}"] for leaf in range(facts["columns"])])
         self._messages = {version: self._message(version, tensors) for version in facts["versions"]}

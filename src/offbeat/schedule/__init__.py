@@ -21,7 +21,8 @@ from offbeat.schedule.dispatch import (
     parse_dispatch,
 )
 from offbeat.schedule.fadas_scripts import ScriptDraws
-from offbeat.schedule.flow import Counts, Filled, Flow
+from offbeat.schedule.filled import Counts, Filled
+from offbeat.schedule.flow import Flow
 from offbeat.schedule.recorded import Recorded
 from offbeat.schedule.sources import Draws, KeyedDraws
 from offbeat.schedule.staleness import Equal, Hinge, Polynomial, Weights, parse_weights

@@ -2,51 +2,21 @@
 
 from array import array
 from math import inf, isinf
-from typing import Any, NamedTuple
+from typing import Any
+
+import numpy as np
 
 from offbeat.core import Task
 from offbeat.errors import InputError
 from offbeat.schedule.availability import Always, Availability
 from offbeat.schedule.dispatch import Dispatch, Moment
+from offbeat.schedule.filled import Counts, Filled
 from offbeat.schedule.pool import Pool
 from offbeat.schedule.sources import Draws
 from offbeat.schedule.timeline import Arrival, Timeline
 
 MISSES = 64  # clients found away in a row before the rest are taken to be away too
 BLANKS = 100_000  # times that a dispatcher may start nobody while nobody is in flight
-
-
-class Filled(NamedTuple):
-    """A full buffer, and what else happened on the way to it."""
-
-    version: int
-    time: float
-    tasks: tuple[Task, ...]
-    started: tuple[float, ...]  # when each task began
-    arrived: tuple[float, ...]  # when each task came back
-    dropped: tuple[Task, ...]
-    lost: tuple[Task, ...]
-
-    @property
-    def staleness(self) -> tuple[int, ...]:
-        """How many versions old each task is."""
-        return tuple(self.version - task.version for task in self.tasks)
-
-
-class Counts(NamedTuple):
-    """Tasks so far; started = consumed + waiting + dropped + lost + in flight."""
-
-    started: int
-    consumed: int
-    waiting: int
-    dropped: int
-    lost: int
-    in_flight: int
-
-    @property
-    def trips(self) -> int:
-        """Arrivals, used or not."""
-        return self.consumed + self.waiting + self.dropped
 
 
 class Flow:
@@ -136,10 +106,11 @@ class Flow:
 
     def save(self) -> dict[str, Any]:
         """All but the timeline, between two fills, as JSON."""
-        clients = [client for client, visits in enumerate(self._visits) if visits]
+        visits = np.frombuffer(self._visits, dtype=self._visits.typecode)
+        clients = visits.nonzero()[0]
         return {
-            "clients": clients,
-            "visits": [self._visits[client] for client in clients],
+            "clients": clients.tolist(),
+            "visits": visits[clients].tolist(),
             "taken": self._pool.taken(),
             "counts": [self._started, self._consumed, self._dropped, self._lost],
             "draws": self._draws.save(),

@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from offbeat.errors import InputError
-from offbeat.schedule.flow import Filled, Flow
+from offbeat.schedule.filled import Filled
+from offbeat.schedule.flow import Flow
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from importlib.metadata import version
 
+from offbeat import models
 from offbeat.algorithms import CATALOGUE, Setting, build
 from offbeat.algorithms.adamasfl import AdaMasFL
 from offbeat.algorithms.fadas import fadas
@@ -80,6 +81,7 @@ __all__ = [
     "evaluate",
     "fadas",
     "load",
+    "models",
     "scan",
     "sgd",
     "train",

@@ -62,6 +62,7 @@ class Flow:
         dropped: list[Task] = []
         lost: list[Task] = []
         timeline, pool, waiting, buffer = self._timeline, self._pool, self._waiting, self.buffer
+        arrived, filled = Moment.ARRIVED, Moment.FILLED  # looked up once: an enumeration is slow to ask
         self._send(version, Moment.PUBLISHED)
         while len(waiting) < buffer:
             if not timeline.busy:
@@ -78,7 +79,7 @@ class Flow:
             else:
                 dropped.append(task)
                 self._dropped += 1
-            self._send(version, Moment.ARRIVED if len(waiting) < buffer else Moment.FILLED)
+            self._send(version, arrived if len(waiting) < buffer else filled)
             if not useful:
                 pool.release(task.client)
         pool.settle()

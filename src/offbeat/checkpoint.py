@@ -1,11 +1,13 @@
 """A whole run at one version, as one file: tensors, and facts as JSON in the file's metadata.
 
-The file is safetensors, so nothing is ever unpickled, and it is replaced atomically: a kill at any
-moment leaves the last whole one.
+The file is safetensors, so nothing is ever unpickled; it carries a digest of all it holds, and is
+replaced atomically: a kill at any moment leaves the last whole one.
 """
 
+import hashlib
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,28 +28,49 @@ class Checkpoint(NamedTuple):
 
 def save(path: Path, checkpoint: Checkpoint) -> None:
     """Write, then move into place."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
     tensors = {name: tensor.detach().contiguous() for name, tensor in checkpoint.tensors.items()}
-    save_file(_unshared(tensors), part, metadata={"facts": json.dumps(checkpoint.facts)})
+    facts = json.dumps(checkpoint.facts)
+    # The library writes under a random name first; in a folder of its own, what a kill leaves is found again.
+    part = path.parent / "part" / path.name
+    shutil.rmtree(part.parent, ignore_errors=True)
+    part.parent.mkdir(parents=True)
+    try:
+        save_file(_unshared(tensors), part, metadata={"facts": facts, "digest": _digest(facts, tensors)})
+    except SafetensorError as error:
+        raise OSError(None, str(error), str(part)) from error
+    part.chmod(path.parent.stat().st_mode & 0o666)
     with part.open("rb") as file:
         os.fsync(file.fileno())
     part.replace(path)
+    part.parent.rmdir()
 
 
 def load(path: Path, device: torch.device | str = "cpu") -> Checkpoint:
     """Read one back."""
     try:
-        with safe_open(path, "pt", device=str(device)) as file:
-            facts = json.loads(file.metadata()["facts"])
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata()
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if _digest(metadata["facts"], tensors) != metadata["digest"]:
+            raise ValueError("its contents have changed since it was written")
+        facts = json.loads(metadata["facts"])
     except FileNotFoundError:
         raise InputError(f"there is no checkpoint at {path}: start the run without --resume.") from None
-    except (SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        reason = error if isinstance(error, SafetensorError | OSError | ValueError) else "it is incomplete"
         raise InputError(
-            f"the checkpoint {path} cannot be read ({error}): remove it and start again."
+            f"the checkpoint {path} cannot be read ({reason}): remove it, and --resume begins from version 0."
         ) from None
-    return Checkpoint(facts, tensors)
+    # Copies, for a file's pages are not aligned as memory is, and that can change the last bit of a sum.
+    return Checkpoint(facts, {name: tensor.to(device, copy=True) for name, tensor in tensors.items()})
+
+
+def _digest(facts: str, tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.blake2b(facts.encode(), digest_size=16)
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].cpu().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -129,4 +129,4 @@ def where(condition: Tensor, yes: Carry, no: Carry) -> Carry:
 
 def sgd(x: Vector, batches: Batches, grad: Gradient, lr: float) -> Vector:
     """Plain local descent."""
-    return scan(lambda y, batch: y - lr * grad(y, batch), x, batches)
+    return scan(lambda y, batch: torch.sub(y, grad(y, batch), alpha=lr), x, batches)

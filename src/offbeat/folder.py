@@ -6,15 +6,15 @@ taken, and resuming cuts them back to that. One process at a time holds the fold
 
 import json
 import os
-import subprocess
+import shlex
 from collections.abc import Iterator, Mapping
-from importlib.metadata import version
+from io import BufferedWriter
 from pathlib import Path
 from typing import Any, Self
 
 from filelock import FileLock, Timeout
 
-from offbeat import checkpoint
+from offbeat import checkpoint, settings
 from offbeat.checkpoint import Checkpoint
 from offbeat.errors import InputError
 
@@ -22,37 +22,40 @@ _LINES = ("records", "trace")
 
 
 class Folder:
-    """The folder of one run, held until closed."""
+    """The folder of one run, held until closed; `begin` or `resume` gives one."""
 
-    def __init__(self, path: Path, settings: Mapping[str, Any], *, resume: bool) -> None:
+    def __init__(self, path: Path, lock: FileLock, resumed: Checkpoint | None) -> None:
         self.path = path
-        self.resumed: Checkpoint | None = None
-        self._lock = _hold(path)
+        self.resumed = resumed
+        self.version: int | None = resumed.facts["version"] if resumed else None  # of the last checkpoint
+        self._lock = lock
+        lengths = resumed.facts["lengths"] if resumed else dict.fromkeys(_LINES, 0)
+        self._files = {name: _cut(path / f"{name}.jsonl", lengths[name]) for name in _LINES}
+
+    @classmethod
+    def begin(cls, path: Path, asked: Mapping[str, Any]) -> Self:
+        """Start a run where there is none."""
+        check_free(path)
+        lock = _hold(path)
         try:
-            self._open(settings, resume)
+            _check_no_run(path)  # nobody finished one in the meantime
+            settings.write(path, asked)
+            return cls(path, lock, None)
         except BaseException:
-            self._lock.release()
+            lock.release()
             raise
 
-    def _open(self, settings: Mapping[str, Any], resume: bool) -> None:
-        known = read_settings(self.path) if (self.path / "settings.json").exists() else None
-        if known is not None and not resume:
-            raise InputError(
-                f"{self.path} holds a run already: add --resume to go on with it, or name another --out."
-            )
-        if known is None and resume:
-            raise InputError(f"{self.path} holds no run to resume: leave out --resume to start one.")
-        if known is None:
-            _write(self.path / "settings.json", dict(settings) | _origin())
-        elif differences := _differences(known, settings):
-            raise InputError(f"{self.path} was started with other settings: {'; '.join(differences)}.")
-        if (self.path / "checkpoint" / "state.safetensors").exists():
-            self.resumed = checkpoint.load(self.path / "checkpoint" / "state.safetensors")
-        lengths = self.resumed.facts["lengths"] if self.resumed else dict.fromkeys(_LINES, 0)
-        self._files = {name: (self.path / f"{name}.jsonl").open("ab") for name in _LINES}
-        for name, file in self._files.items():
-            file.truncate(lengths[name])
-            file.seek(0, os.SEEK_END)
+    @classmethod
+    def resume(cls, path: Path, asked: Mapping[str, Any]) -> Self:
+        """Go on with a run from its last checkpoint, or from nothing if it has none."""
+        settings.compare(path, asked)
+        lock = _hold(path)
+        try:
+            place = path / "checkpoint" / "state.safetensors"
+            return cls(path, lock, checkpoint.load(place) if place.exists() else None)
+        except BaseException:
+            lock.release()
+            raise
 
     def append(self, name: str, line: Mapping[str, Any]) -> None:
         """One more line of records or trace, whole."""
@@ -63,9 +66,11 @@ class Folder:
         lengths = {}
         for name, file in self._files.items():
             file.flush()
+            os.fsync(file.fileno())
             lengths[name] = file.tell()
         facts = state.facts | {"lengths": lengths}
         checkpoint.save(self.path / "checkpoint" / "state.safetensors", Checkpoint(facts, state.tensors))
+        self.version = facts["version"]
 
     def flush(self) -> None:
         """Let other processes see the lines so far."""
@@ -74,9 +79,11 @@ class Folder:
 
     def close(self) -> None:
         """Let go of the folder."""
-        for file in self._files.values():
-            file.close()
-        self._lock.release()
+        try:
+            for file in self._files.values():
+                file.close()
+        finally:
+            self._lock.release()
 
     def __enter__(self) -> Self:
         return self
@@ -85,17 +92,31 @@ class Folder:
         self.close()
 
 
-def read_settings(path: Path) -> dict[str, Any]:
-    """The settings of the run in a folder."""
-    try:
-        settings: dict[str, Any] = json.loads((path / "settings.json").read_text())
-    except FileNotFoundError:
-        raise InputError(f"{path} holds no run: name a folder that 'offbeat run --out' wrote.") from None
-    except ValueError as error:
-        raise InputError(
-            f"{path / 'settings.json'} cannot be read ({error}): start the run anew elsewhere."
-        ) from None
-    return settings
+def check_free(path: Path) -> None:
+    """Refuse a place where no run can begin; nothing is written."""
+    place = next(each for each in (path, *path.absolute().parents) if each.exists())
+    if not place.is_dir():
+        raise InputError(f"{place} is a file: name a folder with --out.")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise InputError(f"{place} cannot be written to: name another --out.")
+    if (path / "lock").exists():
+        _hold(path).release()
+    _check_no_run(path)
+
+
+def claim(parent: Path, stem: str) -> Path:
+    """Make the first folder `stem-1`, `stem-2` ... that nobody else has."""
+    number = 1
+    while True:
+        path = parent / f"{stem}-{number}"
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+        except OSError as error:
+            raise InputError(f"{path} cannot be made ({error.strerror}): name a folder with --out.") from None
+        else:
+            return path
 
 
 def read_lines(path: Path, name: str) -> Iterator[dict[str, Any]]:
@@ -106,14 +127,6 @@ def read_lines(path: Path, name: str) -> Iterator[dict[str, Any]]:
                 yield json.loads(line)
 
 
-def next_free(parent: Path, stem: str) -> Path:
-    """A folder name that nobody uses yet."""
-    number = 1
-    while (parent / f"{stem}-{number}").exists():
-        number += 1
-    return parent / f"{stem}-{number}"
-
-
 def _hold(path: Path) -> FileLock:
     """The operating system lets go of it when the process ends, however it ends."""
     lock = FileLock(path / "lock")
@@ -122,40 +135,33 @@ def _hold(path: Path) -> FileLock:
         lock.acquire(timeout=0)
     except Timeout:
         raise InputError(f"{path} is in use by another run: wait for it, or name another --out.") from None
-    except OSError as error:
-        raise InputError(f"{path} cannot be written to ({error.strerror}): name another --out.") from None
+    except (OSError, NotImplementedError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{path} cannot be written to ({reason}): name another --out.") from None
     return lock
 
 
-def _differences(known: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
-    plain = json.loads(json.dumps(dict(asked)))
-    return [
-        f"{name} was {known.get(name)}, now {value}"
-        for name, value in plain.items()
-        if known.get(name) != value
-    ]
-
-
-def _write(path: Path, content: Mapping[str, Any]) -> None:
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(content, indent=1) + "\n")
-    part.replace(path)
-
-
-def _origin() -> dict[str, Any]:
-    """The version, and the commit where the package runs from its own checkout."""
-    here = Path(__file__).parent
-    commit = None
-    if _git(here, "ls-files", "--error-unmatch", Path(__file__).name) is not None:
-        commit = _git(here, "rev-parse", "HEAD")
-    return {"version": version("offbeat"), "commit": commit}
-
-
-def _git(folder: Path, *words: str) -> str | None:
-    try:
-        done = subprocess.run(
-            ["git", *words], cwd=folder, capture_output=True, text=True, timeout=10, check=False
+def _check_no_run(path: Path) -> None:
+    if (path / "settings.json").exists():
+        raise InputError(
+            f"{path} holds a run already: name another --out, or go on with it by "
+            f"'offbeat run --out {shlex.quote(str(path))} --resume'."
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    for name in ("records.jsonl", "trace.jsonl", "checkpoint"):
+        if (path / name).exists():
+            raise InputError(f"{path} has a '{name}' that is not of a run: name another --out.")
+
+
+def _cut(path: Path, length: int) -> BufferedWriter:
+    """The file, open for writing after its first `length` bytes."""
+    file = path.open("ab")
+    file.seek(0, os.SEEK_END)
+    if file.tell() < length:
+        file.close()
+        raise InputError(
+            f"{path} is shorter than when the checkpoint was taken: "
+            "put it back, or start the run anew in another folder."
+        )
+    file.truncate(length)
+    file.seek(0, os.SEEK_END)
+    return file

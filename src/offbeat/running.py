@@ -10,9 +10,10 @@ from torch import Tensor
 from offbeat.checkpoint import Checkpoint
 from offbeat.errors import DivergedError
 from offbeat.evaluate import accuracy, ema, evaluate
-from offbeat.experiment import Experiment, Trial
+from offbeat.experiment import Experiment
 from offbeat.folder import Folder
 from offbeat.train import Snapshot, train
+from offbeat.trial import Trial
 
 _PAUSE = 5.0  # seconds between checkpoints, at least
 _SHARE = 0.05  # of the time that saving may take
@@ -38,7 +39,7 @@ def run(
 ) -> Iterator[Progress]:
     """Train, and yield after every server step; when `stop` says so, save and end early.
 
-    Checkpoints are taken every `save_every` versions, or so rarely that they cost little.
+    A checkpoint is taken at once, and then every `save_every` versions or so rarely that they cost little.
     """
     state = _Ongoing(folder.resumed if folder else None)
     shots = train(
@@ -78,7 +79,8 @@ class _Ongoing:
         self._average: Tensor | None = resumed.tensors.get("average") if resumed else None
         self._total, self._count, self._worst = facts["ages"]
         self._before: float = facts["elapsed"]
-        self._begun = self._saved = time.monotonic()
+        self._begun = time.monotonic()
+        self._saved = self._begun if resumed else -math.inf
         self._cost = 0.0
 
     @property

@@ -1,7 +1,7 @@
 """The loop: a generator of snapshots, one per server step; the caller owns the `for`."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -14,7 +14,8 @@ from offbeat.engines.engine import Engine, Gathered, Saved, Session
 from offbeat.errors import DivergedError, InputError
 from offbeat.problem import Statistics
 from offbeat.schedule.dispatch import Dispatch
-from offbeat.schedule.flow import Counts, Filled, Flow
+from offbeat.schedule.filled import Counts, Filled
+from offbeat.schedule.flow import Flow
 from offbeat.schedule.staleness import Equal, Weights
 from offbeat.trees import Tree
 
@@ -77,7 +78,8 @@ def train(
         state = algorithm.step(run.state, aggregate(gathered.uploads, cohort), cohort)
         if not bool(torch.isfinite(state.x).all()):
             raise DivergedError(
-                f"the model became NaN or infinite at server step {version + 1}: lower the rates."
+                f"the model became NaN or infinite at server step {version + 1} "
+                f"(its updates came from clients {_names(filled.tasks)}): lower the rates."
             )
         run.state, run.statistics, run.version = state, gathered.statistics, version + 1
         yield run.snapshot(cohort, filled)
@@ -168,10 +170,13 @@ def _check(gathered: Gathered, tasks: tuple[Task, ...], version: int) -> None:
     bad = set()
     for leaf in trees.leaves(gathered.uploads):
         finite = torch.isfinite(leaf.flatten(1).sum(1))
-        bad |= {task.client for task, good in zip(tasks, finite.tolist(), strict=True) if not good}
+        bad |= {task for task, good in zip(tasks, finite.tolist(), strict=True) if not good}
     if bad:
-        names = ", ".join(map(str, sorted(bad)))
         raise DivergedError(
-            f"the update of client {names} became NaN or infinite at server step {version + 1}: "
+            f"the update of client {_names(bad)} became NaN or infinite at server step {version + 1}: "
             "lower the rates."
         )
+
+
+def _names(tasks: Iterable[Task]) -> str:
+    return ", ".join(map(str, sorted({task.client for task in tasks})))

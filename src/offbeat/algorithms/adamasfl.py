@@ -6,13 +6,14 @@ whole vector. Here `beta` weighs the *new* gradient. One pass over all clients a
 model fills c_i, c and g. With `Synchronous` dispatch this is PAdaMFed (ICLR 2025).
 
 The paper uploads the displacement over (lr K), which is the mean unit step; it is summed as
-such, so that the rate may be 0 in the start. A client uploads the change of its control variate,
+such, and the local model is the start less lr times the sum, so that the rate may be 0 in the start. A client uploads the change of its control variate,
 so the server needs no table. beta = sqrt(SK/T) is capped at 1.
 """
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
+import torch
 from torch import zeros_like
 from torch.nn.functional import normalize
 
@@ -75,14 +76,15 @@ class AdaMasFL:
     def local(
         self, message: Message, c_i: Vector, batches: Batches, visit: Visit, grad: Gradient
     ) -> tuple[Upload, Vector]:
-        def step(carry: tuple[Vector, Vector, Vector], batch: Batch) -> tuple[Vector, Vector, Vector]:
-            x, descent, total = carry
-            g = grad(x, batch)
-            d = normalize(self.beta * (g - c_i) + message.anchor, dim=0)
-            return x - self.local_lr * d, descent + d, total + g
+        rest = message.anchor - self.beta * c_i
+
+        def step(carry: tuple[Vector, Vector], batch: Batch) -> tuple[Vector, Vector]:
+            descent, total = carry
+            g = grad(torch.sub(message.x, descent, alpha=self.local_lr), batch)
+            return descent + normalize(torch.add(rest, g, alpha=self.beta), dim=0), total + g
 
         zero = zeros_like(c_i)
-        _, descent, total = scan(step, (message.x, zero, zero), batches)
+        descent, total = scan(step, (zero, zero), batches)
         c_new = total / batches.steps
         return Upload(descent / batches.steps, c_new - c_i), c_new
 

@@ -3,18 +3,22 @@
 import argparse
 import dataclasses
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 from offbeat.algorithms import find
 from offbeat.cli import show
-from offbeat.cli.options import experiment_options, parameters
+from offbeat.cli.given import experiment_options, parameters
+from offbeat.cli.process import Stop, settle_threads, stop_signals
 from offbeat.errors import DivergedError, InputError
-from offbeat.experiment import Experiment, fetch, prepare
-from offbeat.folder import Folder, next_free, read_lines
+from offbeat.experiment import Experiment
+from offbeat.folder import Folder, check_free, claim, read_lines
 from offbeat.running import run as run_experiment
+from offbeat.trial import Trial, prepare, resolved
 
 _AXES = {"version": "server steps", "trips": "client trips", "time": "virtual time"}
+_COLUMNS = ("accuracy", "best", "steps", "trips", "time", "staleness", "worst", "wasted")
 _MARKS = (0.1, 0.25, 0.5, 1.0)
 
 
@@ -22,39 +26,70 @@ def compare(given: argparse.Namespace) -> int:
     """Train each, then print one table an axis and one summary."""
     names: list[str] = given.algorithms
     if len(names) < 2 or len(set(names)) < len(names):
-        raise InputError("compare takes two or more different methods.")
+        raise InputError(
+            "compare takes two or more different methods: name them, as in 'compare fedavg fedadam'."
+        )
+    if given.target is not None and not 0 < given.target <= 1:
+        raise InputError(f"--target must be above 0 and at most 1, not {given.target}.")
     experiments = {name: _experiment(given, name) for name in names}
-    source = fetch(experiments[names[0]])
-    trials = {name: prepare(experiment, source) for name, experiment in experiments.items()}
-    out = Path(given.out) if "out" in given else next_free(Path("runs"), "compare")
-    records: dict[str, list[dict[str, Any]]] = {}
-    failures: dict[str, str] = {}
+    if given.out is not None:
+        for place in ("", *names):
+            check_free(Path(given.out) / place)
+    source = None
+    trials: dict[str, Trial] = {}
     for name, experiment in experiments.items():
-        with Folder(out / name, experiment.settings(), resume=False) as folder:
-            try:
-                with show.bar(name, experiment.rounds) as bar:
-                    for step in run_experiment(experiment, trials[name], folder):
-                        bar(step)
-            except DivergedError as error:
-                failures[name] = str(error)
-        records[name] = list(read_lines(out / name, "records"))
-    best = max(record["accuracy"] for each in records.values() for record in each)
-    target = getattr(given, "target", 0.95 * best)
+        trials[name] = prepare(experiment, source)
+        source = trials[name].source
+    out = claim(Path("runs"), "compare") if given.out is None else Path(given.out)
+    failures: dict[str, str] = {}
+    with stop_signals() as stop:
+        for name, experiment in experiments.items():
+            failure = _train(experiment, trials[name], out / name, stop)
+            if failure:
+                failures[name] = failure
+            if stop():
+                break
+    records = {name: list(read_lines(out / name, "records")) for name in names if (out / name).exists()}
+    _report(given, records, failures, out)
+    if stop():
+        print(f"offbeat: stopped; what was done is in {out}.", file=sys.stderr)
+        return stop.code
+    return 1 if len(failures) == len(names) else 0
+
+
+def _train(experiment: Experiment, trial: Trial, out: Path, stop: Stop) -> str | None:
+    """Run one; why it did not finish, if it did not."""
+    settle_threads(experiment, trial)
+    with Folder.begin(out, experiment.settings() | {"resolved": resolved(experiment, trial)}) as folder:
+        try:
+            with show.bar(experiment.algorithm, experiment.rounds) as bar:
+                for step in run_experiment(experiment, trial, folder, stop=stop):
+                    bar(step)
+        except DivergedError as error:
+            return str(error)
+        return None if folder.version == experiment.rounds else f"it was stopped at version {folder.version}."
+
+
+def _report(
+    given: argparse.Namespace, records: dict[str, list[dict[str, Any]]], failures: dict[str, str], out: Path
+) -> None:
+    best = max((record["accuracy"] for each in records.values() for record in each), default=0.0)
+    target = 0.95 * best if given.target is None else given.target
     rows = {name: _summary(each, target, failures.get(name)) for name, each in records.items()}
-    if "json" in given:
+    if given.json:
         print(json.dumps({"target": target, "methods": rows, "records": records, "out": str(out)}))
-        return 0
+        return
+    shown = {name: each for name, each in records.items() if each}
     for axis, title in _AXES.items():
-        _show_axis(records, axis, title)
+        _show_axis(shown, axis, title)
     _show_summary(rows, target)
     print(f"written to {out}")
-    return 0
 
 
 def _experiment(given: argparse.Namespace, name: str) -> Experiment:
     """The same settings for all; a method that steps on each arrival gets as many client trips."""
     options = experiment_options(given)
-    own = parameters(name, getattr(given, "set", []))
+    own = parameters(name, given.set, given.algorithms)
     experiment = Experiment.of(**options | {"algorithm": name, "parameters": own})
     fixed = find(name).buffer
     if fixed is None:
@@ -66,6 +101,8 @@ def _experiment(given: argparse.Namespace, name: str) -> Experiment:
 
 
 def _summary(records: list[dict[str, Any]], target: float, failure: str | None) -> dict[str, Any]:
+    if not records:
+        return dict.fromkeys(_COLUMNS) | {"failure": failure}
     last = records[-1]
     reached = next((record for record in records if record["accuracy"] >= target), {})
     ages = [record["staleness_mean"] for record in records[1:]]
@@ -84,7 +121,7 @@ def _summary(records: list[dict[str, Any]], target: float, failure: str | None) 
 
 def _show_axis(records: dict[str, list[dict[str, Any]]], axis: str, title: str) -> None:
     """Accuracy at the same places along an axis, as far as every method went."""
-    end = min(each[-1][axis] for each in records.values())
+    end = min((each[-1][axis] for each in records.values()), default=0)
     marks = [mark * end for mark in _MARKS]
     rows = [[name, *[_at(each, axis, mark) for mark in marks]] for name, each in records.items()]
     show.table(f"accuracy by {title}", ["", *[show.figure(round(mark, 1)) for mark in marks]], rows)
@@ -97,9 +134,8 @@ def _at(records: list[dict[str, Any]], axis: str, mark: float) -> float | None:
 
 
 def _show_summary(rows: dict[str, dict[str, Any]], target: float) -> None:
-    columns = [name for name in next(iter(rows.values())) if name != "failure"]
-    table = [[name, *[row[column] for column in columns]] for name, row in rows.items()]
-    show.table(f"at the end; steps, trips and time until accuracy {target:.3f}", ["", *columns], table)
+    table = [[name, *[row[column] for column in _COLUMNS]] for name, row in rows.items()]
+    show.table(f"at the end; steps, trips and time until accuracy {target:.3f}", ["", *_COLUMNS], table)
     for name, row in rows.items():
         if row["failure"]:
             print(f"{name} did not finish: {row['failure']}")

@@ -3,79 +3,101 @@
 import argparse
 import json
 import shlex
-import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from offbeat import settings
 from offbeat.cli import show
-from offbeat.cli.options import experiment_options, parameters
+from offbeat.cli.given import experiment_options, parameters
+from offbeat.cli.process import settle_threads, stop_signals
 from offbeat.errors import DivergedError, InputError
-from offbeat.experiment import Experiment, prepare
-from offbeat.folder import Folder, next_free, read_lines, read_settings
+from offbeat.experiment import Experiment
+from offbeat.folder import Folder, check_free, claim, read_lines
 from offbeat.running import run as run_experiment
+from offbeat.trial import Trial, prepare, resolved
 
 
 def run(given: argparse.Namespace) -> int:
     """Train, show, and say where it is written."""
-    resume = getattr(given, "resume", False)
-    if resume and "out" not in given:
-        raise InputError("--resume needs --out, the folder of the run to go on with.")
-    save_every = getattr(given, "save_every", None)
-    if save_every is not None and save_every < 1:
-        raise InputError(f"--save-every must be at least 1, not {save_every}.")
+    if given.save_every is not None and given.save_every < 1:
+        raise InputError(f"--save-every must be at least 1, not {given.save_every}.")
+    if given.resume:
+        return _resume(given)
     options = experiment_options(given)
-    if resume:
-        out = Path(given.out)
-        options = Experiment.from_settings(read_settings(out)).settings() | options
-        options["parameters"] = tuple(options["parameters"].items())
-    if "set" in given:
-        options["parameters"] = parameters(options.get("algorithm", Experiment.algorithm), given.set)
-    experiment = Experiment.of(**options)
+    algorithm = options.get("algorithm", Experiment.algorithm)
+    experiment = Experiment.of(**options | {"parameters": parameters(algorithm, given.set)})
+    if given.out is not None:
+        check_free(Path(given.out))
     trial = prepare(experiment)
-    if not resume:
-        out = (
-            Path(given.out)
-            if "out" in given
-            else next_free(Path("runs"), f"{experiment.algorithm}-{experiment.data}")
-        )
-    with Folder(out, experiment.settings(), resume=resume) as folder, _stop_signals() as stop:
-        again = f"offbeat run --out {shlex.quote(str(out))} --resume"
-        with show.bar(experiment.algorithm, experiment.rounds) as bar:
-            version = folder.resumed.facts["version"] if folder.resumed else 0
-            try:
-                for step in run_experiment(experiment, trial, folder, save_every=save_every, stop=stop):
+    out = claim(Path("runs"), f"{algorithm}-{experiment.data}") if given.out is None else Path(given.out)
+    asked = experiment.settings() | {"resolved": resolved(experiment, trial)}
+    with Folder.begin(out, asked) as folder:
+        return _train(given, experiment, trial, folder)
+
+
+def _resume(given: argparse.Namespace) -> int:
+    """Go on with the run in a folder; what else was given must be what it was started with."""
+    if given.out is None:
+        raise InputError("--resume needs --out, the folder of the run to go on with.")
+    out = Path(given.out)
+    known = Experiment.from_settings(settings.read(out))
+    options = known.settings() | experiment_options(given)
+    own = options["parameters"] | dict(parameters(options["algorithm"], given.set))
+    experiment = Experiment.of(**options | {"parameters": tuple(sorted(own.items()))})
+    with Folder.resume(out, experiment.settings()) as folder:
+        if folder.version == experiment.rounds:
+            print(f"offbeat: the run in {out} had finished already.", file=sys.stderr)
+            return _end(given, experiment, folder, 0)
+        return _train(given, experiment, prepare(experiment), folder)
+
+
+def _train(given: argparse.Namespace, experiment: Experiment, trial: Trial, folder: Folder) -> int:
+    settle_threads(experiment, trial)
+    with stop_signals() as stop:
+        try:
+            with show.bar(experiment.algorithm, experiment.rounds, folder.version or 0) as bar:
+                for step in run_experiment(experiment, trial, folder, save_every=given.save_every, stop=stop):
                     bar(step)
-                    version = step.version
-            except DivergedError as error:
-                raise DivergedError(f"{str(error).rstrip('.')}; what was saved before is in {out}.") from None
-        finished = version == experiment.rounds
-    records = list(read_lines(out, "records"))
-    if "json" in given:
-        print(json.dumps(summary(experiment, records, out, finished)))
-    else:
-        _show(experiment, records, out)
-    if not finished:
-        print(
-            f"offbeat: stopped at version {version} of {experiment.rounds}; go on with: {again}",
-            file=sys.stderr,
-        )
-        return 130
-    return 0
+        except DivergedError as error:
+            return _end(given, experiment, folder, 1, str(error))
+        except KeyboardInterrupt:
+            pass
+        return _end(given, experiment, folder, 0 if folder.version == experiment.rounds else stop.code)
 
 
-def summary(
-    experiment: Experiment, records: list[dict[str, Any]], out: Path, finished: bool
-) -> dict[str, Any]:
+def _end(
+    given: argparse.Namespace, experiment: Experiment, folder: Folder, code: int, failure: str | None = None
+) -> int:
+    """Show what is written, and say what to do next where that is not the end."""
+    folder.flush()
+    records = list(read_lines(folder.path, "records"))
+    again = None if code == 0 or failure else f"offbeat run --out {shlex.quote(str(folder.path))} --resume"
+    if not given.json:
+        _show(experiment, records, folder.path)
+    if failure:
+        failure = f"{failure.rstrip('.')}; {_kept(folder)} in {folder.path}."
+        print(f"offbeat: {failure}", file=sys.stderr)
+    elif again:
+        print(f"offbeat: stopped; {_kept(folder)}; go on with: {again}", file=sys.stderr)
+    if given.json:
+        print(json.dumps(_summary(experiment, records, folder) | {"error": failure, "resume": again}))
+    return code
+
+
+def _kept(folder: Folder) -> str:
+    return "no version was saved yet" if folder.version is None else f"version {folder.version} is saved"
+
+
+def _summary(experiment: Experiment, records: list[dict[str, Any]], folder: Folder) -> dict[str, Any]:
     """A run in one object."""
     return {
         "algorithm": experiment.algorithm,
-        "finished": finished,
+        "finished": folder.version == experiment.rounds,
+        "version": folder.version,
         "last": records[-1] if records else None,
         "best_accuracy": max((record["accuracy"] for record in records), default=None),
-        "out": str(out),
+        "out": str(folder.path),
         "settings": experiment.settings(),
     }
 
@@ -90,8 +112,7 @@ def _show(experiment: Experiment, records: list[dict[str, Any]], out: Path) -> N
         "staleness_mean": "staleness",
         "staleness_max": "at most",
     }
-    few = _spread(records, 8)
-    rows = [[record[key] for key in columns] for record in few]
+    rows = [[record[key] for key in columns] for record in _spread(records, 8)]
     title = (
         f"{experiment.algorithm} on {experiment.data}: {experiment.clients} clients, {experiment.dispatch}, "
         f"{experiment.delays}"
@@ -105,21 +126,3 @@ def _spread(records: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
     if len(records) <= count:
         return records
     return [records[round(place * (len(records) - 1) / (count - 1))] for place in range(count)]
-
-
-@contextmanager
-def _stop_signals() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C once: finish the step, save, stop; twice: stop now."""
-    asked: list[int] = []
-
-    def ask(number: int, frame: object) -> None:
-        if asked:
-            raise KeyboardInterrupt
-        asked.append(number)
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: bool(asked)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

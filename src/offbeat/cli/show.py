@@ -20,7 +20,7 @@ class Bar(Protocol):
 
 
 @contextmanager
-def bar(label: str, rounds: int) -> Iterator[Bar]:
+def bar(label: str, rounds: int, begun: int = 0) -> Iterator[Bar]:
     """A progress bar on the terminal's error stream; nothing where that is no terminal."""
     console = Console(stderr=True)
     columns = (
@@ -33,7 +33,9 @@ def bar(label: str, rounds: int) -> Iterator[Bar]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, disable=not console.is_terminal, expand=True) as progress:
-        task = progress.add_task(label, total=rounds, clock=0.0, staleness=0.0, metric="starting")
+        task = progress.add_task(
+            label, total=rounds, completed=begun, clock=0.0, staleness=0.0, metric="starting"
+        )
 
         def update(step: Step) -> None:
             progress.update(task, completed=step.version, clock=step.time, staleness=step.staleness)
@@ -79,7 +81,7 @@ def figure(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, float):
-        return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+        return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}"
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     return str(value)

@@ -16,7 +16,7 @@ from torch import Tensor
 from offbeat import trees
 from offbeat.core import AnyAlgorithm, Task, Vector, Visit
 from offbeat.engines.engine import Gathered, Saved
-from offbeat.engines.work import Inputs, OneByOne, Results, Together, Work
+from offbeat.engines.work import OneByOne, Results, Start, Together, Work
 from offbeat.population.memory import Memories
 from offbeat.population.population import Population
 from offbeat.problem import Problem, Statistics
@@ -119,12 +119,11 @@ class Simulation:
         self._sweep()
 
     def gather(self, tasks: Sequence[Task], version: int) -> Gathered:
-        places = [place for wave in _waves(tasks) for place in wave]
-        results = [self._compute([tasks[place] for place in wave], version) for wave in _waves(tasks)]
-        order = torch.tensor(places, device=self._device).argsort()
-        stacked: Results = trees.over(lambda *parts: torch.cat(parts)[order], *results)
+        waves = _waves(tasks)
+        results = [self._compute([tasks[place] for place in wave], version) for wave in waves]
+        whole = results[0] if len(waves) == 1 else self._join(waves, results)
         self.forget(tasks)
-        return Gathered(stacked.uploads, {name: value.mean(0) for name, value in stacked.statistics.items()})
+        return Gathered(whole.uploads, {name: value.mean(0) for name, value in whole.statistics.items()})
 
     def forget(self, tasks: Sequence[Task]) -> None:
         self._holders.subtract(task.version for task in tasks)
@@ -159,16 +158,22 @@ class Simulation:
         return trees.rebuild(self._shape, leaves)
 
     def _compute(self, tasks: Sequence[Task], version: int) -> Results:
-        clients = [task.client for task in tasks]
-        started = [task.version for task in tasks]
-        messages, statistics = trees.stack([self._messages[start] for start in started])
-        versions = torch.tensor(started, device=self._device)
-        inputs = Inputs(
-            messages, statistics, self._memories.read(clients), Visit(versions, version - versions)
+        results = self._work(
+            self._algorithm, tasks, [self._begin(task, version) for task in tasks], self._seed
         )
-        results = self._work(self._algorithm, tasks, inputs, self._seed)
-        self._memories.write(clients, results.memories)
+        self._memories.write([task.client for task in tasks], results.memories)
         return results
+
+    def _begin(self, task: Task, version: int) -> Start:
+        message, statistics = self._messages[task.version]
+        began = torch.tensor(task.version, device=self._device)
+        return Start(message, statistics, self._memories.read(task.client), Visit(began, version - began))
+
+    def _join(self, waves: list[list[int]], results: list[Results]) -> Results:
+        """Results of waves, in the order of their tasks."""
+        order = torch.tensor([place for wave in waves for place in wave], device=self._device).argsort()
+        whole: Results = trees.over(lambda *parts: torch.cat(parts)[order], *results)
+        return whole
 
     def _sweep(self) -> None:
         """Let go of messages that nobody in flight started from."""

@@ -1,7 +1,6 @@
 """The local work of several tasks, one by one or together.
 
-Both take the same stacked inputs and give the same stacked results; only the order of
-floating-point sums differs.
+Both give the same stacked results; only the order of floating-point sums differs.
 """
 
 import logging
@@ -23,13 +22,13 @@ from offbeat.trees import Tree
 log = logging.getLogger(__name__)
 
 
-class Inputs(NamedTuple):
-    """What tasks start from; every leaf is stacked over tasks."""
+class Start(NamedTuple):
+    """What one task starts from."""
 
-    messages: Tree
+    message: Tree
     statistics: Statistics
-    memories: Tree
-    visits: Visit
+    memory: Tree
+    visit: Visit
 
 
 class Results(NamedTuple):
@@ -44,7 +43,7 @@ class Work(Protocol):
     """A way to do the local work of tasks of distinct clients."""
 
     def __call__(
-        self, algorithm: AnyAlgorithm, tasks: Sequence[Task], inputs: Inputs, seed: int
+        self, algorithm: AnyAlgorithm, tasks: Sequence[Task], starts: Sequence[Start], seed: int
     ) -> Results: ...
 
 
@@ -55,20 +54,21 @@ class OneByOne:
         self._problem = problem
         self._population = population
 
-    def __call__(self, algorithm: AnyAlgorithm, tasks: Sequence[Task], inputs: Inputs, seed: int) -> Results:
+    def __call__(
+        self, algorithm: AnyAlgorithm, tasks: Sequence[Task], starts: Sequence[Start], seed: int
+    ) -> Results:
         """The tasks' results, in order."""
-        rows = (trees.over(lambda leaf, at=place: leaf[at], inputs) for place in range(len(tasks)))
-        each = [self._one(algorithm, task, row, seed) for task, row in zip(tasks, rows, strict=True)]
+        each = [self._one(algorithm, task, start, seed) for task, start in zip(tasks, starts, strict=True)]
         stacked: Results = trees.stack(each)
         return stacked
 
-    def _one(self, algorithm: AnyAlgorithm, task: Task, start: Inputs, seed: int) -> Results:
+    def _one(self, algorithm: AnyAlgorithm, task: Task, start: Start, seed: int) -> Results:
         indices = self._population.indices(task.client, task.visit, seed)
         data = self._population.data
         batches = Batches(tuple(Batch(_take(data, torch.from_numpy(places))) for places in indices))
         grad = TaskGradient(self._problem.differentiate_alone, start.statistics)
         with _seeded(self._problem.device, draws.torch_seed(seed, "module", task.client, task.visit)):
-            upload, memory = algorithm.local(start.messages, start.memories, batches, start.visits, grad)
+            upload, memory = algorithm.local(start.message, start.memory, batches, start.visit, grad)
         return Results(upload, memory, grad.statistics)
 
 
@@ -83,18 +83,20 @@ class Together:
         self._paddable: bool | None = None
         self._mappable = True
 
-    def __call__(self, algorithm: AnyAlgorithm, tasks: Sequence[Task], inputs: Inputs, seed: int) -> Results:
+    def __call__(
+        self, algorithm: AnyAlgorithm, tasks: Sequence[Task], starts: Sequence[Start], seed: int
+    ) -> Results:
         """The tasks' results, in order."""
         if not self._mappable:
-            return self._alone(algorithm, tasks, inputs, seed)
+            return self._alone(algorithm, tasks, starts, seed)
         indices = [self._population.indices(task.client, task.visit, seed) for task in tasks]
         places, mask = _pad(indices)
         if mask is not None and _partial(mask) and not self._can_pad(indices):
-            return self._alone(algorithm, tasks, inputs, seed)
+            return self._alone(algorithm, tasks, starts, seed)
         data = _take(self._population.data, torch.from_numpy(places))
         masks = None if mask is None else torch.from_numpy(mask).to(self._problem.device)
         try:
-            return self._map(algorithm, inputs, data, masks)
+            return self._map(algorithm, trees.stack(starts), data, masks)
         except RuntimeError as error:
             if not _unmappable(error):
                 raise
@@ -103,16 +105,16 @@ class Together:
             log.warning(
                 "this module cannot be computed for many clients at once, so it runs one by one: %s", reason
             )
-            return self._alone(algorithm, tasks, inputs, seed)
+            return self._alone(algorithm, tasks, starts, seed)
 
-    def _map(self, algorithm: AnyAlgorithm, inputs: Inputs, data: Tree, masks: Tensor | None) -> Results:
-        def one(start: Inputs, data: Tree, mask: Tensor | None = None) -> tuple[Any, Any, Statistics]:
+    def _map(self, algorithm: AnyAlgorithm, starts: Start, data: Tree, masks: Tensor | None) -> Results:
+        def one(start: Start, data: Tree, mask: Tensor | None = None) -> tuple[Any, Any, Statistics]:
             batches = _unstack(data, mask)
             grad = TaskGradient(self._problem.differentiate, start.statistics)
-            upload, memory = algorithm.local(start.messages, start.memories, batches, start.visits, grad)
+            upload, memory = algorithm.local(start.message, start.memory, batches, start.visit, grad)
             return upload, memory, grad.statistics
 
-        arguments = (inputs, data) if masks is None else (inputs, data, masks)
+        arguments = (starts, data) if masks is None else (starts, data, masks)
         return Results(*vmap(one, randomness="error", chunk_size=self._chunk)(*arguments))
 
     def _can_pad(self, indices: list[list[np.ndarray]]) -> bool:

@@ -17,10 +17,9 @@ class Memories:
         self._initial = trees.leaves(initial)
         self._rows: dict[int, list[Tensor]] = {}
 
-    def read(self, clients: Sequence[int]) -> Tree:
-        """Stacked on axis 0."""
-        rows = [self._rows.get(client, self._initial) for client in clients]
-        return trees.rebuild(self._shape, [torch.stack(column) for column in zip(*rows, strict=True)])
+    def read(self, client: int) -> Tree:
+        """One client's."""
+        return trees.rebuild(self._shape, self._rows.get(client, self._initial))
 
     def write(self, clients: Sequence[int], stacked: Tree) -> None:
         """Commit what was computed for accepted tasks."""

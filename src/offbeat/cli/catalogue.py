@@ -1,0 +1,56 @@
+"""`offbeat algorithms`: the catalogue, or one entry of it."""
+
+import argparse
+import json
+from typing import Any
+
+from offbeat.algorithms import CATALOGUE, find
+from offbeat.cli import show
+
+
+def algorithms(given: argparse.Namespace) -> int:
+    """List the methods, or show one."""
+    names = [given.name] if given.name else list(CATALOGUE)
+    described = {name: _describe(name) for name in names}
+    if given.json:
+        print(json.dumps(described[given.name] if given.name else described))
+    elif given.name:
+        _show_one(given.name, described[given.name])
+    else:
+        rows = [
+            [name, each["protocol"], *each["vectors"].values(), each["summary"]]
+            for name, each in described.items()
+        ]
+        columns = ["method", "protocol", *next(iter(described.values()))["vectors"], "what it does"]
+        show.table("methods; what is sent down and up and what is kept is in model sizes", columns, rows)
+        print("'offbeat algorithms NAME' shows a method's parameters.")
+    return 0
+
+
+def _describe(name: str) -> dict[str, Any]:
+    entry = find(name)
+    return {
+        "summary": entry.summary,
+        "paper": entry.paper,
+        "protocol": "asynchronous" if entry.asynchronous else "synchronous",
+        "weights of stale updates": entry.weights,
+        "buffer": entry.buffer,
+        "vectors": entry.vectors(),
+        "parameters": {key: each.default for key, each in entry.parameters().items()},
+    }
+
+
+def _show_one(name: str, described: dict[str, Any]) -> None:
+    vectors, values = described.pop("vectors"), described.pop("parameters")
+    buffer = described.pop("buffer")
+    described["buffer"] = "any" if buffer is None else buffer
+    words = {
+        "down": "sent down",
+        "up": "sent up",
+        "client": "kept by a client",
+        "server": "kept by the server",
+    }
+    sends = {f"{words[key]} (model sizes)": value for key, value in vectors.items()}
+    show.pairs(name, described | sends)
+    shown = {key: "from S, K and T" if value is None else value for key, value in values.items()}
+    show.pairs("parameters (--set NAME=VALUE) and their defaults", shown)

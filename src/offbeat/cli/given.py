@@ -1,0 +1,78 @@
+"""How what was given on the command line becomes settings of an experiment."""
+
+import argparse
+import dataclasses
+import inspect
+import math
+import types
+import typing
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from offbeat.algorithms import Entry, find
+from offbeat.errors import InputError, unknown
+from offbeat.experiment import Experiment
+
+_FIELDS = {field.name for field in dataclasses.fields(Experiment)}
+
+
+def experiment_options(given: argparse.Namespace) -> dict[str, Any]:
+    """Those of the options given that are fields of an experiment; files by their full path."""
+    options = {name: value for name, value in vars(given).items() if name in _FIELDS}
+    if "local_steps" in options and "local_epochs" in options:
+        raise InputError("--local-steps and --local-epochs exclude each other: give one of them.")
+    if "data_dir" in options:
+        options["data_dir"] = str(Path(options["data_dir"]).absolute())
+    law, _, path = options.get("delays", "").partition(":")
+    if law == "recorded" and path:
+        options["delays"] = f"{law}:{Path(path).absolute()}"
+    return options
+
+
+def parameters(
+    algorithm: str, settings: Sequence[str], among: Collection[str] = ()
+) -> tuple[tuple[str, Any], ...]:
+    """`name=value` texts as typed hyperparameters of one method; `other.name=value` is for another."""
+    entry = find(algorithm)
+    values: dict[tuple[str, str], Any] = {}
+    for text in settings:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise InputError(f"--set takes NAME=VALUE, not '{text}'.")
+        method, _, own = name.rpartition(".")
+        if method and method not in (algorithm, *among):
+            raise unknown("method in --set", method, {algorithm, *among})
+        if method in ("", algorithm):
+            if (method, own) in values:
+                raise InputError(f"--set gives {name} twice: leave one out.")
+            values[method, own] = _convert(entry, algorithm, own, value, among)
+    special_last = sorted(values.items(), key=lambda item: item[0])
+    return tuple(sorted({own: value for (_, own), value in special_last}.items()))
+
+
+def _convert(entry: Entry, algorithm: str, name: str, value: str, among: Collection[str]) -> Any:
+    if name not in entry.parameters():
+        if any(name in find(other).parameters() for other in among):
+            raise InputError(
+                f"{algorithm} has no parameter {name}: write METHOD.{name}=VALUE for one that has."
+            )
+        raise unknown(f"parameter of {algorithm}", name, entry.parameters())
+    kind = _kind(entry.parameters()[name])
+    try:
+        converted = {"true": True, "false": False}[value.lower()] if kind is bool else kind(value)
+        if not math.isfinite(converted):
+            raise ValueError
+        return converted
+    except (ValueError, KeyError):
+        word = {float: "a finite number", int: "a whole number", bool: "true or false"}[kind]
+        raise InputError(f"the parameter {name} of {algorithm} must be {word}, not '{value}'.") from None
+
+
+def _kind(parameter: inspect.Parameter) -> type:
+    """float, int or bool, also where None is allowed."""
+    annotation = parameter.annotation
+    if isinstance(annotation, types.UnionType):
+        annotation = next(kind for kind in typing.get_args(annotation) if kind is not types.NoneType)
+    kind: type = annotation
+    return kind

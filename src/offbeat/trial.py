@@ -1,0 +1,128 @@
+"""An experiment made real: data, clients, model, method and engine put together."""
+
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from offbeat import models
+from offbeat.algorithms import Setting, build, find
+from offbeat.core import AnyAlgorithm
+from offbeat.engines.engine import Engine
+from offbeat.engines.simulation import Sequential, Vectorised
+from offbeat.errors import InputError, unknown
+from offbeat.experiment import Experiment
+from offbeat.population.batches import Epochs, Steps
+from offbeat.population.partition import Partition, parse_partition
+from offbeat.population.population import Examples, Population
+from offbeat.population.sources import Source, load
+from offbeat.problem import Problem
+from offbeat.schedule.availability import Dropout, parse_availability
+from offbeat.schedule.delays import parse_delay
+from offbeat.schedule.dispatch import Dispatch, parse_dispatch
+from offbeat.schedule.staleness import Weights, parse_weights
+
+_TOGETHER = 50_000  # parameters up to which a CPU gains from computing clients together
+
+
+class Trial(NamedTuple):
+    """What a run needs."""
+
+    algorithm: AnyAlgorithm
+    engine: Engine
+    dispatch: Dispatch
+    weights: Weights
+    limit: float
+    problem: Problem
+    test: Examples
+    source: Source
+
+
+def timing(experiment: Experiment) -> Dispatch:
+    """The part of an experiment that needs no data."""
+    return parse_dispatch(
+        experiment.dispatch,
+        concurrency=experiment.concurrency,
+        buffer=experiment.buffer,
+        population=experiment.clients,
+        hand_out=experiment.hand_out,
+    )
+
+
+def prepare(experiment: Experiment, source: Source | None = None) -> Trial:
+    """Load, split and put together what an experiment names; most bad input is refused before the loading."""
+    dispatch = timing(experiment)
+    delays, availability = parse_delay(experiment.delays), parse_availability(experiment.availability)
+    dropout, weights = Dropout(experiment.dropout), parse_weights(experiment.weights)
+    partition = parse_partition(experiment.partition)
+    delays.bind(dispatch.source(experiment.seed), experiment.clients)  # complains of a bad file of delays
+    build(experiment.algorithm, Setting(1, 1, 1), dict(experiment.parameters))
+    device = _device(experiment.device)
+    folder = Path(experiment.data_dir) if experiment.data_dir else None
+    source = source or load(experiment.data, folder)
+    population = _population(experiment, source, partition).to(device)
+    problem = Problem(_module(experiment, source).to(device), _losses, experiment.weight_decay)
+    setting = Setting(experiment.buffer, _steps(population), experiment.rounds)
+    algorithm = build(experiment.algorithm, setting, dict(experiment.parameters))
+    together = experiment.engine == "vectorised" or (
+        experiment.engine == "auto" and (device.type != "cpu" or problem.size <= _TOGETHER)
+    )
+    kind = Vectorised if together else Sequential
+    engine = kind(problem, population, delays, availability, dropout)
+    limit = math.inf if experiment.limit is None else experiment.limit
+    return Trial(algorithm, engine, dispatch, weights, limit, problem, source.test.to(device), source)
+
+
+def resolved(experiment: Experiment, trial: Trial) -> dict[str, Any]:
+    """What the settings came to: every hyperparameter, also those that follow from S, K and T."""
+    given = dict(experiment.parameters)
+    values = {
+        name: given.get(name, each.default) for name, each in find(experiment.algorithm).parameters().items()
+    }
+    return {
+        "hyperparameters": {
+            name: getattr(trial.algorithm, name) if value is None else value for name, value in values.items()
+        },
+        "model_size": trial.problem.size,
+        "engine": type(trial.engine).__name__.lower(),
+    }
+
+
+def _module(experiment: Experiment, source: Source) -> nn.Module:
+    name = experiment.model or models.default_model(source.name)
+    return models.build(name, tuple(source.train.inputs.shape[1:]), source.classes, experiment.seed)
+
+
+def _population(experiment: Experiment, source: Source, partition: Partition) -> Population:
+    parts = partition.split(source.labels, experiment.clients, experiment.seed, source.groups)
+    if experiment.local_epochs is not None:
+        return Population(source.train, parts, Epochs(experiment.local_epochs, experiment.batch_size))
+    return Population(source.train, parts, Steps(experiment.local_steps, experiment.batch_size))
+
+
+def _steps(population: Population) -> int:
+    """Local steps per task; their mean over clients where they differ."""
+    work = population.work
+    if isinstance(work, Steps):
+        return work.count
+    sizes = [population.size(client) for client in range(len(population))]
+    return max(1, round(sum(work.count * math.ceil(size / work.size) for size in sizes) / len(sizes)))
+
+
+def _device(name: str) -> torch.device:
+    kind = name.partition(":")[0]
+    if kind not in ("cpu", "cuda"):
+        raise unknown("device", name, ("cpu", "cuda"))
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError):
+        raise InputError(f"the device '{name}' is not to be had here: use --device cpu.") from None
+    return device
+
+
+def _losses(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return cross_entropy(outputs, targets, reduction="none")

@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from worlds import SEED, make_world
 
 from offbeat import checkpoint
 from offbeat.algorithms import Setting, build
@@ -17,6 +16,7 @@ from offbeat.schedule.availability import Cycle, Dropout
 from offbeat.schedule.delays import Tiers
 from offbeat.schedule.dispatch import Asynchronous, Poisson, RoundRefill, Synchronous
 from offbeat.train import train
+from worlds import SEED, make_world
 
 STATE = Checkpoint(
     {"version": 3, "time": 0.1 + 0.2, "names": ["a", "ü"]},
@@ -34,7 +34,10 @@ def equal(one: Checkpoint, other: Checkpoint) -> bool:
     return (
         one.facts == other.facts
         and one.tensors.keys() == other.tensors.keys()
-        and all(a.dtype == other.tensors[n].dtype and torch.equal(a, other.tensors[n]) for n, a in one.tensors.items())
+        and all(
+            a.dtype == other.tensors[n].dtype and torch.equal(a, other.tensors[n])
+            for n, a in one.tensors.items()
+        )
     )
 
 
@@ -109,13 +112,8 @@ def test_a_file_that_lost_its_end_or_a_bit_is_refused_in_one_sentence(data):
         else:
             whole[place] ^= 1 << data.draw(st.integers(0, 7))
             path.write_bytes(whole)
-        try:
-            read = checkpoint.load(path)
-        except InputError as error:
-            assert str(path) in str(error)
-            assert str(error).endswith("remove it, and --resume begins from version 0.")
-        else:  # such as a blank that became another in the header's padding
-            assert equal(read, STATE)
+        with pytest.raises(InputError, match="remove it, and --resume begins from version 0"):
+            checkpoint.load(path)
 
 
 def test_a_file_that_is_none_is_refused(tmp_path):
@@ -147,7 +145,14 @@ def test_cut_anywhere_and_resumed_from_a_file_a_run_ends_with_the_same_bits(rule
 
     def play(resume=None):
         return train(
-            algorithm, engine, dispatch=DISPATCH[rule], buffer=3, rounds=ROUNDS, limit=6, seed=SEED, resume=resume
+            algorithm,
+            engine,
+            dispatch=DISPATCH[rule],
+            buffer=3,
+            rounds=ROUNDS,
+            limit=6,
+            seed=SEED,
+            resume=resume,
         )
 
     whole = []
@@ -160,6 +165,11 @@ def test_cut_anywhere_and_resumed_from_a_file_a_run_ends_with_the_same_bits(rule
         assert [shot.version for shot in again] == list(range(cut + 1, ROUNDS + 1))
         for one, other in zip(again, whole[cut + 1 :], strict=True):
             assert torch.equal(one.x, other.x)
-            assert (one.time, one.filled, one.cohort, one.counts) == (other.time, other.filled, other.cohort, other.counts)
+            assert (one.time, one.filled, one.cohort, one.counts) == (
+                other.time,
+                other.filled,
+                other.cohort,
+                other.counts,
+            )
         checkpoint.save(tmp_path / "last", again[-1].checkpoint())
         assert equal(checkpoint.load(tmp_path / "last"), checkpoint.load(tmp_path / str(ROUNDS)))

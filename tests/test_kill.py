@@ -22,7 +22,9 @@ from offbeat import checkpoint
 from offbeat.cli import main
 
 KILLS = 12  # for each method
-SMALL = "--clients 12 --buffer 3 --concurrency 5 --local-steps 1 --batch-size 4 --every 2 --seed 5".split()
+SMALL = shlex.split(
+    "--clients 12 --buffer 3 --concurrency 5 --local-steps 1 --batch-size 4 --every 2 --seed 5"
+)
 RUNS = {
     "adamasfl": ["run", "adamasfl", *SMALL, "--rounds", "25"],  # clients have memory
     "fadas-da": ["run", "fadas-da", *SMALL, "--rounds", "25", "--average", "0.99", "--dropout", "0.1"],
@@ -104,7 +106,11 @@ def _records(run: Path) -> list[dict[str, object]]:
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_killed_at_random_moments_ends_as_the_one_never_killed(name, tmp_path):
     done = subprocess.run(
-        [sys.executable, __file__, str(tmp_path), name], capture_output=True, text=True, check=False, timeout=300
+        [sys.executable, __file__, str(tmp_path), name],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     kills = json.loads(done.stdout)
@@ -158,7 +164,7 @@ def _begun(run: Path) -> bool:
 
 if __name__ == "__main__":
     import sklearn.datasets  # noqa: F401
-    import torch._dynamo  # noqa: F401
+    import torch._dynamo
 
     torch.set_num_threads(1)
     print(json.dumps(drive(Path(sys.argv[1]), sys.argv[2])))

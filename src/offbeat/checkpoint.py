@@ -67,9 +67,9 @@ def load(path: Path, device: torch.device | str = "cpu") -> Checkpoint:
 
 def _digest(facts: str, tensors: dict[str, Tensor]) -> str:
     digest = hashlib.blake2b(facts.encode(), digest_size=16)
-    for name in sorted(tensors):
-        digest.update(name.encode())
-        digest.update(tensors[name].cpu().reshape(-1).view(torch.uint8).numpy().data)
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

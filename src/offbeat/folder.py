@@ -30,6 +30,8 @@ class Folder:
         self.version: int | None = resumed.facts["version"] if resumed else None  # of the last checkpoint
         self._lock = lock
         lengths = resumed.facts["lengths"] if resumed else dict.fromkeys(_LINES, 0)
+        for name in _LINES:
+            _check_length(path / f"{name}.jsonl", lengths[name])
         self._files = {name: _cut(path / f"{name}.jsonl", lengths[name]) for name in _LINES}
 
     @classmethod
@@ -152,16 +154,17 @@ def _check_no_run(path: Path) -> None:
             raise InputError(f"{path} has a '{name}' that is not of a run: name another --out.")
 
 
-def _cut(path: Path, length: int) -> BufferedWriter:
-    """The file, open for writing after its first `length` bytes."""
-    file = path.open("ab")
-    file.seek(0, os.SEEK_END)
-    if file.tell() < length:
-        file.close()
+def _check_length(path: Path, length: int) -> None:
+    if length and (not path.exists() or path.stat().st_size < length):
         raise InputError(
             f"{path} is shorter than when the checkpoint was taken: "
             "put it back, or start the run anew in another folder."
         )
+
+
+def _cut(path: Path, length: int) -> BufferedWriter:
+    """The file, open for writing after its first `length` bytes."""
+    file = path.open("ab")
     file.truncate(length)
     file.seek(0, os.SEEK_END)
     return file

@@ -45,6 +45,8 @@ class Problem:
             raise InputError("the module's parameters must share one dtype and one device: convert it first.")
         self._shapes = {name: p.shape for name, p in named.items()}
         self._sizes = [p.numel() for p in named.values()]
+        every = list(self._training.named_parameters(remove_duplicate=False))
+        self._tied = len(every) > len({id(parameter) for _, parameter in every})
         self._initial = torch.cat([p.detach().reshape(-1) for p in named.values()])
         norms = [
             (f"{prefix}." if prefix else "", norm)
@@ -95,7 +97,7 @@ class Problem:
     def outputs(self, x: Vector, inputs: Tree, statistics: Mapping[str, Tensor] | None = None) -> Any:
         """What the module in evaluation mode makes of inputs."""
         given = self.parameters(x) | dict(self._statistics if statistics is None else statistics)
-        return _call(self._evaluating, given, inputs)
+        return self._call(self._evaluating, given, inputs)
 
     def objective(self, x: Vector, statistics: Statistics, batch: Batch) -> tuple[Tensor, Statistics]:
         """The loss of one minibatch in training mode, and the statistics it leaves."""
@@ -128,8 +130,14 @@ class Problem:
         inputs, targets = batch.data
         left = {name: value.clone() for name, value in statistics.items()}
         counters = {name: value.clone() for name, value in self._counters.items()}
-        losses = self.loss(_call(self._training, parameters | left | counters, inputs), targets)
+        losses = self.loss(self._call(self._training, parameters | left | counters, inputs), targets)
         return _mean(losses, batch.mask), left
+
+    def _call(self, module: nn.Module, given: dict[str, Tensor], inputs: Tree) -> Any:
+        words = inputs if isinstance(inputs, dict) else {}
+        places = () if words else inputs if isinstance(inputs, tuple) else (inputs,)
+        # looking for tied weights is slow, and most modules have none
+        return functional_call(module, given, places, words, tie_weights=self._tied)
 
     def _decay(self, slope: Vector, x: Vector) -> Vector:
         return slope + self.weight_decay * x if self.weight_decay else slope
@@ -148,12 +156,6 @@ class TaskGradient:
         active = batch.active
         self.statistics = left if active is None else where(active, left, self.statistics)
         return slope
-
-
-def _call(module: nn.Module, given: dict[str, Tensor], inputs: Tree) -> Any:
-    if isinstance(inputs, dict):
-        return functional_call(module, given, (), inputs)
-    return functional_call(module, given, inputs if isinstance(inputs, tuple) else (inputs,))
 
 
 def _mean(losses: Tensor, mask: Tensor | None) -> Tensor:

@@ -99,10 +99,10 @@ class _Ongoing:
         x = shot.x if decay is None or self._average is None else self._average
         scores = evaluate(trial.problem, x, trial.test, {"accuracy": accuracy}, statistics=shot.statistics)
         if not all(math.isfinite(value) for value in scores.values()):
-            clients = ", ".join(str(task.client) for task in shot.filled.tasks) if shot.filled else "none"
+            clients = sorted({task.client for task in shot.filled.tasks}) if shot.filled else ["none"]
             raise DivergedError(
                 f"the loss became NaN or infinite at server step {shot.version} "
-                f"(its updates came from clients {clients}): lower the rates."
+                f"(its updates came from clients {', '.join(map(str, clients))}): lower the rates."
             )
         record = {
             "version": shot.version,

@@ -59,8 +59,9 @@ def compare(folder: Path, asked: Mapping[str, Any]) -> None:
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
     """By the words of the command line."""
     own = {f"--{name.replace('_', '-')}": value for name, value in settings.items()}
-    named = {"the method": own.pop("--algorithm", None)}
-    return named | own | {f"--set {name}": value for name, value in own.pop("--parameters", {}).items()}
+    method = {"the method": own.pop("--algorithm", None)}
+    parameters = own.pop("--parameters", {})
+    return method | own | {f"--set {name}": value for name, value in parameters.items()}
 
 
 def _word(value: Any) -> str:

@@ -13,7 +13,7 @@ from offbeat.algorithms import Setting, build, find
 from offbeat.core import AnyAlgorithm
 from offbeat.engines.engine import Engine
 from offbeat.engines.simulation import Sequential, Vectorised
-from offbeat.errors import InputError, unknown
+from offbeat.errors import InputError
 from offbeat.experiment import Experiment
 from offbeat.population.batches import Epochs, Steps
 from offbeat.population.partition import Partition, parse_partition
@@ -113,9 +113,8 @@ def _steps(population: Population) -> int:
 
 
 def _device(name: str) -> torch.device:
-    kind = name.partition(":")[0]
-    if kind not in ("cpu", "cuda"):
-        raise unknown("device", name, ("cpu", "cuda"))
+    if name.partition(":")[0] not in ("cpu", "cuda"):
+        raise InputError(f"unknown device '{name}': choose cpu or cuda.")
     try:
         device = torch.device(name)
         torch.empty(0, device=device)

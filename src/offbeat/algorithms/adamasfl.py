@@ -6,8 +6,9 @@ whole vector. Here `beta` weighs the *new* gradient. One pass over all clients a
 model fills c_i, c and g. With `Synchronous` dispatch this is PAdaMFed (ICLR 2025).
 
 The paper uploads the displacement over (lr K), which is the mean unit step; it is summed as
-such, and the local model is the start less lr times the sum, so that the rate may be 0 in the start. A client uploads the change of its control variate,
-so the server needs no table. beta = sqrt(SK/T) is capped at 1.
+such, and the local model is the start less lr times the sum, so that the rate may be 0 in the
+start. A client uploads the change of its control variate, so the server needs no table.
+beta = sqrt(SK/T) is capped at 1.
 """
 
 from dataclasses import dataclass, replace

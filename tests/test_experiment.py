@@ -1,0 +1,89 @@
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from offbeat.algorithms import CATALOGUE
+from offbeat.engines.simulation import Sequential, Vectorised
+from offbeat.errors import InputError
+from offbeat.experiment import Experiment
+from offbeat.trial import prepare, resolved
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_every_method_comes_with_its_own_protocol(name):
+    entry = CATALOGUE[name]
+    experiment = Experiment.of(algorithm=name, rounds=100)
+    assert experiment.dispatch == ("asynchronous" if entry.asynchronous else "synchronous")
+    assert experiment.weights == entry.weights
+    assert experiment.buffer == (entry.buffer or 10)
+    assert experiment.every == 5
+
+
+def test_what_was_given_wins_over_the_protocol():
+    experiment = Experiment.of(algorithm="fedavg", dispatch="rounds", buffer=4, every=7, model="logistic")
+    assert (experiment.dispatch, experiment.buffer, experiment.every, experiment.model) == (
+        "rounds",
+        4,
+        7,
+        "logistic",
+    )
+
+
+def test_settings_survive_a_file():
+    experiment = Experiment.of(parameters=(("beta", 0.5), ("local_lr", 0.01)), limit=3, average=0.9)
+    assert Experiment.from_settings(json.loads(json.dumps(experiment.settings()))) == experiment
+
+
+@pytest.mark.parametrize("settings", [{}, {"parameters": []}, {"parameters": {}, "clients": "many"}])
+def test_settings_that_are_not_of_a_run_are_refused(settings):
+    with pytest.raises(InputError, match="these settings are not of a run"):
+        Experiment.from_settings(settings)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["clients", "concurrency", "buffer", "local_steps", "local_epochs", "batch_size", "rounds", "every"],
+)
+@pytest.mark.parametrize("value", [0, -1, 2**31])
+def test_a_count_out_of_range_is_refused(name, value):
+    with pytest.raises(InputError, match=f"--{name.replace('_', '-')} must be at least 1 and below 2\\^31"):
+        dataclasses.replace(Experiment(), **{name: value})
+
+
+def test_the_engine_follows_the_size_of_the_model_unless_named():
+    small = Experiment.of(clients=12, buffer=3, concurrency=5)
+    assert isinstance(prepare(small).engine, Vectorised)
+    assert isinstance(prepare(dataclasses.replace(small, engine="sequential")).engine, Sequential)
+
+
+def test_a_second_trial_may_share_the_data_of_the_first():
+    one = prepare(Experiment.of(clients=12, buffer=3, concurrency=5))
+    other = prepare(Experiment.of(algorithm="fedavg", clients=12, buffer=3), one.source)
+    assert other.source is one.source
+    assert other.engine.population.data.inputs is one.engine.population.data.inputs
+    assert torch.equal(other.problem.initial()[0], one.problem.initial()[0])
+
+
+def test_rates_that_follow_from_the_system_are_resolved():
+    experiment = Experiment.of(clients=12, buffer=3, concurrency=5, parameters=(("beta", 0.25),))
+    trial = prepare(experiment)
+    values = resolved(experiment, trial)
+    assert values["hyperparameters"] == {
+        "local_lr": trial.algorithm.local_lr,
+        "server_lr": trial.algorithm.server_lr,
+        "beta": 0.25,
+    }
+    assert values["model_size"] == 64 * 64 + 64 + 64 * 10 + 10
+    assert values["engine"] == "vectorised"
+    plain = Experiment.of(algorithm="fedadam", clients=12, buffer=3)
+    assert resolved(plain, prepare(plain))["hyperparameters"]["eps"] == 1e-3
+
+
+def test_epochs_count_as_their_mean_number_of_minibatches_over_clients():
+    experiment = Experiment.of(clients=12, buffer=3, concurrency=5, local_epochs=2, batch_size=7)
+    trial = prepare(experiment)
+    sizes = [trial.engine.population.size(client) for client in range(12)]
+    steps = round(sum(2 * -(-size // 7) for size in sizes) / 12)
+    assert trial.algorithm.local_lr == pytest.approx(1 / (steps * experiment.rounds**0.5))  # Theorem 2

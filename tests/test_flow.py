@@ -16,7 +16,15 @@ from offbeat.schedule import flow as flow_module
 from offbeat.schedule.availability import Always, Availability, Back, Cycle, Dropout
 from offbeat.schedule.clock import Clock
 from offbeat.schedule.delays import parse_delay
-from offbeat.schedule.dispatch import Asynchronous, Dispatch, Poisson, RoundRefill, Synchronous
+from offbeat.schedule.dispatch import (
+    Asynchronous,
+    Dispatch,
+    Phases,
+    Poisson,
+    Queues,
+    RoundRefill,
+    Synchronous,
+)
 from offbeat.schedule.filled import Filled
 from offbeat.schedule.flow import Flow
 from offbeat.schedule.timeline import Arrival
@@ -91,6 +99,7 @@ def settings(draw: st.DrawFn) -> dict[str, Any]:
                 Asynchronous(concurrency, eager=False),
                 RoundRefill(concurrency),
                 Poisson(concurrency / population),
+                Phases(concurrency),
             ]
         )
     )
@@ -126,7 +135,8 @@ def test_under_any_settings_the_loop_goes_on_and_every_task_is_accounted_for(opt
         assert counts.started == counts.consumed + counts.dropped + counts.lost + counts.in_flight
         assert counts.started == sum(watched.visits.values())
         assert counts.trips == counts.consumed + counts.dropped
-        assert flow.save()["taken"] == sorted(watched.flying)  # all others are idle again
+        pool = flow.save()["pool"]  # all but those in flight are idle again
+        assert (pool[0] if isinstance(options["dispatch"], Phases) else pool) == sorted(watched.flying)
         time = filled.time
 
 
@@ -140,7 +150,7 @@ def test_saved_after_any_step_and_loaded_it_has_the_same_future(options: dict[st
     again, fresh = make(**options)
     fresh.clock.load(saved["clock"])
     again.load(saved["flow"])
-    fresh.flying = set(saved["flow"]["taken"])
+    fresh.flying = {flight[2] for flight in saved["clock"]["flights"]}
     fresh.visits = dict(zip(saved["flow"]["clients"], saved["flow"]["visits"], strict=True))
     assert [again.fill(version) for version in range(cut, cut + 4)] == expected
     assert again.counts == flow.counts
@@ -359,3 +369,50 @@ def test_a_buffer_that_cannot_fill_is_refused_at_once() -> None:
 def test_staleness_is_the_age_in_versions() -> None:
     tasks = (Task(0, 3, 0), Task(1, 5, 0))
     assert Filled(5, 1.0, tasks, (0.0, 0.0), (1.0, 1.0), (), ()).staleness == (2, 0)
+
+
+def test_a_cohort_is_asked_twice_in_a_row_and_then_another_is() -> None:
+    flow, _ = make(Phases(4), 100, 4)
+    cohorts = [sorted(task.client for task in flow.fill(version).tasks) for version in range(8)]
+    assert cohorts[0::2] == cohorts[1::2]
+    assert len({tuple(cohort) for cohort in cohorts}) == 4
+
+
+def test_when_some_of_a_cohort_are_lost_others_take_their_place_and_the_loop_goes_on() -> None:
+    flow, _ = make(Phases(4), 100, 4, dropout=0.4)
+    filled = [flow.fill(version) for version in range(30)]
+    assert all(len(step.tasks) == 4 for step in filled)
+    assert flow.counts.lost > 5
+
+
+def test_queues_send_each_version_to_clients_drawn_from_all_busy_or_not() -> None:
+    draws = Queues(8).source(0)
+    clock = Clock(parse_delay("tiers:large").bind(draws, 10), draws)
+    flow = Flow(clock, Queues(8), draws, 10, 4)
+    visits: dict[int, list[tuple[int, float, float]]] = {}
+    for version in range(60):
+        filled = flow.fill(version)
+        assert flow.counts.in_flight == 4
+        for task, begun, back in zip(filled.tasks, filled.started, filled.arrived, strict=True):
+            visits.setdefault(task.client, []).append((task.visit, begun, back))
+    for each in visits.values():
+        assert [visit for visit, _, _ in each] == list(range(len(each)))  # first come, first served
+        assert all(before[2] <= after[1] for before, after in pairwise(each))
+    assert sum(map(len, visits.values())) == 240
+
+
+def test_a_queue_is_saved_and_goes_on_as_it_would_have() -> None:
+    def fresh() -> tuple[Flow, Clock]:
+        draws = Queues(9).source(3)
+        clock = Clock(parse_delay("tiers:mild").bind(draws, 10), draws)
+        return Flow(clock, Queues(9), draws, 10, 3), clock
+
+    flow, clock = fresh()
+    for version in range(7):
+        flow.fill(version)
+    saved = json.loads(json.dumps([flow.save(), clock.save()]))
+    expected = [flow.fill(version) for version in range(7, 15)]
+    again, clock = fresh()
+    clock.load(saved[1])
+    again.load(saved[0])
+    assert [again.fill(version) for version in range(7, 15)] == expected

@@ -29,7 +29,7 @@ def test_both_gradients_are_that_of_the_module() -> None:
     problem = Problem(module, cross_entropy)
     x, statistics = problem.initial()
     for differentiate in (problem.differentiate, problem.differentiate_alone):
-        slope, left = differentiate(x, statistics, batch())
+        slope, _, left = differentiate(x, statistics, batch())
         torch.testing.assert_close(slope, reference(module, batch()), rtol=0, atol=1e-15)
         assert left == {}
 
@@ -38,7 +38,7 @@ def test_weight_decay_is_part_of_the_gradient() -> None:
     problem = Problem(network(), cross_entropy, weight_decay=0.1)
     x, _ = problem.initial()
     for differentiate in (problem.differentiate, problem.differentiate_alone):
-        slope, _ = differentiate(x, {}, batch())
+        slope, _, _ = differentiate(x, {}, batch())
         torch.testing.assert_close(slope, reference(network(), batch()) + 0.1 * x, rtol=0, atol=1e-15)
 
 
@@ -58,7 +58,7 @@ def test_frozen_parameters_stay_and_are_not_in_the_vector() -> None:
     module[0].requires_grad_(False)
     problem = Problem(module, cross_entropy)
     assert problem.size == 5 * 3 + 3
-    slope, _ = problem.differentiate_alone(problem.initial()[0], {}, batch())
+    slope, _, _ = problem.differentiate_alone(problem.initial()[0], {}, batch())
     torch.testing.assert_close(slope, reference(network(), batch())[-problem.size :], rtol=0, atol=1e-15)
 
 
@@ -78,7 +78,7 @@ def test_tied_parameters_are_one() -> None:
     problem = Problem(module, cross_entropy)
     assert problem.size == 16
     for differentiate in (problem.differentiate, problem.differentiate_alone):
-        slope, _ = differentiate(problem.initial()[0], {}, batch())
+        slope, _, _ = differentiate(problem.initial()[0], {}, batch())
         torch.testing.assert_close(slope, reference(module, batch()), rtol=0, atol=1e-15)
 
 
@@ -100,7 +100,7 @@ def test_running_statistics_pass_from_step_to_step_as_in_the_module() -> None:
     module = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)).double()
     problem = Problem(module, cross_entropy)
     x, statistics = problem.initial()
-    grad = TaskGradient(problem.differentiate_alone, statistics)
+    grad = TaskGradient(problem, problem.differentiate_alone, statistics)
     for rows in (6, 4, 5):
         grad(x, batch(rows))
         module(batch(rows).data[0])
@@ -113,7 +113,7 @@ def test_padding_leaves_running_statistics_alone() -> None:
     module = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)).double()
     problem = Problem(module, cross_entropy)
     x, statistics = problem.initial()
-    grad = TaskGradient(problem.differentiate, statistics)
+    grad = TaskGradient(problem, problem.differentiate, statistics)
     grad(x, Batch(batch().data, torch.zeros(6, dtype=torch.bool)))
     assert torch.equal(grad.statistics["1.running_mean"], torch.zeros(5))
 
@@ -131,8 +131,8 @@ def test_inputs_may_be_several_arguments_or_named_ones() -> None:
     problem = Problem(Two(), cross_entropy)
     x, _ = problem.initial()
     inputs, targets = batch().data
-    spread, _ = problem.differentiate(x, {}, Batch(((inputs, 2 * inputs), targets)))
-    named, _ = problem.differentiate(x, {}, Batch(({"right": 2 * inputs, "left": inputs}, targets)))
+    spread, *_ = problem.differentiate(x, {}, Batch(((inputs, 2 * inputs), targets)))
+    named, *_ = problem.differentiate(x, {}, Batch(({"right": 2 * inputs, "left": inputs}, targets)))
     assert torch.equal(spread, named)
 
 

@@ -2,6 +2,7 @@ import dataclasses
 import itertools
 import json
 import math
+from pathlib import Path
 
 import pytest
 
@@ -99,6 +100,7 @@ class Saves:
     """A folder that only remembers which versions were saved."""
 
     resumed = None
+    path = Path("nowhere")
 
     def __init__(self):
         self.versions = []

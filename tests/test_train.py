@@ -120,7 +120,7 @@ def test_running_statistics_of_a_step_are_the_mean_over_its_clients() -> None:
         y, statistics = x, start
         for rows in world.population.indices(client, visit, 7):
             data = world.population.data
-            slope, statistics = problem.differentiate_alone(
+            slope, _, statistics = problem.differentiate_alone(
                 y, statistics, Batch((data.inputs[rows], data.targets[rows]))
             )
             y = y - 0.1 * slope

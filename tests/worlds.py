@@ -49,6 +49,7 @@ def make_world(
         [labels] * clients,
         lambda client, visit: population.indices(client, visit, seed),
         CLASSES,
+        own=list(parts),
     )
     return World(Problem(module, each), population, oracle)
 
@@ -59,7 +60,7 @@ def play(
     dispatch: Dispatch,
     *,
     buffer: int = 3,
-    rounds: int = 12,
+    rounds: int = 8,
     weights: Weights = Equal(),
     limit: float = float("inf"),
     seed: int = SEED,

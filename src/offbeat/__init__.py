@@ -14,6 +14,7 @@ from offbeat.errors import DivergedError, InputError
 from offbeat.evaluate import accuracy, ema, evaluate
 from offbeat.experiment import Experiment
 from offbeat.population.batches import Epochs, Steps
+from offbeat.population.homes import Anywhere, InRam, Mapped, OnDevice
 from offbeat.population.partition import Dirichlet, Iid, Natural, Quantity, Shards
 from offbeat.population.population import Examples, Population
 from offbeat.population.sources import Source, load
@@ -32,6 +33,7 @@ __all__ = [
     "AdaMasFL",
     "Algorithm",
     "Always",
+    "Anywhere",
     "Asynchronous",
     "Batch",
     "Batches",
@@ -52,9 +54,12 @@ __all__ = [
     "HalfNormal",
     "Hinge",
     "Iid",
+    "InRam",
     "InputError",
     "LogNormal",
+    "Mapped",
     "Natural",
+    "OnDevice",
     "Poisson",
     "Polynomial",
     "Population",

@@ -1,7 +1,8 @@
 """A whole run at one version, as one file: tensors, and facts as JSON in the file's metadata.
 
 The file is safetensors, so nothing is ever unpickled; it carries a digest of all it holds, and is
-replaced atomically: a kill at any moment leaves the last whole one.
+replaced atomically: a kill at any moment leaves the last whole one. What clients keep in a file of
+its own is not in here, only where it is in that file.
 """
 
 import hashlib
@@ -42,6 +43,7 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
     with part.open("rb") as file:
         os.fsync(file.fileno())
     part.replace(path)
+    _sync(path.parent)
     part.parent.rmdir()
 
 
@@ -63,6 +65,16 @@ def load(path: Path, device: torch.device | str = "cpu") -> Checkpoint:
         ) from None
     # Copies, for a file's pages are not aligned as memory is, and that can change the last bit of a sum.
     return Checkpoint(facts, {name: tensor.to(device, copy=True) for name, tensor in tensors.items()})
+
+
+def _sync(folder: Path) -> None:
+    """The move is on the disk too, before anything that only the file before needed is overwritten."""
+    if os.name == "posix":
+        number = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
 
 
 def _digest(facts: str, tensors: dict[str, Tensor]) -> str:

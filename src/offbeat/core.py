@@ -6,7 +6,7 @@ client does (`local`) and what the server does with the mean of the uploads (`st
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, Self, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ class Batches(NamedTuple):
     """The minibatches of one task, in order."""
 
     items: tuple[Batch, ...]
+    whole: tuple[Batch, ...] = ()  # all the client's examples once, for an algorithm that is a `WholePass`
 
     @property
     def steps(self) -> Tensor | int:
@@ -41,7 +42,14 @@ class Batches(NamedTuple):
         return sum(counts)
 
 
-Gradient: TypeAlias = Callable[[Vector, Batch], Vector]
+class Gradient(Protocol):
+    """The slope of a minibatch's loss at x."""
+
+    def __call__(self, x: Vector, batch: Batch, /) -> Vector: ...
+
+    def with_loss(self, x: Vector, batch: Batch, /) -> tuple[Vector, Tensor]:
+        """The same and the loss itself."""
+        ...
 
 
 class Task(NamedTuple):
@@ -108,6 +116,14 @@ class Algorithm(Protocol[State, Message, Memory, Upload]):
         ...
 
 
+@runtime_checkable
+class WholePass(Protocol):
+    """An algorithm whose local half may also look at all the client's examples at once."""
+
+    @property
+    def whole(self) -> bool: ...
+
+
 AnyAlgorithm: TypeAlias = Algorithm[Any, Any, Any, Any]
 Carry = TypeVar("Carry")
 
@@ -130,3 +146,18 @@ def where(condition: Tensor, yes: Carry, no: Carry) -> Carry:
 def sgd(x: Vector, batches: Batches, grad: Gradient, lr: float) -> Vector:
     """Plain local descent."""
     return scan(lambda y, batch: torch.sub(y, grad(y, batch), alpha=lr), x, batches)
+
+
+def wants_whole(algorithm: AnyAlgorithm) -> bool:
+    """Whether `Batches.whole` is to be filled for it."""
+    return isinstance(algorithm, WholePass) and algorithm.whole
+
+
+def whole_gradient(x: Vector, batches: Batches, grad: Gradient) -> Vector:
+    """The slope at x of the client's loss over all its examples."""
+    total, count = torch.zeros_like(x), torch.zeros((), dtype=x.dtype, device=x.device)
+    for batch in batches.whole:
+        size = len(trees.leaves(batch.data)[0]) if batch.mask is None else batch.mask.sum()
+        total = total + size * grad(x, batch)
+        count = count + size
+    return total / count

@@ -8,6 +8,7 @@ from typing import Any, Self
 from offbeat import models
 from offbeat.algorithms import find
 from offbeat.errors import InputError, unknown
+from offbeat.population.homes import HOMES
 from offbeat.population.sources import NAMES as SOURCES
 
 ENGINES = ("auto", "sequential", "vectorised")
@@ -43,6 +44,7 @@ class Experiment:
     every: int = 10
     engine: str = "auto"
     device: str = "cpu"
+    memory: str = "auto"
     seed: int = 0
 
     @classmethod
@@ -50,7 +52,7 @@ class Experiment:
         """What was given; the rest as the method's own protocol has it, and some twenty evaluations."""
         entry = find(given.get("algorithm", cls.algorithm))
         own = {
-            "dispatch": "asynchronous" if entry.asynchronous else "synchronous",
+            "dispatch": entry.dispatch,
             "buffer": entry.buffer or cls.buffer,
             "weights": entry.weights,
             "model": models.default_model(given.get("data", cls.data)),
@@ -71,6 +73,7 @@ class Experiment:
             ("data set", self.data, SOURCES),
             ("model", self.model, (*models.NAMES, None)),
             ("engine", self.engine, ENGINES),
+            ("memory", self.memory, HOMES),
         ):
             if value not in known:
                 raise unknown(kind, str(value), filter(None, known))

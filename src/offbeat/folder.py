@@ -1,7 +1,8 @@
 """A run's folder: settings, records, trace and checkpoint; a kill at any moment loses nothing whole.
 
 Records and trace are appended line by line; a checkpoint knows how long they were when it was
-taken, and resuming cuts them back to that. One process at a time holds the folder.
+taken, and resuming cuts them back to that. What clients keep may lie here too, in a file `memory`.
+One process at a time holds the folder.
 """
 
 import json
@@ -149,7 +150,7 @@ def _check_no_run(path: Path) -> None:
             f"{path} holds a run already: name another --out, or go on with it by "
             f"'offbeat run --out {shlex.quote(str(path))} --resume'."
         )
-    for name in ("records.jsonl", "trace.jsonl", "checkpoint"):
+    for name in ("records.jsonl", "trace.jsonl", "checkpoint", "memory"):
         if (path / name).exists():
             raise InputError(f"{path} has a '{name}' that is not of a run: name another --out.")
 

@@ -19,7 +19,7 @@ from offbeat.trees import Tree
 
 Loss: TypeAlias = Callable[[Any, Any], Tensor]  # outputs, targets -> () or (examples,)
 Statistics: TypeAlias = dict[str, Tensor]
-Differentiate: TypeAlias = Callable[[Vector, Statistics, Batch], tuple[Vector, Statistics]]
+Differentiate: TypeAlias = Callable[[Vector, Statistics, Batch], tuple[Vector, Tensor, Statistics]]
 
 _NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 
@@ -103,19 +103,21 @@ class Problem:
         """The loss of one minibatch in training mode, and the statistics it leaves."""
         return self._objective(self.parameters(x), statistics, batch)
 
-    def differentiate(self, x: Vector, statistics: Statistics, batch: Batch) -> tuple[Vector, Statistics]:
-        """The gradient at x as a pure function that `vmap` can map."""
-        slope, left = torch.func.grad(self.objective, has_aux=True)(x, statistics, batch)
-        return self._decay(slope, x), left
+    def differentiate(
+        self, x: Vector, statistics: Statistics, batch: Batch
+    ) -> tuple[Vector, Tensor, Statistics]:
+        """Gradient, loss and statistics at x as a pure function that `vmap` can map."""
+        slope, (loss, left) = torch.func.grad_and_value(self.objective, has_aux=True)(x, statistics, batch)
+        return self._decay(slope, x), loss, left
 
     def differentiate_alone(
         self, x: Vector, statistics: Statistics, batch: Batch
-    ) -> tuple[Vector, Statistics]:
+    ) -> tuple[Vector, Tensor, Statistics]:
         """The same for one client, by plain autograd on views of x: nothing is copied but the result."""
         views = {name: view.requires_grad_() for name, view in self.parameters(x.detach()).items()}
         loss, left = self._objective(views, statistics, batch)
         slopes = torch.autograd.grad(loss, list(views.values()), allow_unused=True, materialize_grads=True)
-        return self._decay(torch.cat([slope.reshape(-1) for slope in slopes]), x), left
+        return self._decay(torch.cat([slope.reshape(-1) for slope in slopes]), x), loss.detach(), left
 
     def paddable(self, batch: Batch) -> bool:
         """Whether examples of padding can be kept out of a minibatch's loss and statistics."""
@@ -146,16 +148,26 @@ class Problem:
 class TaskGradient:
     """The gradient function of one task; running statistics pass through it from step to step."""
 
-    def __init__(self, differentiate: Differentiate, statistics: Statistics) -> None:
+    def __init__(self, problem: Problem, differentiate: Differentiate, statistics: Statistics) -> None:
+        self._problem = problem
         self._differentiate = differentiate
         self.statistics = statistics
 
-    def __call__(self, x: Vector, batch: Batch) -> Vector:
+    def __call__(self, x: Vector, batch: Batch, /) -> Vector:
         """The gradient of one minibatch at x."""
-        slope, left = self._differentiate(x, self.statistics, batch)
+        slope, _, left = self._differentiate(x, self.statistics, batch)
+        self._pass_on(left, batch)
+        return slope
+
+    def with_loss(self, x: Vector, batch: Batch, /) -> tuple[Vector, Tensor]:
+        """The same with the loss, weight decay included."""
+        slope, loss, left = self._differentiate(x, self.statistics, batch)
+        self._pass_on(left, batch)
+        return slope, loss + 0.5 * self._problem.weight_decay * (x @ x)
+
+    def _pass_on(self, left: Statistics, batch: Batch) -> None:
         active = batch.active
         self.statistics = left if active is None else where(active, left, self.statistics)
-        return slope
 
 
 def _mean(losses: Tensor, mask: Tensor | None) -> Tensor:

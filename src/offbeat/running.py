@@ -13,7 +13,7 @@ from offbeat.evaluate import accuracy, ema, evaluate
 from offbeat.experiment import Experiment
 from offbeat.folder import Folder
 from offbeat.train import Snapshot, train
-from offbeat.trial import Trial
+from offbeat.trial import Trial, housed
 
 _PAUSE = 5.0  # seconds between checkpoints, at least
 _SHARE = 0.05  # of the time that saving may take
@@ -44,7 +44,7 @@ def run(
     state = _Ongoing(folder.resumed if folder else None)
     shots = train(
         trial.algorithm,
-        trial.engine,
+        housed(trial.engine, folder.path) if folder else trial.engine,
         dispatch=trial.dispatch,
         buffer=experiment.buffer,
         rounds=experiment.rounds,
@@ -129,6 +129,7 @@ class _Ongoing:
         running = {"ages": [self._total, self._count, self._worst], "elapsed": self.elapsed}
         average = {} if self._average is None else {"average": self._average}
         folder.save(Checkpoint(facts | {"running": running}, tensors | average))
+        shot.confirm()
         self._saved = time.monotonic()
         self._cost = self._saved - begun
 

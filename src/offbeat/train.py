@@ -35,6 +35,7 @@ class Snapshot(NamedTuple):
     filled: Filled | None  # the tasks behind it, with their times; for version 0 those of the start
     counts: Counts  # where all tasks so far are
     checkpoint: Callable[[], Checkpoint]  # all that is needed to go on from here
+    confirm: Callable[[], None]  # the last checkpoint is in its place, so what only older ones need may go
 
     @property
     def x(self) -> Vector:
@@ -137,6 +138,7 @@ class _Run:
             filled,
             self.flow.counts,
             self.save,
+            self.session.confirm,
         )
 
     def save(self) -> Checkpoint:
@@ -149,9 +151,10 @@ class _Run:
 
     def load(self, checkpoint: Checkpoint) -> None:
         facts, tensors = checkpoint
-        spec = trees.shape(self.state)
-        self.state = trees.rebuild(spec, [tensors[f"state.{n}"] for n in range(spec.num_leaves)])
-        self.statistics = {name: tensors[f"statistics.{name}"] for name in self.statistics}
+        spec, device = trees.shape(self.state), self.state.x.device
+        leaves = [tensors[f"state.{n}"].to(device) for n in range(spec.num_leaves)]
+        self.state = trees.rebuild(spec, leaves)
+        self.statistics = {name: tensors[f"statistics.{name}"].to(device) for name in self.statistics}
         session = {
             name.removeprefix("session."): t for name, t in tensors.items() if name.startswith("session.")
         }

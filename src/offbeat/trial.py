@@ -1,5 +1,6 @@
 """An experiment made real: data, clients, model, method and engine put together."""
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,11 +12,11 @@ from torch.nn.functional import cross_entropy
 from offbeat import models
 from offbeat.algorithms import Setting, build, find
 from offbeat.core import AnyAlgorithm
-from offbeat.engines.engine import Engine
 from offbeat.engines.simulation import Sequential, Vectorised
 from offbeat.errors import InputError
 from offbeat.experiment import Experiment
 from offbeat.population.batches import Epochs, Steps
+from offbeat.population.homes import make_memories, parse_home, within
 from offbeat.population.partition import Partition, parse_partition
 from offbeat.population.population import Examples, Population
 from offbeat.population.sources import Source, load
@@ -32,7 +33,7 @@ class Trial(NamedTuple):
     """What a run needs."""
 
     algorithm: AnyAlgorithm
-    engine: Engine
+    engine: Sequential | Vectorised
     dispatch: Dispatch
     weights: Weights
     limit: float
@@ -52,8 +53,11 @@ def timing(experiment: Experiment) -> Dispatch:
     )
 
 
-def prepare(experiment: Experiment, source: Source | None = None) -> Trial:
-    """Load, split and put together what an experiment names; most bad input is refused before the loading."""
+def prepare(experiment: Experiment, source: Source | None = None, folder: Path | None = None) -> Trial:
+    """Load, split and put together what an experiment names; most bad input is refused before the loading.
+
+    The folder is where the run is going to be: what clients keep has to fit there, or in memory.
+    """
     dispatch = timing(experiment)
     delays, availability = parse_delay(experiment.delays), parse_availability(experiment.availability)
     dropout, weights = Dropout(experiment.dropout), parse_weights(experiment.weights)
@@ -71,9 +75,17 @@ def prepare(experiment: Experiment, source: Source | None = None) -> Trial:
         experiment.engine == "auto" and (device.type != "cpu" or problem.size <= _TOGETHER)
     )
     kind = Vectorised if together else Sequential
-    engine = kind(problem, population, delays, availability, dropout)
+    home = parse_home(experiment.memory)
+    place = within(home, folder) if folder else home
+    make_memories(place, algorithm.memory(problem.initial()[0]), len(population), device)  # or complains
+    engine = kind(problem, population, delays, availability, dropout, memory=home)
     limit = math.inf if experiment.limit is None else experiment.limit
     return Trial(algorithm, engine, dispatch, weights, limit, problem, source.test.to(device), source)
+
+
+def housed(engine: Sequential | Vectorised, folder: Path) -> Sequential | Vectorised:
+    """The same, with the file of what clients keep in this folder, where it needs one."""
+    return dataclasses.replace(engine, memory=within(engine.memory, folder))
 
 
 def resolved(experiment: Experiment, trial: Trial) -> dict[str, Any]:

@@ -23,7 +23,7 @@ Step: TypeAlias = Sequence[tuple[int, int, int]]  # the tasks one server step co
 
 
 class Problem(Protocol):
-    """Minibatch gradients of the clients' losses."""
+    """The clients' losses and gradients, on minibatches and on all that a client owns."""
 
     def gradient(self, client: int, visit: int, k: int, x: Vector) -> Vector:
         """At x, on the k-th minibatch of that visit."""
@@ -33,10 +33,30 @@ class Problem(Protocol):
         """How many minibatches that visit has."""
         ...
 
+    def loss(self, client: int, visit: int, k: int, x: Vector) -> float:
+        """At x, on the k-th minibatch of that visit."""
+        ...
+
+    def whole_gradient(self, client: int, x: Vector) -> Vector:
+        """At x, of the mean loss over all examples of the client."""
+        ...
+
 
 def begin(x0: npt.ArrayLike) -> list[Vector]:
     """The history of models, which so far is version 0."""
     return [np.array(x0, dtype=np.float64)]
+
+
+def require_prompt(steps: Sequence[Step]) -> None:
+    """For methods that are defined by rounds: everybody must work from the newest version."""
+    if any(version != t for t, step in enumerate(steps) for _, version, _ in step):
+        raise ValueError("this method has rounds: every task of step t must start from version t")
+
+
+def mean_gradient(problem: Problem, client: int, visit: int, x: Vector) -> Vector:
+    """Mean of a visit's minibatch gradients, all at x: nothing moves."""
+    count = problem.steps(client, visit)
+    return sum((problem.gradient(client, visit, k, x) for k in range(count)), 0 * x) / count
 
 
 def local_sgd(problem: Problem, client: int, visit: int, x: Vector, lr: float) -> Vector:

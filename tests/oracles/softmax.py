@@ -20,6 +20,7 @@ class Softmax:
     labels: Sequence[npt.NDArray[np.int64]]  # per client (n_i,)
     batches: Callable[[int, int], Sequence[npt.NDArray[np.int64]]]  # client, visit -> positions
     classes: int
+    own: Sequence[npt.NDArray[np.int64]] | None = None  # per client its positions; None: all of them
 
     def steps(self, client: int, visit: int) -> int:
         return len(self.batches(client, visit))
@@ -30,7 +31,13 @@ class Softmax:
         return -float(chosen.mean())
 
     def gradient(self, client: int, visit: int, k: int, x: Vector) -> Vector:
-        rows = self.batches(client, visit)[k]
+        return self._gradient(client, self.batches(client, visit)[k], x)
+
+    def whole_gradient(self, client: int, x: Vector) -> Vector:
+        rows = np.arange(len(self.labels[client])) if self.own is None else self.own[client]
+        return self._gradient(client, rows, x)
+
+    def _gradient(self, client: int, rows: npt.NDArray[np.int64], x: Vector) -> Vector:
         error = np.exp(self._log_probabilities(client, rows, x))  # (examples, classes)
         error[np.arange(len(rows)), self.labels[client][rows]] -= 1
         error /= len(rows)

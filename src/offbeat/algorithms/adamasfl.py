@@ -90,13 +90,18 @@ class AdaMasFL:
         return Upload(descent / batches.steps, c_new - c_i), c_new
 
     def step(self, state: State, mean: Upload, cohort: Cohort) -> State:
-        if any(weight != 1 for weight in cohort.weights):
-            raise InputError(
-                "AdaMasFL has no staleness weights (its c must stay the mean of all c_i): use constant."
-            )
+        refuse_weights("AdaMasFL", cohort)
         x, g, c = state
         return State(
             x=x - self.server_lr * mean.descent,
             g=self.beta * (mean.shift + c) + (1 - self.beta) * g,
             c=c + cohort.share * mean.shift,
+        )
+
+
+def refuse_weights(name: str, cohort: Cohort) -> None:
+    """Fading weights would break that c is the mean of all c_i."""
+    if any(weight != 1 for weight in cohort.weights):
+        raise InputError(
+            f"{name} has no staleness weights (its c must stay the mean of all c_i): use constant."
         )

@@ -32,9 +32,10 @@ def _describe(name: str) -> dict[str, Any]:
     return {
         "summary": entry.summary,
         "paper": entry.paper,
-        "protocol": "asynchronous" if entry.asynchronous else "synchronous",
+        "protocol": entry.dispatch,
         "weights of stale updates": entry.weights,
         "buffer": entry.buffer,
+        "rates in theory": entry.theory or "none usable",
         "vectors": entry.vectors(),
         "parameters": {key: each.default for key, each in entry.parameters().items()},
     }

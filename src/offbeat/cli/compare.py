@@ -38,7 +38,7 @@ def compare(given: argparse.Namespace) -> int:
     source = None
     trials: dict[str, Trial] = {}
     for name, experiment in experiments.items():
-        trials[name] = prepare(experiment, source)
+        trials[name] = prepare(experiment, source, Path(given.out or "runs"))
         source = trials[name].source
     out = claim(Path("runs"), "compare") if given.out is None else Path(given.out)
     failures: dict[str, str] = {}

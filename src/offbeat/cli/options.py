@@ -39,7 +39,11 @@ _DATA: _Table = {
 }
 _TIME: _Table = {
     "clients": (_whole, "N", "how many clients there are"),
-    "dispatch": (str, "NAME", "synchronous, asynchronous, rounds or poisson; default: the method's own"),
+    "dispatch": (
+        str,
+        "NAME",
+        "synchronous, asynchronous, rounds, poisson, phases or queues; default: the method's own",
+    ),
     "hand_out": (
         str,
         "WHEN",
@@ -73,6 +77,7 @@ _WORK: _Table = {
     "every": (_whole, "N", "evaluate every N server steps; default: 20 times"),
     "engine": (str, "NAME", "auto, sequential or vectorised"),
     "device": (str, "NAME", "cpu or cuda"),
+    "memory": (str, "PLACE", "of what clients keep: ram, device, mapped (a file), or auto, by size"),
 }
 
 

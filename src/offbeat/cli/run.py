@@ -29,7 +29,7 @@ def run(given: argparse.Namespace) -> int:
     experiment = Experiment.of(**options | {"parameters": parameters(algorithm, given.set)})
     if given.out is not None:
         check_free(Path(given.out))
-    trial = prepare(experiment)
+    trial = prepare(experiment, folder=Path(given.out or "runs"))
     out = claim(Path("runs"), f"{algorithm}-{experiment.data}") if given.out is None else Path(given.out)
     asked = experiment.settings() | {"resolved": resolved(experiment, trial)}
     with Folder.begin(out, asked) as folder:
@@ -49,7 +49,7 @@ def _resume(given: argparse.Namespace) -> int:
         if folder.version == experiment.rounds:
             print(f"offbeat: the run in {out} had finished already.", file=sys.stderr)
             return _end(given, experiment, folder, 0)
-        return _train(given, experiment, prepare(experiment), folder)
+        return _train(given, experiment, prepare(experiment, folder=out), folder)
 
 
 def _train(given: argparse.Namespace, experiment: Experiment, trial: Trial, folder: Folder) -> int:

@@ -44,6 +44,10 @@ class Session(Timeline, Protocol):
 
     def save(self) -> Saved: ...
 
+    def confirm(self) -> None:
+        """What `save` last gave is in its place: nothing older will be loaded again."""
+        ...
+
     def load(self, saved: Saved) -> None: ...
 
 

@@ -9,6 +9,7 @@ second visit sees what its first left.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from offbeat import trees
 from offbeat.core import AnyAlgorithm, Task, Vector, Visit
 from offbeat.engines.engine import Gathered, Saved
 from offbeat.engines.work import OneByOne, Results, Start, Together, Work
-from offbeat.population.memory import Memories
+from offbeat.population.homes import Anywhere, Home, make_memories
 from offbeat.population.population import Population
 from offbeat.problem import Problem, Statistics
 from offbeat.schedule.availability import Always, Availability, Dropout
@@ -37,6 +38,7 @@ class Sequential:
     delays: Delay = Tiers("mild")
     availability: Availability = Always()
     dropout: Dropout = Dropout()
+    memory: Home = Anywhere()
 
     @property
     def clients(self) -> int:
@@ -47,7 +49,8 @@ class Sequential:
 
     def open(self, algorithm: AnyAlgorithm, seed: int, source: Draws) -> "Simulation":
         clock = Clock(self.delays.bind(source, self.clients), source, self.dropout)
-        return Simulation(algorithm, self.problem, clock, OneByOne(self.problem, self.population), seed)
+        work = OneByOne(self.problem, self.population)
+        return Simulation(algorithm, self.problem, clock, work, seed, self.memory, self.clients)
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ class Vectorised:
     availability: Availability = Always()
     dropout: Dropout = Dropout()
     chunk: int | None = None
+    memory: Home = Anywhere()
 
     @property
     def clients(self) -> int:
@@ -70,16 +74,22 @@ class Vectorised:
 
     def open(self, algorithm: AnyAlgorithm, seed: int, source: Draws) -> "Simulation":
         clock = Clock(self.delays.bind(source, self.clients), source, self.dropout)
-        return Simulation(
-            algorithm, self.problem, clock, Together(self.problem, self.population, self.chunk), seed
-        )
+        work = Together(self.problem, self.population, self.chunk)
+        return Simulation(algorithm, self.problem, clock, work, seed, self.memory, self.clients)
 
 
 class Simulation:
     """One run under a virtual clock."""
 
     def __init__(
-        self, algorithm: AnyAlgorithm, problem: Problem, clock: Clock, work: Work, seed: int
+        self,
+        algorithm: AnyAlgorithm,
+        problem: Problem,
+        clock: Clock,
+        work: Work,
+        seed: int,
+        home: Home,
+        clients: int,
     ) -> None:
         x, statistics = problem.initial()
         message = algorithm.broadcast(algorithm.init(x), 0)
@@ -89,7 +99,8 @@ class Simulation:
         self._seed = seed
         self._device = problem.device
         self._shape = trees.shape((message, statistics))
-        self._memories = Memories(algorithm.memory(x))
+        self._make_memories = partial(make_memories, home, algorithm.memory(x), clients, problem.device)
+        self._memories = self._make_memories()
         self._messages: dict[int, Tree] = {}
         self._holders: Counter[int] = Counter()  # tasks in flight or waiting, by version
         self._current = 0
@@ -142,19 +153,25 @@ class Simulation:
             "versions": sorted(self._messages),
             "clients": clients,
             "columns": len(columns),
+            "mapped": self._memories.mapped,
         }
         return Saved(facts, tensors)
+
+    def confirm(self) -> None:
+        self._memories.confirm()
 
     def load(self, saved: Saved) -> None:
         facts, tensors = saved
         self._clock.load(facts["clock"])
         self._holders = Counter(dict(facts["holders"]))
         self._current = facts["current"]
+        self._memories = self._make_memories(mapped=facts["mapped"])
         self._memories.load(facts["clients"], [tensors[f"memory.{leaf}"] for leaf in range(facts["columns"])])
         self._messages = {version: self._message(version, tensors) for version in facts["versions"]}
 
     def _message(self, version: int, tensors: dict[str, Tensor]) -> Tree:
-        leaves = [tensors[f"message.{version}.{leaf}"] for leaf in range(self._shape.num_leaves)]
+        names = [f"message.{version}.{leaf}" for leaf in range(self._shape.num_leaves)]
+        leaves = [tensors[name].to(self._device) for name in names]
         return trees.rebuild(self._shape, leaves)
 
     def _compute(self, tasks: Sequence[Task], version: int) -> Results:

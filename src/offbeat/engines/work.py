@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from offbeat import draws, trees
-from offbeat.core import AnyAlgorithm, Batch, Batches, Task, Visit
+from offbeat.core import AnyAlgorithm, Batch, Batches, Task, Visit, wants_whole
 from offbeat.population.population import Population
 from offbeat.problem import Problem, Statistics, TaskGradient
 from offbeat.trees import Tree
@@ -64,12 +64,15 @@ class OneByOne:
 
     def _one(self, algorithm: AnyAlgorithm, task: Task, start: Start, seed: int) -> Results:
         indices = self._population.indices(task.client, task.visit, seed)
-        data = self._population.data
-        batches = Batches(tuple(Batch(_take(data, torch.from_numpy(places))) for places in indices))
-        grad = TaskGradient(self._problem.differentiate_alone, start.statistics)
+        whole = self._population.everything(task.client) if wants_whole(algorithm) else []
+        batches = Batches(self._load(indices), self._load(whole))
+        grad = TaskGradient(self._problem, self._problem.differentiate_alone, start.statistics)
         with _seeded(self._problem.device, draws.torch_seed(seed, "module", task.client, task.visit)):
             upload, memory = algorithm.local(start.message, start.memory, batches, start.visit, grad)
         return Results(upload, memory, grad.statistics)
+
+    def _load(self, indices: list[np.ndarray]) -> tuple[Batch, ...]:
+        return tuple(Batch(_take(self._population.data, torch.from_numpy(places))) for places in indices)
 
 
 class Together:
@@ -90,13 +93,13 @@ class Together:
         if not self._mappable:
             return self._alone(algorithm, tasks, starts, seed)
         indices = [self._population.indices(task.client, task.visit, seed) for task in tasks]
-        places, mask = _pad(indices)
-        if mask is not None and _partial(mask) and not self._can_pad(indices):
+        stacks = {"items": _pad(indices)}
+        if wants_whole(algorithm):
+            stacks["whole"] = _pad([self._population.everything(task.client) for task in tasks])
+        if any(stack.partial for stack in stacks.values()) and not self._can_pad(indices):
             return self._alone(algorithm, tasks, starts, seed)
-        data = _take(self._population.data, torch.from_numpy(places))
-        masks = None if mask is None else torch.from_numpy(mask).to(self._problem.device)
         try:
-            return self._map(algorithm, trees.stack(starts), data, masks)
+            return self._map(algorithm, trees.stack(starts), stacks)
         except RuntimeError as error:
             if not _unmappable(error):
                 raise
@@ -107,15 +110,21 @@ class Together:
             )
             return self._alone(algorithm, tasks, starts, seed)
 
-    def _map(self, algorithm: AnyAlgorithm, starts: Start, data: Tree, masks: Tensor | None) -> Results:
-        def one(start: Start, data: Tree, mask: Tensor | None = None) -> tuple[Any, Any, Statistics]:
-            batches = _unstack(data, mask)
-            grad = TaskGradient(self._problem.differentiate, start.statistics)
+    def _map(self, algorithm: AnyAlgorithm, starts: Start, stacks: dict[str, "_Places"]) -> Results:
+        data = {name: self._load(stack) for name, stack in stacks.items()}
+
+        def one(start: Start, data: dict[str, tuple[Tree, ...]]) -> tuple[Any, Any, Statistics]:
+            batches = Batches(**{name: _unstack(*stack) for name, stack in data.items()})
+            grad = TaskGradient(self._problem, self._problem.differentiate, start.statistics)
             upload, memory = algorithm.local(start.message, start.memory, batches, start.visit, grad)
             return upload, memory, grad.statistics
 
-        arguments = (starts, data) if masks is None else (starts, data, masks)
-        return Results(*vmap(one, randomness="error", chunk_size=self._chunk)(*arguments))
+        return Results(*vmap(one, randomness="error", chunk_size=self._chunk)(starts, data))
+
+    def _load(self, stack: "_Places") -> tuple[Tree, ...]:
+        """The examples at padded places, and the mask if there is one."""
+        data = _take(self._population.data, torch.from_numpy(stack.places))
+        return (data,) if stack.full else (data, torch.from_numpy(stack.mask).to(self._problem.device))
 
     def _can_pad(self, indices: list[list[np.ndarray]]) -> bool:
         if self._paddable is None:
@@ -128,19 +137,33 @@ def _take(data: Tree, places: Tensor) -> Tree:
     return trees.over(lambda leaf: leaf[places.to(leaf.device)], tuple(data))
 
 
-def _unstack(data: Tree, mask: Tensor | None) -> Batches:
+def _unstack(data: Tree, mask: Tensor | None = None) -> tuple[Batch, ...]:
     """(steps, examples, ...) leaves to one minibatch per step."""
     steps = trees.leaves(data)[0].shape[0]
-    return Batches(
-        tuple(
-            Batch(trees.over(lambda leaf, k=k: leaf[k], data), None if mask is None else mask[k])
-            for k in range(steps)
-        )
+    return tuple(
+        Batch(trees.over(lambda leaf, k=k: leaf[k], data), None if mask is None else mask[k])
+        for k in range(steps)
     )
 
 
-def _pad(indices: list[list[np.ndarray]]) -> tuple[np.ndarray, np.ndarray | None]:
-    """Places (tasks, steps, examples) padded with example 0, and what is real; None if all is."""
+class _Places(NamedTuple):
+    """Where the examples of several tasks are, padded with example 0, and which are real."""
+
+    places: np.ndarray  # (tasks, steps, examples)
+    mask: np.ndarray  # of the same shape
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing is padding."""
+        return bool(self.mask.all())
+
+    @property
+    def partial(self) -> bool:
+        """Whether some minibatch holds both real examples and padding."""
+        return bool((self.mask.any(-1) & ~self.mask.all(-1)).any())
+
+
+def _pad(indices: list[list[np.ndarray]]) -> _Places:
     steps = max(len(task) for task in indices)
     examples = max(len(batch) for task in indices for batch in task)
     places = np.zeros((len(indices), steps, examples), dtype=np.int64)
@@ -149,12 +172,7 @@ def _pad(indices: list[list[np.ndarray]]) -> tuple[np.ndarray, np.ndarray | None
         for step, batch in enumerate(task):
             places[row, step, : len(batch)] = batch
             mask[row, step, : len(batch)] = True
-    return places, None if mask.all() else mask
-
-
-def _partial(mask: np.ndarray) -> bool:
-    """Whether some minibatch holds both real examples and padding."""
-    return bool((mask.any(-1) & ~mask.all(-1)).any())
+    return _Places(places, mask)
 
 
 def _unmappable(error: RuntimeError) -> bool:

@@ -16,6 +16,8 @@ from offbeat.trees import Tree
 
 Indices = NDArray[np.int64]
 
+_PIECE = 256  # examples of one piece of a pass over everything
+
 
 class Examples(NamedTuple):
     """Inputs and what a model should make of them: trees of tensors whose first axis is the examples."""
@@ -71,6 +73,11 @@ class Population:
             raise _empty(client)
         batches = self.work.draw(len(part), draws.generator(seed, "batches", client, visit))
         return [part[batch] for batch in batches]
+
+    def everything(self, client: int) -> list[Indices]:
+        """All of a client's examples once, in pieces of bounded size."""
+        part = np.asarray(self.parts[client])
+        return [part[start : start + _PIECE] for start in range(0, len(part), _PIECE)]
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
         """The same clients with their examples elsewhere."""

@@ -14,7 +14,10 @@ Flight: TypeAlias = tuple[float, int, int, int, int, bool, float]
 
 
 class Clock:
-    """Tasks in flight; equal times are told apart by the order of starting."""
+    """Tasks in flight; equal times are told apart by the order of starting.
+
+    A client that is sent a second task before it is done with the first begins when it is.
+    """
 
     def __init__(
         self, seconds: Callable[[int, int, float], float], draws: Draws, dropout: Dropout | None = None
@@ -26,6 +29,7 @@ class Clock:
         self._risky = self._dropout.probability > 0
         # Flat, for the garbage collector does not walk through tuples of numbers.
         self._heap: list[Flight] = []
+        self._ends: dict[int, float] = {}  # when each client at work will be done with all it was sent
         self.busy = 0  # how many tasks are in flight
         self._serial = 0
 
@@ -36,8 +40,9 @@ class Clock:
         lost = self._risky and not sure and self._dropout.loses(self._draws.seed, client, visit)
         if lost:
             duration *= self._dropout.patience
-        now = self.now
-        heappush(self._heap, (now + duration, self._serial, client, version, visit, lost, now))
+        begin = max(self.now, self._ends.get(client, 0.0))
+        due = self._ends[client] = begin + duration
+        heappush(self._heap, (due, self._serial, client, version, visit, lost, begin))
         self._serial += 1
         self.busy += 1
 
@@ -45,6 +50,8 @@ class Clock:
         """Go on to the next arrival."""
         due, _, client, version, visit, lost, started = heappop(self._heap)
         self.busy -= 1
+        if self._ends.get(client, due) <= due:
+            self._ends.pop(client, None)
         if due > self.now:
             self.now = due
         return Arrival(Task(client, version, visit), started, due, lost)
@@ -63,3 +70,6 @@ class Clock:
         self._serial = int(data["serial"])
         self._heap = [cast(Flight, tuple(flight)) for flight in data["flights"]]
         self.busy = len(self._heap)
+        self._ends = {}
+        for due, _, client, *_ in self._heap:
+            self._ends[client] = max(due, self._ends.get(client, due))

@@ -1,4 +1,4 @@
-"""How many tasks to start, and when; who gets them is uniform among the idle."""
+"""How many tasks to start, and when; who gets them is uniform, mostly among the idle."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -6,7 +6,10 @@ from typing import ClassVar, Protocol
 
 from offbeat.errors import InputError, unknown
 from offbeat.schedule.fadas_scripts import ScriptDraws
+from offbeat.schedule.pool import Anybody, IdleFirst, Pool, Twice
 from offbeat.schedule.sources import Draws, KeyedDraws
+
+NAMES = ("synchronous", "asynchronous", "rounds", "poisson", "phases", "queues")
 
 
 class Moment(Enum):
@@ -33,6 +36,10 @@ class Dispatch(Protocol):
         """The source of draws that goes with the rule."""
         ...
 
+    def pool(self, population: int) -> Pool:
+        """Whom it chooses from."""
+        ...
+
     def check(self, buffer: int, population: int) -> None:
         """Refuse what cannot work."""
         ...
@@ -50,6 +57,9 @@ class Synchronous:
 
     def source(self, seed: int) -> Draws:
         return KeyedDraws(seed)
+
+    def pool(self, population: int) -> Pool:
+        return IdleFirst(population)
 
     def check(self, buffer: int, population: int) -> None:
         _check_buffer(buffer, population)
@@ -74,6 +84,9 @@ class Asynchronous:
     def source(self, seed: int) -> Draws:
         return KeyedDraws(seed)
 
+    def pool(self, population: int) -> Pool:
+        return IdleFirst(population)
+
     def check(self, buffer: int, population: int) -> None:
         _check_buffer(buffer, population)
         _check_room("concurrency", self.concurrency, buffer, population)
@@ -91,6 +104,9 @@ class RoundRefill:
 
     def source(self, seed: int) -> Draws:
         return ScriptDraws(seed)
+
+    def pool(self, population: int) -> Pool:
+        return IdleFirst(population)
 
     def check(self, buffer: int, population: int) -> None:
         _check_buffer(buffer, population)
@@ -110,10 +126,59 @@ class Poisson:
     def source(self, seed: int) -> Draws:
         return KeyedDraws(seed)
 
+    def pool(self, population: int) -> Pool:
+        return IdleFirst(population)
+
     def check(self, buffer: int, population: int) -> None:
         _check_buffer(buffer, population)
         if not 0 < self.rate <= 1:
             raise InputError(f"the rate of poisson dispatch is {self.rate}: give one above 0 and at most 1.")
+
+
+@dataclass(frozen=True)
+class Phases:
+    """A cohort is asked twice in a row before the next one: for methods with two trips a round (MIME)."""
+
+    cohort: int
+    redraws: ClassVar[bool] = True
+
+    def count(self, idle: int, busy: int, waiting: int, moment: Moment, draws: Draws) -> int:
+        return self.cohort - waiting - busy if moment is Moment.PUBLISHED else 0
+
+    def source(self, seed: int) -> Draws:
+        return KeyedDraws(seed)
+
+    def pool(self, population: int) -> Pool:
+        return Twice(population)
+
+    def check(self, buffer: int, population: int) -> None:
+        _check_buffer(buffer, population)
+        _check_room("cohort", self.cohort, buffer, population)
+
+
+@dataclass(frozen=True)
+class Queues:
+    """Each version goes to as many clients as the buffer takes, drawn from all, busy or not (DeFedAvg-nIID).
+
+    A client works through what it was sent in order. `outstanding` tasks are there at first, and
+    as many stay, since as many come back as are sent.
+    """
+
+    outstanding: int
+    redraws: ClassVar[bool] = True
+
+    def count(self, idle: int, busy: int, waiting: int, moment: Moment, draws: Draws) -> int:
+        return self.outstanding - busy - waiting if moment is Moment.PUBLISHED else 0
+
+    def source(self, seed: int) -> Draws:
+        return KeyedDraws(seed)
+
+    def pool(self, population: int) -> Pool:
+        return Anybody(population)
+
+    def check(self, buffer: int, population: int) -> None:
+        _check_buffer(buffer, population)
+        _check_room("concurrency", self.outstanding, buffer, population)
 
 
 def _check_buffer(buffer: int, population: int) -> None:
@@ -156,7 +221,11 @@ def parse_dispatch(
                 f"the concurrency of {concurrency} is not between 1 and the {population} clients: change one."
             )
         rule = Poisson(concurrency / population if rate is None else rate)
+    elif name == "phases":
+        rule = Phases(buffer)
+    elif name == "queues":
+        rule = Queues(concurrency)
     else:
-        raise unknown("dispatch", name, ("synchronous", "asynchronous", "rounds", "poisson"))
+        raise unknown("dispatch", name, NAMES)
     rule.check(buffer, population)
     return rule

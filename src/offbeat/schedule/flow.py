@@ -11,7 +11,6 @@ from offbeat.errors import InputError
 from offbeat.schedule.availability import Always, Availability
 from offbeat.schedule.dispatch import Dispatch, Moment
 from offbeat.schedule.filled import Counts, Filled
-from offbeat.schedule.pool import Pool
 from offbeat.schedule.sources import Draws
 from offbeat.schedule.timeline import Arrival, Timeline
 
@@ -20,7 +19,7 @@ BLANKS = 100_000  # times that a dispatcher may start nobody while nobody is in 
 
 
 class Flow:
-    """A client has at most one task in flight, and is chosen again within one step only when nobody is idle.
+    """How many tasks to start is the dispatcher's to say, who gets them its pool's.
 
     A client that is away when chosen is left alone; where somebody else is drawn in its place and
     all seem to be away, the task is started at a later arrival.
@@ -46,7 +45,7 @@ class Flow:
         self._dispatch = dispatch
         self._draws = draws
         self._back = (availability or Always()).bind(draws.seed)
-        self._pool = Pool(population)
+        self._pool = dispatch.pool(population)
         self._visits = array("I", bytes(4 * population))
         self._waiting: list[Arrival] = []
         self._started = self._consumed = self._dropped = self._lost = 0
@@ -112,7 +111,7 @@ class Flow:
         return {
             "clients": clients.tolist(),
             "visits": visits[clients].tolist(),
-            "taken": self._pool.taken(),
+            "pool": self._pool.save(),
             "counts": [self._started, self._consumed, self._dropped, self._lost],
             "draws": self._draws.save(),
         }
@@ -122,7 +121,7 @@ class Flow:
         self._visits = array("I", bytes(4 * self.population))
         for client, visits in zip(data["clients"], data["visits"], strict=True):
             self._visits[client] = visits
-        self._pool = Pool(self.population, data["taken"])
+        self._pool.load(data["pool"])
         self._started, self._consumed, self._dropped, self._lost = data["counts"]
         self._draws.load(data["draws"])
 

@@ -1,25 +1,60 @@
-"""Who can be given a task: idle clients, and failing those, clients that are just back."""
+"""Who can be given a task."""
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from typing import Any, Protocol
 
 from offbeat.schedule.idle import Idle
 from offbeat.schedule.sources import Draws
 
 
-class Pool:
+class Pool(Protocol):
+    """The clients, as far as choosing among them goes; `len` is how many can be chosen."""
+
+    def __len__(self) -> int: ...
+
+    def choose(self, count: int, draws: Draws) -> list[int]:
+        """That many different clients, or all that can be chosen."""
+        ...
+
+    def take(self, client: int) -> None:
+        """Send off one that was chosen."""
+        ...
+
+    def rest(self, client: int) -> None:
+        """It is back in this step."""
+        ...
+
+    def release(self, client: int) -> None:
+        """It came back with nothing of use."""
+        ...
+
+    def settle(self) -> None:
+        """The step is over."""
+        ...
+
+    def give(self, client: int) -> None:
+        """It is back and idle at once."""
+        ...
+
+    def save(self) -> Any:
+        """Between two steps, as JSON."""
+        ...
+
+    def load(self, data: Any) -> None: ...
+
+
+class IdleFirst:
     """A client is idle, in flight, or resting: back in this step, and chosen only when nobody is idle."""
 
-    def __init__(self, population: int, taken: Iterable[int] = ()) -> None:
-        self._idle = Idle(population, taken)
+    def __init__(self, population: int) -> None:
+        self._population = population
+        self._idle = Idle(population)
         self._resting: list[int] = []  # by id
 
     def __len__(self) -> int:
-        """How many can be chosen."""
         return self._idle.count or len(self._resting)
 
     def choose(self, count: int, draws: Draws) -> list[int]:
-        """That many different clients, or all that can be chosen, uniformly."""
         idle, resting = self._idle, self._resting
         if idle.count:
             return list(map(idle.pick, draws.ranks(idle.count, min(count, idle.count))))
@@ -28,34 +63,32 @@ class Pool:
         return []
 
     def take(self, client: int) -> None:
-        """Send off one that was chosen."""
         if self._idle.count:
             self._idle.take(client)
         else:
             self._unrest(client)
 
     def rest(self, client: int) -> None:
-        """It is back."""
         insort(self._resting, client)
 
     def release(self, client: int) -> None:
-        """It is idle, if it is resting."""
         if self._unrest(client):
             self._idle.give(client)
 
     def settle(self) -> None:
-        """All who rest are idle."""
         for client in self._resting:
             self._idle.give(client)
         self._resting.clear()
 
     def give(self, client: int) -> None:
-        """It is back and idle at once."""
         self._idle.give(client)
 
-    def taken(self) -> list[int]:
-        """Who is not idle, by id."""
+    def save(self) -> list[int]:
         return self._idle.taken()
+
+    def load(self, data: list[int]) -> None:
+        self._idle = Idle(self._population, data)
+        self._resting = []
 
     def _unrest(self, client: int) -> bool:
         place = bisect_left(self._resting, client)
@@ -63,3 +96,83 @@ class Pool:
         if found:
             del self._resting[place]
         return found
+
+
+class Anybody:
+    """Every client can be chosen at any time; one that is at work takes its tasks one after another."""
+
+    def __init__(self, population: int) -> None:
+        self._population = population
+
+    def __len__(self) -> int:
+        return self._population
+
+    def choose(self, count: int, draws: Draws) -> list[int]:
+        return list(draws.ranks(self._population, min(count, self._population)))
+
+    def take(self, client: int) -> None:
+        pass
+
+    def rest(self, client: int) -> None:
+        pass
+
+    def release(self, client: int) -> None:
+        pass
+
+    def settle(self) -> None:
+        pass
+
+    def give(self, client: int) -> None:
+        pass
+
+    def save(self) -> None:
+        return None
+
+    def load(self, data: None) -> None:
+        pass
+
+
+class Twice:
+    """Those of one step are chosen again for the next, and then others."""
+
+    def __init__(self, population: int) -> None:
+        self._pool = IdleFirst(population)
+        self._back: list[int] = []  # of this step
+        self._again: list[int] = []  # to be chosen first
+        self._second = False  # whether this step is the second of two
+
+    def __len__(self) -> int:
+        return len(self._pool)
+
+    def choose(self, count: int, draws: Draws) -> list[int]:
+        if not self._again:
+            return self._pool.choose(count, draws)
+        chosen, self._again = self._again[:count], self._again[count:]
+        return chosen
+
+    def take(self, client: int) -> None:
+        self._pool.take(client)
+
+    def rest(self, client: int) -> None:
+        self._pool.rest(client)
+        self._back.append(client)
+
+    def release(self, client: int) -> None:
+        self._pool.release(client)
+        self._back.remove(client)
+
+    def settle(self) -> None:
+        self._pool.settle()
+        self._again = [] if self._second else self._back
+        self._back, self._second = [], not self._second
+
+    def give(self, client: int) -> None:
+        self._pool.give(client)
+
+    def save(self) -> list[Any]:
+        return [self._pool.save(), self._again, self._second]
+
+    def load(self, data: list[Any]) -> None:
+        taken, self._again, self._second = data
+        self._back = []
+        self._pool.load(taken)

@@ -1,0 +1,66 @@
+"""DuDe-ASGD (Wang, Sun, Wai, Zhang 2024, arXiv 2405.16966): the mean of everybody's latest gradient.
+
+The server walks along the mean of all clients' latest gradients, of which an arrival replaces
+one. One pass over all clients fills them. The paper has one gradient per task, a buffer of 1 and
+everybody always at work (`--local-steps 1 --dispatch rounds`, concurrency = clients); with K local
+steps a client's gradient is the mean along its local path, (start - end) / (lr K). The paper
+keeps the table at the server; here each client keeps its own and sends the change.
+Reconstructed from the literature, not confirmed against the paper's own listing.
+"""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
+
+import torch
+from torch import zeros_like
+
+from offbeat.algorithms.adamasfl import refuse_weights
+from offbeat.algorithms.fedopt import Message
+from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
+
+
+class State(NamedTuple):
+    """The server's."""
+
+    x: Vector
+    g: Vector  # mean of the clients' latest gradients
+
+
+class Upload(NamedTuple):
+    """Up."""
+
+    shift: Vector  # the gradient less the last one
+
+
+@dataclass(frozen=True)
+class DuDe:
+    """Asynchronous SGD along the mean of all latest gradients."""
+
+    local_lr: float
+    server_lr: float
+
+    def warmup(self) -> Self:
+        return replace(self, local_lr=0.0, server_lr=0.0)
+
+    def init(self, x: Vector) -> State:
+        return State(x, zeros_like(x))
+
+    def memory(self, x: Vector) -> Vector:
+        return zeros_like(x)
+
+    def broadcast(self, state: State, version: int) -> Message:
+        return Message(state.x)
+
+    def local(
+        self, message: Message, last: Vector, batches: Batches, visit: Visit, grad: Gradient
+    ) -> tuple[Upload, Vector]:
+        def step(total: Vector, batch: Batch) -> Vector:
+            return total + grad(torch.sub(message.x, total, alpha=self.local_lr), batch)
+
+        g = scan(step, zeros_like(last), batches) / batches.steps
+        return Upload(g - last), g
+
+    def step(self, state: State, mean: Upload, cohort: Cohort) -> State:
+        refuse_weights("DuDe-ASGD", cohort)
+        g = state.g + cohort.share * mean.shift
+        return State(state.x - self.server_lr * g, g)

@@ -1,0 +1,67 @@
+"""What the catalogue knows of a method."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Concatenate, NamedTuple
+
+import torch
+
+from offbeat import trees
+from offbeat.core import AnyAlgorithm, Batch, Batches, Vector, Visit
+
+
+class Setting(NamedTuple):
+    """What the system defines: S, K and T."""
+
+    cohort: int  # updates per server step
+    steps: int  # local steps per task
+    rounds: int  # server steps
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One method of the catalogue."""
+
+    build: Callable[Concatenate[Setting, ...], AnyAlgorithm]
+    summary: str
+    paper: str
+    dispatch: str  # of the paper's protocol
+    weights: str = "constant"  # of stale updates, unless the user says otherwise
+    buffer: int | None = None  # of the paper's protocol, where it fixes one
+    theory: str = ""  # the rates that the paper's theorem asks for
+
+    def parameters(self) -> Mapping[str, inspect.Parameter]:
+        """The hyperparameters, with defaults."""
+        every = inspect.signature(self.build).parameters
+        return {name: p for name, p in every.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+    def vectors(self) -> dict[str, int]:
+        """What a round sends and what is kept, in model-sized vectors, read off the method at work."""
+        algorithm = self.build(Setting(1, 1, 1))
+        x = torch.zeros(1)
+        state, memory = algorithm.init(x), algorithm.memory(x)
+        visit = Visit(torch.tensor(0), torch.tensor(0))
+        empty = Batch((torch.zeros(1),))
+        down = up = 0
+        for version in range(2 if self.dispatch == "phases" else 1):
+            message = algorithm.broadcast(state, version)
+            upload, _ = algorithm.local(message, memory, Batches((empty,), (empty,)), visit, _Flat())
+            down += len(trees.leaves(message))
+            up += len(trees.leaves(upload))
+        return {
+            "down": down,
+            "up": up,
+            "client": len(trees.leaves(memory)),
+            "server": len(trees.leaves(state)),
+        }
+
+
+class _Flat:
+    """The gradient of nothing."""
+
+    def __call__(self, x: Vector, batch: Batch, /) -> Vector:
+        return torch.zeros_like(x)
+
+    def with_loss(self, x: Vector, batch: Batch, /) -> tuple[Vector, torch.Tensor]:
+        return torch.zeros_like(x), torch.zeros(())

@@ -1,0 +1,71 @@
+"""FAFED (Wu et al., AAAI 2023): local recursive momentum under a shared adaptive scale.
+
+Reconstructed from a summary, not confirmed against the paper, whose schedules (rates that fall
+with the number of local steps) are left out: rates are constant here. All clients take part in
+every round. A round hands out x, m, v and the scale h = sqrt(v) + eps, which stands still; a local
+step moves first, y' = y - lr m / h, and then sets m <- gradient(y') + (1 - alpha) (m - gradient(y)) on
+one minibatch and v <- rho v + (1 - rho) gradient(y')^2. The server replaces x, m and v by their means.
+One pass over all clients at the initial model gives m its mean gradient and v its mean square.
+"""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
+
+import torch
+from torch import zeros_like
+
+from offbeat.algorithms.adamasfl import refuse_weights
+from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
+
+
+class Triple(NamedTuple):
+    """State, message and upload alike."""
+
+    x: Vector
+    m: Vector  # momentum
+    v: Vector  # mean square
+
+
+@dataclass(frozen=True)
+class FAFED:
+    """Adaptive local steps along recursive momentum."""
+
+    local_lr: float
+    alpha: float
+    rho: float = 0.9
+    eps: float = 1e-3
+    starting: bool = False
+
+    def warmup(self) -> Self:
+        return replace(self, starting=True)
+
+    def init(self, x: Vector) -> Triple:
+        return Triple(x, zeros_like(x), zeros_like(x))
+
+    def memory(self, x: Vector) -> tuple[()]:
+        return ()
+
+    def broadcast(self, state: Triple, version: int) -> Triple:
+        return state
+
+    def local(
+        self, message: Triple, memory: tuple[()], batches: Batches, visit: Visit, grad: Gradient
+    ) -> tuple[Triple, tuple[()]]:
+        if self.starting:
+            total = scan(lambda t, batch: t + grad(message.x, batch), zeros_like(message.x), batches)
+            g = total / batches.steps
+            return Triple(message.x, g, g**2), memory
+        h = message.v.sqrt() + self.eps
+
+        def step(carry: Triple, batch: Batch) -> Triple:
+            x, m, v = carry
+            y = x - self.local_lr * m / h
+            g = grad(y, batch)
+            m = torch.add(g, m - grad(x, batch), alpha=1 - self.alpha)
+            return Triple(y, m, self.rho * v + (1 - self.rho) * g**2)
+
+        return scan(step, message, batches), memory
+
+    def step(self, state: Triple, mean: Triple, cohort: Cohort) -> Triple:
+        refuse_weights("FAFED", cohort)
+        return mean

@@ -1,0 +1,177 @@
+"""Constructors for the catalogue: the setting of a run, and hyperparameters as keywords with defaults."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Concatenate
+
+from offbeat.algorithms.adamasfl import AdaMasFL
+from offbeat.algorithms.entry import Setting
+from offbeat.algorithms.fadas import Cap, Shrink
+from offbeat.algorithms.fadas import fadas as make_fadas
+from offbeat.algorithms.fedopt import Adagrad, Adam, AmsGrad, Ema, FedOpt, HeavyBall, Yogi
+from offbeat.algorithms.masfl import MasFL
+from offbeat.algorithms.padamfed_vr import PAdaMFedVR
+from offbeat.core import AnyAlgorithm
+from offbeat.errors import InputError
+
+
+def plain(
+    method: Callable[..., AnyAlgorithm], hidden: tuple[str, ...] = (), **defaults: Any
+) -> Callable[Concatenate[Setting, ...], AnyAlgorithm]:
+    """A constructor that passes its keywords on to a method's own, with these defaults."""
+
+    def make(setting: Setting, **given: Any) -> AnyAlgorithm:
+        return method(**defaults | given)
+
+    own = [p for name, p in inspect.signature(method).parameters.items() if name not in hidden]
+    words = [
+        p.replace(kind=inspect.Parameter.KEYWORD_ONLY, default=defaults.get(p.name, p.default)) for p in own
+    ]
+    first = inspect.Parameter("setting", inspect.Parameter.POSITIONAL_ONLY)
+    make.__signature__ = inspect.Signature([first, *words])  # type: ignore[attr-defined]
+    return make
+
+
+def _tuned(
+    tuned: Callable[[int, int, int], AnyAlgorithm], setting: Setting, given: Mapping[str, float | None]
+) -> AnyAlgorithm:
+    """Rates as the theorem has them, but for those that were given."""
+    method = tuned(*setting)
+    changed = {name: value for name, value in given.items() if value is not None}
+    return replace(method, **changed)  # type: ignore[type-var]
+
+
+def fedavg(setting: Setting, *, local_lr: float = 0.1, server_lr: float = 1.0) -> FedOpt:
+    """See `fedavg` in the catalogue."""
+    return FedOpt(local_lr, server_lr)
+
+
+def fedavgm(
+    setting: Setting,
+    *,
+    local_lr: float = 0.1,
+    server_lr: float = 1.0,
+    beta: float = 0.9,
+    damped: bool = False,
+) -> FedOpt:
+    """See `fedavgm` in the catalogue."""
+    return FedOpt(local_lr, server_lr, Ema(beta) if damped else HeavyBall(beta))
+
+
+def fedadam(
+    setting: Setting,
+    *,
+    local_lr: float = 0.1,
+    server_lr: float = 0.01,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    eps: float = 1e-3,
+    unbiased: bool = False,
+) -> FedOpt:
+    """See `fedadam` in the catalogue."""
+    return FedOpt(local_lr, server_lr, Ema(beta1, unbiased), Adam(beta2, eps, unbiased))
+
+
+def fedyogi(
+    setting: Setting,
+    *,
+    local_lr: float = 0.1,
+    server_lr: float = 0.01,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    eps: float = 1e-3,
+    unbiased: bool = False,
+) -> FedOpt:
+    """See `fedyogi` in the catalogue."""
+    return FedOpt(local_lr, server_lr, Ema(beta1, unbiased), Yogi(beta2, eps, unbiased))
+
+
+def fedadagrad(
+    setting: Setting,
+    *,
+    local_lr: float = 0.1,
+    server_lr: float = 0.03,
+    beta1: float = 0.0,
+    eps: float = 1e-3,
+) -> FedOpt:
+    """See `fedadagrad` in the catalogue."""
+    return FedOpt(local_lr, server_lr, Ema(beta1), Adagrad(eps))
+
+
+def fedams(
+    setting: Setting,
+    *,
+    local_lr: float = 0.1,
+    server_lr: float = 0.01,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    floor: float = 1e-3,
+    eps: float = 0.0,
+    unbiased: bool = False,
+) -> FedOpt:
+    """See `fedams` in the catalogue."""
+    if floor <= 0 and eps <= 0:
+        raise InputError("FedAMS needs floor or eps above 0: it would divide by zero.")
+    return FedOpt(local_lr, server_lr, Ema(beta1, unbiased), AmsGrad(beta2, eps, floor, unbiased))
+
+
+def fadas(
+    setting: Setting,
+    *,
+    local_lr: float = 0.1,
+    server_lr: float = 1e-3,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    eps: float = 1e-8,
+    unbiased: bool = False,
+) -> FedOpt:
+    """See `fadas` in the catalogue."""
+    return make_fadas(local_lr, server_lr, beta1, beta2, eps, unbiased=unbiased)
+
+
+def fadas_da(
+    setting: Setting,
+    *,
+    local_lr: float = 0.1,
+    server_lr: float = 1e-3,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    eps: float = 1e-8,
+    tau_c: float = 1.0,
+    capped: bool = False,
+    unbiased: bool = False,
+) -> FedOpt:
+    """See `fadas_da` in the catalogue."""
+    damp = Cap(tau_c) if capped else Shrink(tau_c)
+    return make_fadas(local_lr, server_lr, beta1, beta2, eps, damp, unbiased)
+
+
+def adamasfl(
+    setting: Setting,
+    *,
+    local_lr: float | None = None,
+    server_lr: float | None = None,
+    beta: float | None = None,
+) -> AnyAlgorithm:
+    """See `adamasfl` in the catalogue."""
+    return _tuned(AdaMasFL.tuned, setting, {"local_lr": local_lr, "server_lr": server_lr, "beta": beta})
+
+
+def padamfed_vr(
+    setting: Setting,
+    *,
+    local_lr: float | None = None,
+    server_lr: float | None = None,
+    beta: float | None = None,
+) -> AnyAlgorithm:
+    """See `padamfed_vr` in the catalogue."""
+    return _tuned(PAdaMFedVR.tuned, setting, {"local_lr": local_lr, "server_lr": server_lr, "beta": beta})
+
+
+def masfl(
+    setting: Setting, *, local_lr: float = 0.05, server_lr: float = 0.1, beta: float | None = None
+) -> MasFL:
+    """See `masfl` in the catalogue."""
+    theory = min(1.0, (setting.cohort * setting.steps / setting.rounds) ** 0.5)
+    return MasFL(local_lr, server_lr, theory if beta is None else beta)

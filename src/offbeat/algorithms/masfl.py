@@ -1,0 +1,86 @@
+"""MasFL (ICML 2025, PMLR 267:70410): momentum and control variates under delay.
+
+As AdaMasFL, with plain local steps along u = beta (gradient - c_i) + beta c + (1 - beta) g; the server
+walks along its new momentum, so a client uploads the change of its control variate and nothing
+else: where its local steps ended is forgotten. One pass over all clients at the initial model
+fills c_i, c and g. `beta` weighs the *new* gradient.
+
+Without delay this is SCAFFOLD-M (Cheng et al., ICLR 2024): its mean local direction is
+beta (mean of the shifts + c) + (1 - beta) g, so it too needs one vector up. SCAFFOLD-M was
+reconstructed from the papers that build on it, not confirmed against its own listing; its g
+starts at zero (`start=0`), where MasFL's starts at c.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
+
+import torch
+from torch import zeros_like
+
+from offbeat.algorithms.adamasfl import Message, State, refuse_weights
+from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
+from offbeat.errors import InputError
+
+
+class Upload(NamedTuple):
+    """Up."""
+
+    shift: Vector  # change of the control variate
+
+
+@dataclass(frozen=True)
+class MasFL:
+    """Steps along momentum with control variates."""
+
+    local_lr: float
+    server_lr: float
+    beta: float
+    start: float = 1.0  # what part of c the momentum starts from
+
+    @classmethod
+    def tuned(cls, cohort: int, steps: int, rounds: int, smoothness: float, worst: int) -> Self:
+        """Theorem 1: rates from S, K, T, the smoothness L of the loss and the worst staleness."""
+        work = cohort * steps
+        room = rounds - math.sqrt(work * rounds) - 4 * work * worst**2
+        if room <= 0:
+            raise InputError(
+                f"MasFL's theorem needs more than {rounds} rounds for a buffer of {cohort}, "
+                f"{steps} local steps and staleness up to {worst}: raise the rounds or give rates yourself."
+            )
+        beta = math.sqrt(work / rounds)
+        local = math.sqrt(room) / (4 * math.sqrt(5) * math.e * steps * smoothness * math.sqrt(rounds))
+        return cls(local, beta / (4 * smoothness), beta)
+
+    def warmup(self) -> Self:
+        return replace(self, local_lr=0.0, server_lr=0.0, beta=self.start)
+
+    def init(self, x: Vector) -> State:
+        return State(x, zeros_like(x), zeros_like(x))
+
+    def memory(self, x: Vector) -> Vector:
+        return zeros_like(x)
+
+    def broadcast(self, state: State, version: int) -> Message:
+        return Message(state.x, self.beta * state.c + (1 - self.beta) * state.g)
+
+    def local(
+        self, message: Message, c_i: Vector, batches: Batches, visit: Visit, grad: Gradient
+    ) -> tuple[Upload, Vector]:
+        rest = message.anchor - self.beta * c_i
+
+        def step(carry: tuple[Vector, Vector], batch: Batch) -> tuple[Vector, Vector]:
+            x, total = carry
+            g = grad(x, batch)
+            u = torch.add(rest, g, alpha=self.beta)
+            return torch.sub(x, u, alpha=self.local_lr), total + g
+
+        _, total = scan(step, (message.x, zeros_like(c_i)), batches)
+        c_new = total / batches.steps
+        return Upload(c_new - c_i), c_new
+
+    def step(self, state: State, mean: Upload, cohort: Cohort) -> State:
+        refuse_weights("MasFL", cohort)
+        x, g, c = state
+        g = self.beta * (mean.shift + c) + (1 - self.beta) * g
+        return State(x - self.server_lr * g, g, c + cohort.share * mean.shift)

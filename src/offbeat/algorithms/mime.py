@@ -1,0 +1,136 @@
+"""MIME and MIMELite (Karimireddy et al. 2020): the server's momentum, frozen, inside local steps.
+
+A round of MIME is two trips of one cohort: first its clients send the gradient of all their
+examples at x, whose mean is c; then they take local steps along (1 - beta) u + beta m with
+u = gradient(y) - gradient(x) + c on one minibatch, m frozen. So a round is two server steps, an
+even and an odd version, and wants `phases` dispatch. MIMELite's u is the plain gradient; it needs no c
+before it starts, so its round is one trip that also brings the gradient for m. Afterwards
+m <- (1 - beta) c + beta m. `beta` weighs the *old* momentum.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import zeros_like
+
+from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan, whole_gradient
+
+
+class State(NamedTuple):
+    """The server's."""
+
+    x: Vector
+    c: Vector  # the cohort's gradient at x
+    m: Vector  # momentum
+
+
+class Ask(NamedTuple):
+    """Down on the first trip."""
+
+    x: Vector
+
+
+class Slope(NamedTuple):
+    """Up on the first trip."""
+
+    gradient: Vector
+
+
+class Moved(NamedTuple):
+    """Up on the second trip."""
+
+    delta: Vector  # start minus end
+
+
+@dataclass(frozen=True)
+class Mime:
+    """Two trips a round: gradients at x first, then corrected local steps."""
+
+    local_lr: float
+    server_lr: float = 1.0
+    beta: float = 0.9
+    whole: ClassVar[bool] = True
+
+    def warmup(self) -> None:
+        return None
+
+    def init(self, x: Vector) -> State:
+        return State(x, zeros_like(x), zeros_like(x))
+
+    def memory(self, x: Vector) -> tuple[()]:
+        return ()
+
+    def broadcast(self, state: State, version: int) -> Ask | State:
+        return state if version % 2 else Ask(state.x)
+
+    def local(
+        self, message: Ask | State, memory: tuple[()], batches: Batches, visit: Visit, grad: Gradient
+    ) -> tuple[Slope | Moved, tuple[()]]:
+        x = message.x
+        if isinstance(message, Ask):
+            return Slope(whole_gradient(x, batches, grad)), memory
+        rest = (1 - self.beta) * message.c + self.beta * message.m
+
+        def step(y: Vector, batch: Batch) -> Vector:
+            u = torch.add(rest, grad(y, batch) - grad(x, batch), alpha=1 - self.beta)
+            return torch.sub(y, u, alpha=self.local_lr)
+
+        return Moved(x - scan(step, x, batches)), memory
+
+    def step(self, state: State, mean: Slope | Moved, cohort: Cohort) -> State:
+        if isinstance(mean, Slope):
+            return state._replace(c=mean.gradient)
+        x, c, m = state
+        return State(x - self.server_lr * mean.delta, c, (1 - self.beta) * c + self.beta * m)
+
+
+class LiteState(NamedTuple):
+    """The server's, and the message."""
+
+    x: Vector
+    m: Vector
+
+
+class LiteUpload(NamedTuple):
+    """Up."""
+
+    delta: Vector
+    gradient: Vector  # of all the client's examples at the start
+
+
+@dataclass(frozen=True)
+class MimeLite:
+    """Local steps along a mixture of gradient and frozen momentum."""
+
+    local_lr: float
+    server_lr: float = 1.0
+    beta: float = 0.9
+    whole: ClassVar[bool] = True
+
+    def warmup(self) -> None:
+        return None
+
+    def init(self, x: Vector) -> LiteState:
+        return LiteState(x, zeros_like(x))
+
+    def memory(self, x: Vector) -> tuple[()]:
+        return ()
+
+    def broadcast(self, state: LiteState, version: int) -> LiteState:
+        return state
+
+    def local(
+        self, message: LiteState, memory: tuple[()], batches: Batches, visit: Visit, grad: Gradient
+    ) -> tuple[LiteUpload, tuple[()]]:
+        rest = self.beta * message.m
+
+        def step(y: Vector, batch: Batch) -> Vector:
+            return torch.sub(y, torch.add(rest, grad(y, batch), alpha=1 - self.beta), alpha=self.local_lr)
+
+        delta = message.x - scan(step, message.x, batches)
+        return LiteUpload(delta, whole_gradient(message.x, batches, grad)), memory
+
+    def step(self, state: LiteState, mean: LiteUpload, cohort: Cohort) -> LiteState:
+        m = (1 - self.beta) * mean.gradient + self.beta * state.m
+        return LiteState(state.x - self.server_lr * mean.delta, m)

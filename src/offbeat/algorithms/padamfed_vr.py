@@ -1,0 +1,98 @@
+"""PAdaMFed-VR (ICLR 2025): PAdaMFed with variance reduction, two gradients per minibatch.
+
+The local step is u / |u| with u = gradient(y) + beta (c - c_i) + (1 - beta) (g - gradient(x_before)), both
+gradients on the same minibatch, x_before being the server's model one version earlier. The
+paper's own listing (appendix B) was not at hand: the server's momentum is derived from its
+remark that g is the mean of the local directions before they are normalised. For that a client
+uploads a third vector, its mean direction less what the server knows itself.
+
+Start as PAdaMFed's, with x_before = x at version 0. Rates follow from S, K and T (theorem 2);
+beta is capped at 1.
+"""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
+
+import torch
+from torch import zeros_like
+from torch.nn.functional import normalize
+
+from offbeat.algorithms.adamasfl import refuse_weights
+from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
+
+
+class State(NamedTuple):
+    """The server's."""
+
+    x: Vector
+    before: Vector  # the model one version earlier
+    g: Vector  # momentum
+    c: Vector  # mean of the clients' control variates
+
+
+class Message(NamedTuple):
+    """Down."""
+
+    x: Vector
+    before: Vector
+    anchor: Vector  # beta c + (1 - beta) g
+
+
+class Upload(NamedTuple):
+    """Up."""
+
+    descent: Vector  # mean unit step, norm at most 1
+    news: Vector  # mean of the steps before they are normalised, less beta c + (1 - beta) g
+    shift: Vector  # change of the control variate
+
+
+@dataclass(frozen=True)
+class PAdaMFedVR:
+    """Unit steps along a recursive momentum with control variates."""
+
+    local_lr: float
+    server_lr: float
+    beta: float
+
+    @classmethod
+    def tuned(cls, cohort: int, steps: int, rounds: int) -> Self:
+        """Theorem 2: every rate follows from S, K and T."""
+        rate = (cohort * steps) ** (1 / 3) / rounds ** (2 / 3)
+        return cls(local_lr=1 / (steps * rounds), server_lr=rate, beta=min(1.0, rate))
+
+    def warmup(self) -> Self:
+        return replace(self, local_lr=0.0, server_lr=0.0, beta=1.0)
+
+    def init(self, x: Vector) -> State:
+        return State(x, x, zeros_like(x), zeros_like(x))
+
+    def memory(self, x: Vector) -> Vector:
+        return zeros_like(x)
+
+    def broadcast(self, state: State, version: int) -> Message:
+        return Message(state.x, state.before, self.beta * state.c + (1 - self.beta) * state.g)
+
+    def local(
+        self, message: Message, c_i: Vector, batches: Batches, visit: Visit, grad: Gradient
+    ) -> tuple[Upload, Vector]:
+        known = self.beta * c_i
+
+        def step(carry: tuple[Vector, Vector, Vector], batch: Batch) -> tuple[Vector, Vector, Vector]:
+            descent, news, total = carry
+            g = grad(torch.sub(message.x, descent, alpha=self.local_lr), batch)
+            new = g - torch.add(known, grad(message.before, batch), alpha=1 - self.beta)
+            return descent + normalize(new + message.anchor, dim=0), news + new, total + g
+
+        zero = zeros_like(c_i)
+        descent, news, total = scan(step, (zero, zero, zero), batches)
+        c_new = total / batches.steps
+        return Upload(descent / batches.steps, news / batches.steps, c_new - c_i), c_new
+
+    def step(self, state: State, mean: Upload, cohort: Cohort) -> State:
+        refuse_weights("PAdaMFed-VR", cohort)
+        return State(
+            x=state.x - self.server_lr * mean.descent,
+            before=state.x,
+            g=mean.news + self.beta * state.c + (1 - self.beta) * state.g,
+            c=state.c + cohort.share * mean.shift,
+        )

@@ -1,0 +1,75 @@
+"""SCAFFOLD (Karimireddy et al. 2020): control variates for local SGD.
+
+Local steps go along gradient - c_i + c. Afterwards c_i becomes the gradient of all the client's
+examples at the model it was given (`Scaffold(whole=True)`, option I), or the mean of its local
+gradients (option II, the default). c is the mean of all c_i; all start at zero.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+import torch
+from torch import zeros_like
+
+from offbeat.algorithms.adamasfl import refuse_weights
+from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan, whole_gradient
+
+
+class State(NamedTuple):
+    """The server's."""
+
+    x: Vector
+    c: Vector  # mean of the clients' control variates
+
+
+class Upload(NamedTuple):
+    """Up."""
+
+    delta: Vector  # start minus end
+    shift: Vector  # change of the control variate
+
+
+@dataclass(frozen=True)
+class Scaffold:
+    """Local SGD with control variates."""
+
+    local_lr: float
+    server_lr: float = 1.0
+    whole: bool = False  # option I
+
+    @classmethod
+    def tuned(cls, cohort: int, steps: int, population: int, smoothness: float) -> Self:
+        """The largest rates of its theory, from S, K, N and the smoothness L of the loss."""
+        server = math.sqrt(cohort)
+        return cls((cohort / population) ** (2 / 3) / (24 * server * steps * smoothness), server)
+
+    def warmup(self) -> None:
+        return None
+
+    def init(self, x: Vector) -> State:
+        return State(x, zeros_like(x))
+
+    def memory(self, x: Vector) -> Vector:
+        return zeros_like(x)
+
+    def broadcast(self, state: State, version: int) -> State:
+        return state
+
+    def local(
+        self, message: State, c_i: Vector, batches: Batches, visit: Visit, grad: Gradient
+    ) -> tuple[Upload, Vector]:
+        rest = message.c - c_i
+
+        def step(carry: tuple[Vector, Vector], batch: Batch) -> tuple[Vector, Vector]:
+            x, total = carry
+            g = grad(x, batch)
+            return torch.sub(x, g + rest, alpha=self.local_lr), total + g
+
+        x, total = scan(step, (message.x, zeros_like(c_i)), batches)
+        c_new = whole_gradient(message.x, batches, grad) if self.whole else total / batches.steps
+        return Upload(message.x - x, c_new - c_i), c_new
+
+    def step(self, state: State, mean: Upload, cohort: Cohort) -> State:
+        refuse_weights("SCAFFOLD", cohort)
+        return State(state.x - self.server_lr * mean.delta, state.c + cohort.share * mean.shift)

@@ -1,0 +1,68 @@
+"""FedAvg-M (Cheng et al. 2024), which is FedCM, and its variance-reduced form (read second-hand).
+
+Momentum on the clients, not FedAvgM's on the server. beta is the weight of the new gradient, g^0 is
+zero. VR takes each minibatch's gradient again at the version before the one handed out; x^{-1} is x^0.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from oracles.replay import Problem, Step, Vector, begin
+
+
+def fedavg_m(
+    problem: Problem,
+    population: int,
+    x0: npt.ArrayLike,
+    steps: Sequence[Step],
+    *,
+    local_lr: float,
+    server_lr: float,
+    beta: float,
+) -> list[Vector]:
+    """Local steps along beta gradient + (1 - beta) g."""
+    models = begin(x0)
+    momenta = [np.zeros_like(models[0])]
+    for step in steps:
+        total = np.zeros_like(models[0])
+        for client, version, visit in step:
+            y = models[version]
+            count = problem.steps(client, visit)
+            for k in range(count):
+                gradient = problem.gradient(client, visit, k, y)
+                y = y - local_lr * (beta * gradient + (1 - beta) * momenta[version])
+            total += (models[version] - y) / (local_lr * count)
+        momenta.append(total / len(step))
+        models.append(models[-1] - server_lr * momenta[-1])
+    return models
+
+
+def fedavg_m_vr(
+    problem: Problem,
+    population: int,
+    x0: npt.ArrayLike,
+    steps: Sequence[Step],
+    *,
+    local_lr: float,
+    server_lr: float,
+    beta: float,
+) -> list[Vector]:
+    """Local steps along gradient + (1 - beta) (g - gradient at the version before)."""
+    models = begin(x0)
+    momenta = [np.zeros_like(models[0])]
+    for step in steps:
+        total = np.zeros_like(models[0])
+        for client, version, visit in step:
+            before = models[version - 1] if version > 0 else models[0]
+            y = models[version]
+            count = problem.steps(client, visit)
+            for k in range(count):
+                gradient = problem.gradient(client, visit, k, y)
+                again = problem.gradient(client, visit, k, before)
+                y = y - local_lr * (gradient + (1 - beta) * (momenta[version] - again))
+            total += (models[version] - y) / (local_lr * count)
+        momenta.append(total / len(step))
+        models.append(models[-1] - server_lr * momenta[-1])
+    return models

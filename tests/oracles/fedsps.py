@@ -1,0 +1,40 @@
+"""FedSPS (Mukherjee, Loizou, Stich; read second-hand): Polyak's step size in every local step.
+
+eta = min((loss - lower) / (c |gradient|^2), bound), both on the minibatch at hand. `lower` must not
+exceed any loss. Where the gradient is zero nothing moves, whatever eta is.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from oracles.replay import Problem, Step, Vector, begin
+
+
+def fedsps(
+    problem: Problem,
+    population: int,
+    x0: npt.ArrayLike,
+    steps: Sequence[Step],
+    *,
+    c: float = 0.5,
+    lower: float = 0.0,
+    bound: float = 1.0,
+    server_lr: float = 1.0,
+) -> list[Vector]:
+    """x <- x - server_lr (1/M) sum (x_v - x_i)."""
+    models = begin(x0)
+    for step in steps:
+        total = np.zeros_like(models[0])
+        for client, version, visit in step:
+            y = models[version]
+            for k in range(problem.steps(client, visit)):
+                gradient = problem.gradient(client, visit, k, y)
+                square = float(gradient @ gradient)
+                loss = problem.loss(client, visit, k, y)
+                eta = bound if square == 0 else min((loss - lower) / (c * square), bound)
+                y = y - eta * gradient
+            total += models[version] - y
+        models.append(models[-1] - server_lr * total / len(step))
+    return models

@@ -1,0 +1,86 @@
+"""MasFL (ICML 2025, PMLR 267:70410, Algorithm 1): control variates and momentum, asynchronous.
+
+beta is the weight of the new gradient. Clients upload their mean raw gradient alone; where their
+local steps led them is thrown away. The server moves along the momentum it has just made.
+"""
+
+from collections.abc import Sequence
+from math import e
+
+import numpy as np
+import numpy.typing as npt
+
+from oracles.adamasfl import Rates
+from oracles.replay import Problem, Step, Vector
+from oracles.variates import State, start
+
+
+def masfl_theory(
+    cohort: int, local_steps: int, rounds: int, smoothness: float, worst_staleness: int
+) -> Rates:
+    """Theorem 1, with the largest local rate that it allows."""
+    work = cohort * local_steps
+    room = rounds - (work * rounds) ** 0.5 - 4 * work * worst_staleness**2
+    if room <= 0:
+        raise ValueError("Theorem 1 needs T > sqrt(SKT) + 4 S K tau_max^2")
+    beta = (work / rounds) ** 0.5
+    return Rates(
+        local_lr=room**0.5 / (4 * 5**0.5 * e * local_steps * smoothness * rounds**0.5),
+        server_lr=beta / (4 * smoothness),
+        beta=beta,
+    )
+
+
+def masfl(
+    problem: Problem,
+    population: int,
+    x0: npt.ArrayLike,
+    steps: Sequence[Step],
+    *,
+    local_lr: float,
+    server_lr: float,
+    beta: float,
+) -> list[Vector]:
+    """The models alone."""
+    states = masfl_states(problem, population, x0, steps, local_lr=local_lr, server_lr=server_lr, beta=beta)
+    return [state.x for state in states]
+
+
+def masfl_states(
+    problem: Problem,
+    population: int,
+    x0: npt.ArrayLike,
+    steps: Sequence[Step],
+    *,
+    local_lr: float,
+    server_lr: float,
+    beta: float,
+) -> list[State]:
+    """Versions 0 to T with everything in them."""
+    states = [start(problem, population, np.array(x0, dtype=np.float64))]
+    for step in steps:
+        now = states[-1]
+        own = list(now.variates)
+        shift = np.zeros_like(now.x)
+        gradients, directions = [], []
+        for client, version, visit in step:
+            handed = states[version]
+            b = beta * handed.c + (1 - beta) * handed.g
+            y = handed.x
+            gradient_sum, direction_sum = 0 * y, 0 * y
+            count = problem.steps(client, visit)
+            for k in range(count):
+                gradient = problem.gradient(client, visit, k, y)
+                u = beta * (gradient - own[client]) + b
+                y = y - local_lr * u
+                gradient_sum += gradient
+                direction_sum += u
+            upload = gradient_sum / count
+            shift += upload - own[client]
+            own[client] = upload
+            gradients.append(upload)
+            directions.append(direction_sum / count)
+        g = beta * (shift / len(step) + now.c) + (1 - beta) * now.g
+        c = now.c + shift / population
+        states.append(State(now.x - server_lr * g, c, g, own, gradients, directions))
+    return states

@@ -1,0 +1,44 @@
+"""MIME and MIMELite (Karimireddy et al. 2020) with momentum as the base method, in rounds.
+
+Here beta is the weight of the memory. The momentum is frozen while clients work; both means weigh
+clients equally.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from oracles.replay import Problem, Step, Vector, begin, require_prompt
+
+
+def mime(
+    problem: Problem,
+    population: int,
+    x0: npt.ArrayLike,
+    steps: Sequence[Step],
+    *,
+    local_lr: float,
+    server_lr: float = 1.0,
+    beta: float = 0.9,
+    lite: bool = False,
+) -> list[Vector]:
+    """Lite: clients step along their plain minibatch gradients, without the correction by c."""
+    require_prompt(steps)
+    models = begin(x0)
+    m = np.zeros_like(models[0])
+    for step in steps:
+        x = models[-1]
+        c = np.mean([problem.whole_gradient(client, x) for client, _, _ in step], axis=0)
+        total = np.zeros_like(x)
+        for client, _, visit in step:
+            y = x
+            for k in range(problem.steps(client, visit)):
+                gradient = problem.gradient(client, visit, k, y)
+                if not lite:
+                    gradient = gradient - problem.gradient(client, visit, k, x) + c
+                y = y - local_lr * ((1 - beta) * gradient + beta * m)
+            total += x - y
+        models.append(x - server_lr * total / len(step))
+        m = (1 - beta) * c + beta * m
+    return models

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from offbeat import (
@@ -112,14 +112,28 @@ ACTIONS = st.lists(
             st.just("write"),
             st.lists(st.integers(0, CLIENTS - 1), min_size=1, max_size=CLIENTS, unique=True),
         ),
-        st.tuples(st.sampled_from(["save", "confirm", "crash", "crash to an older"]), st.just([])),
+        st.tuples(st.sampled_from(["save", "confirm", "crash", "older", "back"]), st.just([])),
     ),
+    min_size=6,
     max_size=30,
 )
 
 
 @settings(max_examples=150)
 @given(actions=ACTIONS)
+@example([("write", [0]), ("save", []), ("write", [0]), ("confirm", []), ("write", [1]), ("crash", [])])
+@example(
+    [
+        ("write", [0]),
+        ("save", []),
+        ("write", [0]),
+        ("back", []),
+        ("save", []),
+        ("confirm", []),
+        ("write", [1]),
+    ]
+)
+@example([("write", [0]), ("save", []), ("write", [0]), ("save", []), ("write", [1]), ("older", [])])
 def test_after_any_writes_checkpoints_and_crashes_clients_have_what_a_dict_would(
     actions: list[tuple[str, list[int]]],
 ) -> None:
@@ -141,11 +155,11 @@ def test_after_any_writes_checkpoints_and_crashes_clients_have_what_a_dict_would
                 memories.confirm()
                 saved = saved[-1:]
             else:
-                facts, model = saved[-1] if action == "crash" else saved[0]
+                facts, model = saved[0] if action == "older" else saved[-1]
                 used = {int(slot) for (_, table), _ in saved for slot in table[0]}
-                del memories
                 _scribble(path, used)
-                memories = Filed(INITIAL, CLIENTS, path)
+                if action != "back":
+                    memories = Filed(INITIAL, CLIENTS, path)
                 memories.load(*facts)
                 saved = [(facts, model)]
             for client in range(CLIENTS):
@@ -257,11 +271,11 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 def test_resident_memory_does_not_grow_with_the_number_of_clients(tmp_path: Path) -> None:
     peaks = []
-    for clients in (10, 800):  # of 256 KiB each: 2.5 and 200 MiB
+    for clients in (10, 400):  # of 256 KiB each: 2.5 and 100 MiB
         words = [sys.executable, "-c", RESIDENT, str(clients), str(tmp_path / str(clients))]
         done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=120)
         peaks.append(int(done.stdout) * (1 if sys.platform == "darwin" else 1024))
-    assert (tmp_path / "800").stat().st_size == 800 * 2**18
+    assert (tmp_path / "400").stat().st_size == 400 * 2**18
     assert peaks[1] - peaks[0] < 40 * 2**20
 
 
@@ -309,7 +323,7 @@ def test_a_run_dropped_after_any_step_goes_on_from_its_last_checkpoint_with_the_
         raise AssertionError
 
     whole = play(METHOD, dataclasses.replace(engine, memory=InRam()), Asynchronous(8))
-    for cut in range(12):
+    for cut in (0, 2, 3, 7, 11):
         live(None, cut)
         assert torch.equal(live(checkpoint.load(path), 12), whole[-1].x)
 
@@ -448,3 +462,17 @@ def test_a_run_whose_memory_does_not_fit_is_refused_before_its_folder_is_made(
     assert main(["run", "adamasfl", "--memory", "ram", "--out", str(out)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert not out.exists()
+
+
+def test_it_is_the_disk_of_the_runs_own_folder_that_must_have_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Usage:
+        def __init__(self, path: Path) -> None:
+            self.free = 0 if path == tmp_path else 10**12
+
+    monkeypatch.setattr(homes.shutil, "disk_usage", Usage)
+    words = ["run", "adamasfl", "--memory", "mapped", "--data-dir", "/", "--out", str(tmp_path / "new")]
+    assert main(words) == 2
+    assert "on the disk and 0 bytes is free" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

@@ -200,6 +200,25 @@ def test_every_oracle_starts_at_x0_descends_and_leaves_its_inputs_alone(name: st
     np.testing.assert_array_equal(models[:4], oracle(problem, CLIENTS, X0, trace[:3], **known))
 
 
+@pytest.mark.parametrize(
+    ("oracle", "given", "defaults"),
+    [
+        (scaffold, {"local_lr": 0.05}, {"server_lr": 1.0, "option": 2}),
+        (scaffold_m, RATES, {"g0": "zero"}),
+        (scaffold_m_vr, RATES, {"g0": "zero"}),
+        (ca2fl, {"local_lr": 0.05}, {"server_lr": 1.0}),
+        (defedavg, {"local_lr": 0.05}, {"server_lr": 1.0}),
+        (fedsps, {}, {"c": 0.5, "lower": 0.0, "bound": 1.0, "server_lr": 1.0}),
+        (mime, {"local_lr": 0.05}, {"server_lr": 1.0, "beta": 0.9, "lite": False}),
+    ],
+)
+def test_defaults_are_those_of_the_papers(
+    oracle: Oracle, given: dict[str, float], defaults: dict[str, float]
+) -> None:
+    one = oracle(least_squares(), CLIENTS, X0, PROMPT, **given)
+    np.testing.assert_array_equal(one, oracle(least_squares(), CLIENTS, X0, PROMPT, **given, **defaults))
+
+
 @pytest.mark.parametrize("name", ROUNDS)
 def test_methods_with_rounds_refuse_late_work(name: str) -> None:
     oracle, known = ROUNDS[name]

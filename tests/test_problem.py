@@ -89,7 +89,7 @@ def test_the_callers_module_is_never_touched() -> None:
     problem = Problem(module, cross_entropy)
     x, statistics = problem.initial()
     problem.differentiate_alone(x, statistics, batch())
-    problem.outputs(x + 1, batch().data[0])
+    problem.outputs(x + 1, batch().data[0], statistics)
     assert not module.training
     for name, value in module.state_dict().items():
         assert torch.equal(value, before[name]), name

@@ -118,7 +118,7 @@ def test_running_statistics_of_a_step_are_the_mean_over_its_clients() -> None:
     assert shots[1].filled
     for client, _, visit in shots[1].filled.tasks:
         y, statistics = x, start
-        for rows in world.population.indices(client, visit, 7):
+        for rows in world.population.indices(client, visit, 6):
             data = world.population.data
             slope, _, statistics = problem.differentiate_alone(
                 y, statistics, Batch((data.inputs[rows], data.targets[rows]))

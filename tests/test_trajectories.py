@@ -72,7 +72,7 @@ ADAPTIVE = {"local_lr": 0.2, "server_lr": 0.03}
 CASES = {
     "fedavg": Case("fedavg", RATES, fedavg, RATES),
     "fedavgm": Case("fedavgm", RATES | {"beta": 0.7}, fedavgm, RATES | {"beta": 0.7}),
-    "fedavgm damped": Case("fedavgm", RATES | {"damped": True}, fedavgm_ema, RATES),
+    "fedavgm averaged": Case("fedavgm", RATES | {"averaged": True}, fedavgm_ema, RATES),
     "fedadam": Case("fedadam", ADAPTIVE, fedadam, ADAPTIVE),
     "fedadam unbiased": Case(
         "fedadam", ADAPTIVE | {"unbiased": True}, fedadam, ADAPTIVE | {"correct": True, "v0": 0.0}

@@ -16,7 +16,8 @@ def weighted_mean(uploads: Stacked, cohort: Cohort) -> Tree:
     """The sum of weighted uploads over how many there are, so that its sensitivity is known."""
 
     def mean(stack: Tensor) -> Tensor:
-        weights = torch.tensor(cohort.weights, dtype=stack.dtype, device=stack.device)
-        return (weights @ stack.flatten(1)).view(stack.shape[1:]) / len(stack)
+        numbers = stack if stack.is_floating_point() else stack.to(torch.get_default_dtype())
+        weights = torch.tensor(cohort.weights, dtype=numbers.dtype, device=stack.device)
+        return (weights @ numbers.reshape(len(stack), -1)).view(stack.shape[1:]) / len(stack)
 
     return trees.over(mean, uploads)

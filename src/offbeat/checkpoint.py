@@ -43,8 +43,8 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
     with part.open("rb") as file:
         os.fsync(file.fileno())
     part.replace(path)
-    _sync(path.parent)
     part.parent.rmdir()
+    _sync(path.parent)
 
 
 def load(path: Path, device: torch.device | str = "cpu") -> Checkpoint:

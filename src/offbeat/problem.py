@@ -1,8 +1,8 @@
 """A module and a loss, as functions of one flat vector.
 
 The vector holds the parameters that require a gradient, in the module's own order; frozen ones
-stay in the module. Running statistics (BatchNorm's moments) are not parameters: they travel
-beside the vector, and no algorithm knows of them.
+stay in the module. Buffers (BatchNorm's moments, say) are not parameters: they travel beside the
+vector as its running statistics, and no algorithm knows of them.
 """
 
 import copy
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from offbeat import trees
 from offbeat.core import Batch, Vector, where
 from offbeat.errors import InputError
 from offbeat.trees import Tree
@@ -33,6 +34,8 @@ class Problem:
     """
 
     def __init__(self, module: nn.Module, loss: Loss, weight_decay: float = 0.0) -> None:
+        if not 0 <= weight_decay < float("inf"):
+            raise InputError(f"the weight decay must be at least 0 and finite, not {weight_decay}.")
         self.loss = loss
         self.weight_decay = weight_decay
         self._training = copy.deepcopy(module).train()
@@ -48,24 +51,9 @@ class Problem:
         every = list(self._training.named_parameters(remove_duplicate=False))
         self._tied = len(every) > len({id(parameter) for _, parameter in every})
         self._initial = torch.cat([p.detach().reshape(-1) for p in named.values()])
-        norms = [
-            (f"{prefix}." if prefix else "", norm)
-            for prefix, norm in self._training.named_modules()
-            if isinstance(norm, _NORMS)
-        ]
-        self.coupled = any(isinstance(norm, nn.modules.batchnorm._BatchNorm) for _, norm in norms)
-        self._statistics = {
-            f"{prefix}{name}": buffer.detach().clone()
-            for prefix, norm in norms
-            for name, buffer in norm.named_buffers(recurse=False)
-            if buffer.is_floating_point()
-        }
-        self._counters = {
-            f"{prefix}{name}": buffer
-            for prefix, norm in norms
-            for name, buffer in norm.named_buffers(recurse=False)
-            if not buffer.is_floating_point()
-        }
+        self._statistics = {name: buffer.detach().clone() for name, buffer in self._training.named_buffers()}
+        norms = [norm for norm in self._training.modules() if isinstance(norm, _NORMS)]
+        self.tracks = any(norm.track_running_stats for norm in norms)
 
     def initial(self) -> tuple[Vector, Statistics]:
         """The module's own weights and running statistics."""
@@ -91,13 +79,12 @@ class Problem:
     def module(self, x: Vector, statistics: Mapping[str, Tensor] | None = None) -> nn.Module:
         """A copy of the module that holds this vector: what a user takes away."""
         module = copy.deepcopy(self._evaluating)
-        module.load_state_dict(self.parameters(x) | dict(statistics or {}), strict=False)
+        module.load_state_dict(self.parameters(x) | self._known(statistics), strict=False)
         return module
 
     def outputs(self, x: Vector, inputs: Tree, statistics: Mapping[str, Tensor] | None = None) -> Any:
         """What the module in evaluation mode makes of inputs."""
-        given = self.parameters(x) | dict(self._statistics if statistics is None else statistics)
-        return self._call(self._evaluating, given, inputs)
+        return self._call(self._evaluating, self.parameters(x) | self._known(statistics), inputs)
 
     def objective(self, x: Vector, statistics: Statistics, batch: Batch) -> tuple[Tensor, Statistics]:
         """The loss of one minibatch in training mode, and the statistics it leaves."""
@@ -120,20 +107,41 @@ class Problem:
         return self._decay(torch.cat([slope.reshape(-1) for slope in slopes]), x), loss.detach(), left
 
     def paddable(self, batch: Batch) -> bool:
-        """Whether examples of padding can be kept out of a minibatch's loss and statistics."""
-        if self.coupled:
-            return False
-        inputs, targets = batch.data
-        return self.loss(self.outputs(self._initial, inputs), targets).ndim > 0
+        """Whether more examples in a minibatch leave the others' losses and the statistics as they were.
 
-    def _objective(
+        It is tried: a norm, a home-made mean over the batch or a loss of one number would tell.
+        """
+        longer = Batch(trees.over(lambda leaf: torch.cat([leaf, leaf[:1]]), batch.data))
+        tried = []
+        for each in (batch, longer):
+            with torch.no_grad(), torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+                torch.manual_seed(0)
+                tried.append(self._losses(self.parameters(self._initial), self._statistics, each))
+        (short, left), (long, also_left) = tried
+        if short.ndim == 0 or len(long) != len(short) + 1:
+            return False
+        same = all(torch.equal(left[name], also_left[name]) for name in left)
+        return same and torch.allclose(short, long[: len(short)])
+
+    def _known(self, statistics: Mapping[str, Tensor] | None) -> Statistics:
+        if statistics is None and self.tracks:
+            raise InputError(
+                "this module keeps running statistics: pass statistics=shot.statistics beside the vector."
+            )
+        return dict(self._statistics if statistics is None else statistics)
+
+    def _losses(
         self, parameters: dict[str, Tensor], statistics: Statistics, batch: Batch
     ) -> tuple[Tensor, Statistics]:
         inputs, targets = batch.data
         left = {name: value.clone() for name, value in statistics.items()}
-        counters = {name: value.clone() for name, value in self._counters.items()}
-        losses = self.loss(self._call(self._training, parameters | left | counters, inputs), targets)
-        return _mean(losses, batch.mask), left
+        return self.loss(self._call(self._training, parameters | left, inputs), targets), left
+
+    def _objective(
+        self, parameters: dict[str, Tensor], statistics: Statistics, batch: Batch
+    ) -> tuple[Tensor, Statistics]:
+        losses, left = self._losses(parameters, statistics, batch)
+        return _mean(losses, batch), left
 
     def _call(self, module: nn.Module, given: dict[str, Tensor], inputs: Tree) -> Any:
         words = inputs if isinstance(inputs, dict) else {}
@@ -170,10 +178,25 @@ class TaskGradient:
         self.statistics = left if active is None else where(active, left, self.statistics)
 
 
-def _mean(losses: Tensor, mask: Tensor | None) -> Tensor:
+def _mean(losses: Tensor, batch: Batch) -> Tensor:
     if losses.ndim == 0:
         return losses
+    if len(losses) != len(trees.leaves(batch.data)[0]):
+        raise InputError(
+            "the loss must give one number per batch or one per example: take the mean of the rest."
+        )
     each = losses.flatten(1).mean(1) if losses.ndim > 1 else losses
-    if mask is None:
+    if batch.mask is None:
         return each.mean()
-    return torch.where(mask, each, 0.0).sum() / mask.sum().clamp_min(1)
+    return torch.where(batch.mask, each, 0.0).sum() / batch.mask.sum().clamp_min(1)
+
+
+def average(statistics: Statistics) -> Statistics:
+    """The plain mean of statistics stacked over clients; counts are rounded."""
+    return {name: _average(value) for name, value in statistics.items()}
+
+
+def _average(value: Tensor) -> Tensor:
+    if value.is_floating_point():
+        return value.mean(0)
+    return value.double().mean(0).round().to(value.dtype)

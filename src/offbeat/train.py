@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -24,6 +25,13 @@ Aggregate: TypeAlias = Callable[[Tree, Cohort], Tree]  # stacked uploads, cohort
 _START_CHUNK = 100  # clients whose uploads are held at once in the full-participation start
 
 
+class Sent(NamedTuple):
+    """Numbers sent so far: down with every task that started, up with every one that came back."""
+
+    down: int = 0
+    up: int = 0
+
+
 class Snapshot(NamedTuple):
     """The server after `version` steps."""
 
@@ -34,6 +42,7 @@ class Snapshot(NamedTuple):
     cohort: Cohort | None  # whose updates made this version; None before the first step
     filled: Filled | None  # the tasks behind it, with their times; for version 0 those of the start
     counts: Counts  # where all tasks so far are
+    sent: Sent
     checkpoint: Callable[[], Checkpoint]  # all that is needed to go on from here
     confirm: Callable[[], None]  # the last checkpoint is in its place, so what only older ones need may go
 
@@ -56,33 +65,38 @@ def train(
     aggregate: Aggregate = weighted_mean,
     seed: int = 0,
     resume: Checkpoint | None = None,
+    observe_start: Callable[[int, int], None] = lambda done, clients: None,
 ) -> Iterator[Snapshot]:
     """Train for `rounds` server steps, each on the mean of `buffer` updates.
 
     The first snapshot is version 0, after the start; a resumed run goes on with the version
-    after its checkpoint. An update older than `limit` versions is dropped.
+    after its checkpoint. An update older than `limit` versions is dropped. `observe_start` is told
+    how many of how many clients are done with the start, for methods that have one.
     """
     if rounds < 1:
         raise InputError(f"rounds must be at least 1, not {rounds}.")
+    check_weights(algorithm, weights)
     run = _Run(algorithm, engine, dispatch, buffer, limit, seed)
     if resume is None:
-        yield run.begin(aggregate)
+        yield run.begin(aggregate, observe_start)
     else:
         run.load(resume)
     for version in range(run.version, rounds):
-        run.session.publish(version, algorithm, algorithm.broadcast(run.state, version), run.statistics)
+        run.whole = False
+        run.publish(version, algorithm)
         filled = run.flow.fill(version)
         run.session.forget(filled.dropped + filled.lost)
         gathered = run.session.gather(filled.tasks, version)
+        run.count(filled, gathered)
         cohort = _describe(filled.tasks, version, engine.clients, weights)
         _check(gathered, filled.tasks, version)
         state = algorithm.step(run.state, aggregate(gathered.uploads, cohort), cohort)
         if not bool(torch.isfinite(state.x).all()):
             raise DivergedError(
                 f"the model became NaN or infinite at server step {version + 1} "
-                f"(its updates came from clients {_names(filled.tasks)}): lower the rates."
+                f"(its updates came from {_names(filled.tasks)}): lower the rates."
             )
-        run.state, run.statistics, run.version = state, gathered.statistics, version + 1
+        run.state, run.statistics, run.version, run.whole = state, gathered.statistics, version + 1, True
         yield run.snapshot(cohort, filled)
 
 
@@ -106,18 +120,45 @@ class _Run:
         x, self.statistics = engine.initial()
         self.state = algorithm.init(x)
         self.version = 0
+        self.sent = Sent()
+        self.whole = True  # false while a step is under way, or where one failed
+        self._settings = {
+            "algorithm": repr(algorithm),
+            "dispatch": repr(dispatch),
+            "buffer": buffer,
+            "limit": str(limit),
+            "seed": seed,
+            "clients": engine.clients,
+            "model size": len(x),
+        }
 
-    def begin(self, aggregate: Aggregate) -> Snapshot:
+    def publish(self, version: int, algorithm: AnyAlgorithm) -> None:
+        """Make the state known to clients."""
+        message = algorithm.broadcast(self.state, version)
+        self._started, self._message = self.flow.counts.started, trees.size((message, self.statistics))
+        self.session.publish(version, algorithm, message, self.statistics)
+
+    def count(self, filled: Filled, gathered: Gathered) -> None:
+        """Add what one step sent; an update that came too late was sent all the same."""
+        upload = trees.size(gathered.uploads) // len(filled.tasks) + trees.size(gathered.statistics)
+        started = self.flow.counts.started - self._started
+        back = len(filled.tasks) + len(filled.dropped)
+        self.sent = Sent(self.sent.down + started * self._message, self.sent.up + back * upload)
+
+    def begin(self, aggregate: Aggregate, observe: Callable[[int, int], None]) -> Snapshot:
         """The full-participation start, where the algorithm has one."""
         warmup = self.algorithm.warmup()
         if warmup is None:
             return self.snapshot(None, None)
-        self.session.publish(0, warmup, warmup.broadcast(self.state, 0), self.statistics)
+        self.publish(0, warmup)
         filled = self.flow.everyone()
         total: Tree = None
         for first in range(0, len(filled.tasks), _START_CHUNK):
             tasks = filled.tasks[first : first + _START_CHUNK]
+            observe(first, len(filled.tasks))
             gathered = self.session.gather(tasks, 0)
+            self.count(filled._replace(tasks=tasks), gathered)
+            self._started = self.flow.counts.started
             _check(gathered, tasks, 0)
             part = trees.over(
                 lambda mean, n=len(tasks): mean * n,
@@ -137,20 +178,39 @@ class _Run:
             cohort,
             filled,
             self.flow.counts,
-            self.save,
+            self.sent,
+            partial(self.save, self.version),
             self.session.confirm,
         )
 
-    def save(self) -> Checkpoint:
+    def save(self, version: int) -> Checkpoint:
+        if version != self.version or not self.whole:
+            raise InputError(
+                f"the run has left version {version}: take a checkpoint of a snapshot before the next one."
+            )
         saved = self.session.save()
         tensors = {f"state.{n}": leaf for n, leaf in enumerate(trees.leaves(self.state))}
         tensors |= {f"statistics.{name}": value for name, value in self.statistics.items()}
         tensors |= {f"session.{name}": value for name, value in saved.tensors.items()}
-        facts = {"version": self.version, "flow": self.flow.save(), "session": saved.facts}
+        facts = {
+            "version": self.version,
+            "settings": self._settings,
+            "sent": self.sent,
+            "flow": self.flow.save(),
+            "session": saved.facts,
+        }
         return Checkpoint(facts, tensors)
 
     def load(self, checkpoint: Checkpoint) -> None:
         facts, tensors = checkpoint
+        known = facts["settings"]
+        differing = [
+            f"{name} was {known[name]}, now {now}"
+            for name, now in self._settings.items()
+            if known[name] != now
+        ]
+        if differing:
+            raise InputError(f"the checkpoint is of another run: {'; '.join(differing)}.")
         spec, device = trees.shape(self.state), self.state.x.device
         leaves = [tensors[f"state.{n}"].to(device) for n in range(spec.num_leaves)]
         self.state = trees.rebuild(spec, leaves)
@@ -161,6 +221,14 @@ class _Run:
         self.session.load(Saved(facts["session"], session))
         self.flow.load(facts["flow"])
         self.version = facts["version"]
+        self.sent = Sent(*facts["sent"])
+
+
+def check_weights(algorithm: AnyAlgorithm, weights: Weights) -> None:
+    """Fading weights would break sums over what clients keep, such as the mean of control variates."""
+    if not isinstance(weights, Equal) and trees.leaves(algorithm.memory(torch.zeros(1))):
+        name = type(algorithm).__name__
+        raise InputError(f"{name} has no staleness weights, since its clients keep memory: use constant.")
 
 
 def _describe(tasks: tuple[Task, ...], version: int, population: int, weights: Weights) -> Cohort:
@@ -172,14 +240,15 @@ def _check(gathered: Gathered, tasks: tuple[Task, ...], version: int) -> None:
     """Stop before a NaN or infinite upload touches the state."""
     bad = set()
     for leaf in trees.leaves(gathered.uploads):
-        finite = torch.isfinite(leaf.flatten(1).sum(1))
+        finite = torch.isfinite(leaf.reshape(len(tasks), -1)).all(1)
         bad |= {task for task, good in zip(tasks, finite.tolist(), strict=True) if not good}
     if bad:
         raise DivergedError(
-            f"the update of client {_names(bad)} became NaN or infinite at server step {version + 1}: "
+            f"the update of {_names(bad)} became NaN or infinite at server step {version + 1}: "
             "lower the rates."
         )
 
 
 def _names(tasks: Iterable[Task]) -> str:
-    return ", ".join(map(str, sorted({task.client for task in tasks})))
+    clients = sorted({task.client for task in tasks})
+    return f"client{'s' if len(clients) > 1 else ''} {', '.join(map(str, clients))}"

@@ -18,8 +18,8 @@ import torch
 from torch import zeros_like
 from torch.nn.functional import normalize
 
+from offbeat.algorithms.ranges import check
 from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
-from offbeat.errors import InputError
 
 
 class State(NamedTuple):
@@ -51,6 +51,9 @@ class AdaMasFL:
     local_lr: float
     server_lr: float
     beta: float
+
+    def __post_init__(self) -> None:
+        check(self)
 
     @classmethod
     def tuned(cls, cohort: int, steps: int, rounds: int) -> Self:
@@ -90,18 +93,9 @@ class AdaMasFL:
         return Upload(descent / batches.steps, c_new - c_i), c_new
 
     def step(self, state: State, mean: Upload, cohort: Cohort) -> State:
-        refuse_weights("AdaMasFL", cohort)
         x, g, c = state
         return State(
             x=x - self.server_lr * mean.descent,
             g=self.beta * (mean.shift + c) + (1 - self.beta) * g,
             c=c + cohort.share * mean.shift,
-        )
-
-
-def refuse_weights(name: str, cohort: Cohort) -> None:
-    """Fading weights would break that c is the mean of all c_i."""
-    if any(weight != 1 for weight in cohort.weights):
-        raise InputError(
-            f"{name} has no staleness weights (its c must stay the mean of all c_i): use constant."
         )

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from torch import zeros_like
 
-from offbeat.algorithms.adamasfl import refuse_weights
 from offbeat.algorithms.fedopt import Message
+from offbeat.algorithms.ranges import check
 from offbeat.core import Batches, Cohort, Gradient, Vector, Visit, sgd
 
 
@@ -36,6 +36,9 @@ class CA2FL:
     local_lr: float
     server_lr: float = 1.0
 
+    def __post_init__(self) -> None:
+        check(self)
+
     def warmup(self) -> None:
         return None
 
@@ -55,6 +58,5 @@ class CA2FL:
         return Upload(delta - last), delta
 
     def step(self, state: State, mean: Upload, cohort: Cohort) -> State:
-        refuse_weights("CA2FL", cohort)
         x, h = state
         return State(x - self.server_lr * (h + mean.shift), h + cohort.share * mean.shift)

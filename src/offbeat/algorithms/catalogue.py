@@ -17,7 +17,7 @@ from offbeat.algorithms.mime import Mime, MimeLite
 from offbeat.algorithms.scaffold import Scaffold
 from offbeat.algorithms.scaffold_m_vr import ScaffoldMVR
 from offbeat.core import AnyAlgorithm
-from offbeat.errors import InputError, unknown
+from offbeat.errors import unknown
 
 CATALOGUE: Mapping[str, Entry] = MappingProxyType(
     {
@@ -200,34 +200,4 @@ def build(name: str, setting: Setting, given: Mapping[str, Any]) -> AnyAlgorithm
     for key in given:
         if key not in entry.parameters():
             raise unknown(f"parameter of {name}", key, entry.parameters())
-        _check(name, key, given[key])
     return entry.build(setting, **given)
-
-
-_RANGES: Mapping[str, tuple[float, float]] = MappingProxyType(
-    {
-        "local_lr": (0, float("inf")),
-        "server_lr": (0, float("inf")),
-        "alpha": (0, 1),
-        "beta": (-1, 1),
-        "beta1": (-1, 1),
-        "beta2": (0, 1),
-        "bound": (0, float("inf")),
-        "c": (0, float("inf")),
-        "eps": (0, float("inf")),
-        "floor": (0, float("inf")),
-        "rho": (0, float("inf")),
-        "start": (0, 1),
-        "tau_c": (0, float("inf")),
-    }
-)
-
-
-def _check(method: str, name: str, value: Any) -> None:
-    """Numbers that no method of the catalogue can use."""
-    low, high = _RANGES.get(name, (-float("inf"), float("inf")))
-    if isinstance(value, bool) or value is None:
-        return
-    if not low <= value <= high:
-        wanted = f"at least {low}" if high == float("inf") else f"from {low} to {high}"
-        raise InputError(f"the parameter {name} of {method} must be {wanted}, not {value}.")

@@ -14,8 +14,8 @@ from typing import NamedTuple, Self
 import torch
 from torch import zeros_like
 
-from offbeat.algorithms.adamasfl import refuse_weights
 from offbeat.algorithms.fedopt import Message
+from offbeat.algorithms.ranges import check
 from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
 
 
@@ -39,6 +39,9 @@ class DuDe:
     local_lr: float
     server_lr: float
 
+    def __post_init__(self) -> None:
+        check(self)
+
     def warmup(self) -> Self:
         return replace(self, local_lr=0.0, server_lr=0.0)
 
@@ -61,6 +64,5 @@ class DuDe:
         return Upload(g - last), g
 
     def step(self, state: State, mean: Upload, cohort: Cohort) -> State:
-        refuse_weights("DuDe-ASGD", cohort)
         g = state.g + cohort.share * mean.shift
         return State(state.x - self.server_lr * g, g)

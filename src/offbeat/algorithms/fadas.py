@@ -9,7 +9,8 @@ start at zero, which eq. 3 does not: `unbiased=True` gives that.
 
 from dataclasses import dataclass
 
-from offbeat.algorithms.fedopt import AmsGrad, Constant, Ema, FedOpt
+from offbeat.algorithms.fedopt import AmsGrad, Ema, FedOpt, Steady
+from offbeat.algorithms.ranges import check
 from offbeat.core import Cohort
 
 
@@ -18,6 +19,9 @@ class Shrink:
     """lr / staleness above the threshold (eq. 77)."""
 
     threshold: float
+
+    def __post_init__(self) -> None:
+        check(self)
 
     def __call__(self, lr: float, cohort: Cohort) -> float:
         worst = max(cohort.staleness)
@@ -30,6 +34,9 @@ class Cap:
 
     threshold: float
 
+    def __post_init__(self) -> None:
+        check(self)
+
     def __call__(self, lr: float, cohort: Cohort) -> float:
         worst = max(cohort.staleness)
         return lr if worst <= self.threshold else min(lr, 1 / worst)
@@ -41,7 +48,7 @@ def fadas(
     beta1: float = 0.9,
     beta2: float = 0.99,
     eps: float = 1e-8,
-    damp: Shrink | Cap | Constant = Constant(),
+    damp: Shrink | Cap | Steady = Steady(),
     unbiased: bool = False,
 ) -> FedOpt:
     """FADAS; with a `damp`, its delay-adaptive form."""

@@ -14,7 +14,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import zeros_like
 
-from offbeat.algorithms.adamasfl import refuse_weights
+from offbeat.algorithms.ranges import check
 from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
 
 
@@ -35,6 +35,9 @@ class FAFED:
     rho: float = 0.9
     eps: float = 1e-3
     starting: bool = False
+
+    def __post_init__(self) -> None:
+        check(self)
 
     def warmup(self) -> Self:
         return replace(self, starting=True)
@@ -67,5 +70,4 @@ class FAFED:
         return scan(step, message, batches), memory
 
     def step(self, state: Triple, mean: Triple, cohort: Cohort) -> Triple:
-        refuse_weights("FAFED", cohort)
-        return mean
+        return Triple(*(leaf / cohort.mean_weight for leaf in mean))

@@ -8,6 +8,7 @@ With a buffer of M models the same rule mixes their weighted mean. It uploads mo
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from offbeat.algorithms.ranges import check
 from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
 
 
@@ -24,6 +25,9 @@ class FedAsync:
     local_lr: float
     alpha: float = 0.6
     rho: float = 0.0
+
+    def __post_init__(self) -> None:
+        check(self)
 
     def warmup(self) -> None:
         return None

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import zeros_like
 
+from offbeat.algorithms.ranges import check
 from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
 
 
@@ -36,6 +37,9 @@ class FedCM:
     local_lr: float
     server_lr: float
     beta: float
+
+    def __post_init__(self) -> None:
+        check(self)
 
     def warmup(self) -> None:
         return None
@@ -79,6 +83,9 @@ class FedCMVR:
     local_lr: float
     server_lr: float
     beta: float
+
+    def __post_init__(self) -> None:
+        check(self)
 
     def warmup(self) -> None:
         return None

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, ones_like, zeros_like
 
+from offbeat.algorithms.ranges import check, within
 from offbeat.core import Batches, Cohort, Gradient, Vector, Visit, sgd
 
 
@@ -63,6 +64,9 @@ class HeavyBall:
 
     beta: float
 
+    def __post_init__(self) -> None:
+        within("momentum beta", self.beta, "(-1, 1)")
+
     def init(self, x: Vector) -> Vector:
         return zeros_like(x)
 
@@ -77,6 +81,9 @@ class Ema:
 
     beta: float
     unbiased: bool = False
+
+    def __post_init__(self) -> None:
+        within("momentum beta", self.beta, "(-1, 1)")
 
     def init(self, x: Vector) -> Vector:
         return zeros_like(x)
@@ -105,6 +112,10 @@ class Adam:
     eps: float
     unbiased: bool = False
 
+    def __post_init__(self) -> None:
+        within("beta of Adam", self.beta, "[0, 1)")
+        within("eps of Adam", self.eps, "(0, inf)")
+
     def init(self, x: Vector) -> Vector:
         return _start(x, self.eps, self.unbiased)
 
@@ -121,6 +132,10 @@ class Yogi:
     eps: float
     unbiased: bool = False
 
+    def __post_init__(self) -> None:
+        within("beta of Yogi", self.beta, "[0, 1)")
+        within("eps of Yogi", self.eps, "(0, inf)")
+
     def init(self, x: Vector) -> Vector:
         return _start(x, self.eps, self.unbiased)
 
@@ -134,6 +149,9 @@ class Adagrad:
     """v <- v + r^2; h = sqrt(v) + eps; v starts at eps^2."""
 
     eps: float
+
+    def __post_init__(self) -> None:
+        within("eps of Adagrad", self.eps, "(0, inf)")
 
     def init(self, x: Vector) -> Vector:
         return _start(x, self.eps, False)
@@ -152,6 +170,11 @@ class AmsGrad:
     floor: float = 0.0
     unbiased: bool = False
 
+    def __post_init__(self) -> None:
+        check(self)
+        within("beta of AmsGrad", self.beta, "[0, 1)")
+        within("sum of eps and floor of AmsGrad", self.eps + self.floor, "(0, inf)")
+
     def init(self, x: Vector) -> tuple[Vector, Vector]:
         return zeros_like(x), self.floor * ones_like(x)
 
@@ -165,7 +188,7 @@ class AmsGrad:
 
 
 @dataclass(frozen=True)
-class Constant:
+class Steady:
     """The rate as it is."""
 
     def __call__(self, lr: float, cohort: Cohort) -> float:
@@ -200,7 +223,10 @@ class FedOpt:
     server_lr: float
     momentum: Momentum = Plain()
     scale: Scale = Identity()
-    damp: Damp = Constant()
+    damp: Damp = Steady()
+
+    def __post_init__(self) -> None:
+        check(self)
 
     def warmup(self) -> None:
         return None

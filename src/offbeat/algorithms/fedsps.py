@@ -11,6 +11,7 @@ import torch
 
 from offbeat.algorithms.fedasync import Model
 from offbeat.algorithms.fedopt import Upload
+from offbeat.algorithms.ranges import check
 from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
 
 
@@ -22,6 +23,9 @@ class FedSPS:
     lower: float = 0.0
     bound: float = 1.0
     server_lr: float = 1.0
+
+    def __post_init__(self) -> None:
+        check(self)
 
     def warmup(self) -> None:
         return None

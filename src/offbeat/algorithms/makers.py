@@ -13,7 +13,6 @@ from offbeat.algorithms.fedopt import Adagrad, Adam, AmsGrad, Ema, FedOpt, Heavy
 from offbeat.algorithms.masfl import MasFL
 from offbeat.algorithms.padamfed_vr import PAdaMFedVR
 from offbeat.core import AnyAlgorithm
-from offbeat.errors import InputError
 
 
 def plain(
@@ -53,10 +52,10 @@ def fedavgm(
     local_lr: float = 0.1,
     server_lr: float = 1.0,
     beta: float = 0.9,
-    damped: bool = False,
+    averaged: bool = False,
 ) -> FedOpt:
     """See `fedavgm` in the catalogue."""
-    return FedOpt(local_lr, server_lr, Ema(beta) if damped else HeavyBall(beta))
+    return FedOpt(local_lr, server_lr, Ema(beta) if averaged else HeavyBall(beta))
 
 
 def fedadam(
@@ -111,8 +110,6 @@ def fedams(
     unbiased: bool = False,
 ) -> FedOpt:
     """See `fedams` in the catalogue."""
-    if floor <= 0 and eps <= 0:
-        raise InputError("FedAMS needs floor or eps above 0: it would divide by zero.")
     return FedOpt(local_lr, server_lr, Ema(beta1, unbiased), AmsGrad(beta2, eps, floor, unbiased))
 
 

@@ -18,7 +18,8 @@ from typing import NamedTuple, Self
 import torch
 from torch import zeros_like
 
-from offbeat.algorithms.adamasfl import Message, State, refuse_weights
+from offbeat.algorithms.adamasfl import Message, State
+from offbeat.algorithms.ranges import check
 from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
 from offbeat.errors import InputError
 
@@ -37,6 +38,9 @@ class MasFL:
     server_lr: float
     beta: float
     start: float = 1.0  # what part of c the momentum starts from
+
+    def __post_init__(self) -> None:
+        check(self)
 
     @classmethod
     def tuned(cls, cohort: int, steps: int, rounds: int, smoothness: float, worst: int) -> Self:
@@ -80,7 +84,6 @@ class MasFL:
         return Upload(c_new - c_i), c_new
 
     def step(self, state: State, mean: Upload, cohort: Cohort) -> State:
-        refuse_weights("MasFL", cohort)
         x, g, c = state
         g = self.beta * (mean.shift + c) + (1 - self.beta) * g
         return State(x - self.server_lr * g, g, c + cohort.share * mean.shift)

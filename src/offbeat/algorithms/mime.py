@@ -14,6 +14,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import zeros_like
 
+from offbeat.algorithms.ranges import check
 from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan, whole_gradient
 
 
@@ -51,6 +52,9 @@ class Mime:
     server_lr: float = 1.0
     beta: float = 0.9
     whole: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check(self)
 
     def warmup(self) -> None:
         return None
@@ -107,6 +111,9 @@ class MimeLite:
     server_lr: float = 1.0
     beta: float = 0.9
     whole: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check(self)
 
     def warmup(self) -> None:
         return None

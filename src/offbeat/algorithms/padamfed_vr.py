@@ -17,7 +17,7 @@ import torch
 from torch import zeros_like
 from torch.nn.functional import normalize
 
-from offbeat.algorithms.adamasfl import refuse_weights
+from offbeat.algorithms.ranges import check
 from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
 
 
@@ -54,6 +54,9 @@ class PAdaMFedVR:
     server_lr: float
     beta: float
 
+    def __post_init__(self) -> None:
+        check(self)
+
     @classmethod
     def tuned(cls, cohort: int, steps: int, rounds: int) -> Self:
         """Theorem 2: every rate follows from S, K and T."""
@@ -89,7 +92,6 @@ class PAdaMFedVR:
         return Upload(descent / batches.steps, news / batches.steps, c_new - c_i), c_new
 
     def step(self, state: State, mean: Upload, cohort: Cohort) -> State:
-        refuse_weights("PAdaMFed-VR", cohort)
         return State(
             x=state.x - self.server_lr * mean.descent,
             before=state.x,

@@ -12,7 +12,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import zeros_like
 
-from offbeat.algorithms.adamasfl import refuse_weights
+from offbeat.algorithms.ranges import check
 from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan, whole_gradient
 
 
@@ -37,6 +37,9 @@ class Scaffold:
     local_lr: float
     server_lr: float = 1.0
     whole: bool = False  # option I
+
+    def __post_init__(self) -> None:
+        check(self)
 
     @classmethod
     def tuned(cls, cohort: int, steps: int, population: int, smoothness: float) -> Self:
@@ -71,5 +74,4 @@ class Scaffold:
         return Upload(message.x - x, c_new - c_i), c_new
 
     def step(self, state: State, mean: Upload, cohort: Cohort) -> State:
-        refuse_weights("SCAFFOLD", cohort)
         return State(state.x - self.server_lr * mean.delta, state.c + cohort.share * mean.shift)

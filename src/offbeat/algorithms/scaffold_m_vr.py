@@ -13,8 +13,8 @@ from typing import NamedTuple, Self
 import torch
 from torch import zeros_like
 
-from offbeat.algorithms.adamasfl import refuse_weights
 from offbeat.algorithms.padamfed_vr import Message, State
+from offbeat.algorithms.ranges import check
 from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
 
 
@@ -33,6 +33,9 @@ class ScaffoldMVR:
     server_lr: float
     beta: float
     momentum: float = 1.0  # what part of the mean direction is kept: 0 in the start alone
+
+    def __post_init__(self) -> None:
+        check(self)
 
     def warmup(self) -> Self:
         return replace(self, local_lr=0.0, server_lr=0.0, beta=1.0, momentum=0.0)
@@ -63,6 +66,5 @@ class ScaffoldMVR:
         return Upload(direction / batches.steps, c_new - c_i), c_new
 
     def step(self, state: State, mean: Upload, cohort: Cohort) -> State:
-        refuse_weights("SCAFFOLD-M-VR", cohort)
         g = self.momentum * mean.direction
         return State(state.x - self.server_lr * g, state.x, g, state.c + cohort.share * mean.shift)

@@ -20,7 +20,7 @@ from offbeat.engines.engine import Gathered, Saved
 from offbeat.engines.work import OneByOne, Results, Start, Together, Work
 from offbeat.population.homes import Anywhere, Home, make_memories
 from offbeat.population.population import Population
-from offbeat.problem import Problem, Statistics
+from offbeat.problem import Problem, Statistics, average
 from offbeat.schedule.availability import Always, Availability, Dropout
 from offbeat.schedule.clock import Clock
 from offbeat.schedule.delays import Delay, Tiers
@@ -92,13 +92,12 @@ class Simulation:
         clients: int,
     ) -> None:
         x, statistics = problem.initial()
-        message = algorithm.broadcast(algorithm.init(x), 0)
         self._algorithm = algorithm
         self._clock = clock
         self._work = work
         self._seed = seed
         self._device = problem.device
-        self._shape = trees.shape((message, statistics))
+        self._initial = (algorithm.init(x), statistics)
         self._make_memories = partial(make_memories, home, algorithm.memory(x), clients, problem.device)
         self._memories = self._make_memories()
         self._messages: dict[int, Tree] = {}
@@ -134,7 +133,7 @@ class Simulation:
         results = [self._compute([tasks[place] for place in wave], version) for wave in waves]
         whole = results[0] if len(waves) == 1 else self._join(waves, results)
         self.forget(tasks)
-        return Gathered(whole.uploads, {name: value.mean(0) for name, value in whole.statistics.items()})
+        return Gathered(whole.uploads, average(whole.statistics))
 
     def forget(self, tasks: Sequence[Task]) -> None:
         self._holders.subtract(task.version for task in tasks)
@@ -170,9 +169,10 @@ class Simulation:
         self._messages = {version: self._message(version, tensors) for version in facts["versions"]}
 
     def _message(self, version: int, tensors: dict[str, Tensor]) -> Tree:
-        names = [f"message.{version}.{leaf}" for leaf in range(self._shape.num_leaves)]
-        leaves = [tensors[name].to(self._device) for name in names]
-        return trees.rebuild(self._shape, leaves)
+        state, statistics = self._initial
+        shape = trees.shape((self._algorithm.broadcast(state, version), statistics))
+        names = [f"message.{version}.{leaf}" for leaf in range(shape.num_leaves)]
+        return trees.rebuild(shape, [tensors[name].to(self._device) for name in names])
 
     def _compute(self, tasks: Sequence[Task], version: int) -> Results:
         results = self._work(

@@ -15,6 +15,7 @@ from torch.func import vmap
 
 from offbeat import draws, trees
 from offbeat.core import AnyAlgorithm, Batch, Batches, Task, Visit, wants_whole
+from offbeat.errors import InputError
 from offbeat.population.population import Population
 from offbeat.problem import Problem, Statistics, TaskGradient
 from offbeat.trees import Tree
@@ -68,7 +69,15 @@ class OneByOne:
         batches = Batches(self._load(indices), self._load(whole))
         grad = TaskGradient(self._problem, self._problem.differentiate_alone, start.statistics)
         with _seeded(self._problem.device, draws.torch_seed(seed, "module", task.client, task.visit)):
-            upload, memory = algorithm.local(start.message, start.memory, batches, start.visit, grad)
+            try:
+                upload, memory = algorithm.local(start.message, start.memory, batches, start.visit, grad)
+            except ValueError as error:
+                if "more than 1 value per channel" not in str(error):
+                    raise
+                raise InputError(
+                    f"client {task.client} has a minibatch of one example, which BatchNorm cannot normalise: "
+                    "use Steps, Epochs(..., least=2), or a module with GroupNorm."
+                ) from None
         return Results(upload, memory, grad.statistics)
 
     def _load(self, indices: list[np.ndarray]) -> tuple[Batch, ...]:
@@ -147,7 +156,7 @@ def _unstack(data: Tree, mask: Tensor | None = None) -> tuple[Batch, ...]:
 
 
 class _Places(NamedTuple):
-    """Where the examples of several tasks are, padded with example 0, and which are real."""
+    """Where the examples of several tasks are, padded with each task's own first, and which are real."""
 
     places: np.ndarray  # (tasks, steps, examples)
     mask: np.ndarray  # of the same shape
@@ -166,9 +175,10 @@ class _Places(NamedTuple):
 def _pad(indices: list[list[np.ndarray]]) -> _Places:
     steps = max(len(task) for task in indices)
     examples = max(len(batch) for task in indices for batch in task)
-    places = np.zeros((len(indices), steps, examples), dtype=np.int64)
+    places = np.empty((len(indices), steps, examples), dtype=np.int64)
     mask = np.zeros(places.shape, dtype=bool)
     for row, task in enumerate(indices):
+        places[row] = task[0][0]
         for step, batch in enumerate(task):
             places[row, step, : len(batch)] = batch
             mask[row, step, : len(batch)] = True

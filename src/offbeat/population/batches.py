@@ -33,18 +33,26 @@ class Steps:
 
 @dataclass(frozen=True)
 class Epochs:
-    """`count` passes over all examples, shuffled each time; the last minibatch of a pass may be smaller."""
+    """`count` passes over all examples, shuffled each time; the last minibatch of a pass may be smaller.
+
+    One of fewer than `least` examples is left out, unless it is all the client has: BatchNorm
+    cannot normalise a single example.
+    """
 
     count: int
     size: int
+    least: int = 1
 
     def __post_init__(self) -> None:
         _check("epochs", self.count, self.size)
+        if not 1 <= self.least <= self.size:
+            raise InputError(f"the least minibatch is {self.least}: give a number from 1 to the batch size.")
 
     def draw(self, examples: int, rng: np.random.Generator) -> list[Positions]:
         """Minibatches of a client with that many examples."""
         order = _shuffled(examples, self.count, rng)
-        return [row[start : start + self.size] for row in order for start in range(0, examples, self.size)]
+        starts = range(0, max(1, examples - self.least + 1), self.size)
+        return [row[start : start + self.size] for row in order for start in starts]
 
 
 def _shuffled(examples: int, passes: int, rng: np.random.Generator) -> Positions:

@@ -322,7 +322,7 @@ def test_a_run_dropped_after_any_step_goes_on_from_its_last_checkpoint_with_the_
                 return shot.x
         raise AssertionError
 
-    whole = play(METHOD, dataclasses.replace(engine, memory=InRam()), Asynchronous(8))
+    whole = play(METHOD, dataclasses.replace(engine, memory=InRam()), Asynchronous(8), rounds=12)
     for cut in (0, 2, 3, 7, 11):
         live(None, cut)
         assert torch.equal(live(checkpoint.load(path), 12), whole[-1].x)

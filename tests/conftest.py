@@ -1,7 +1,10 @@
 """What all tests share: quick, repeatable hypothesis profiles and one thread per process."""
 
 import os
+import signal
+from collections.abc import Iterator
 
+import pytest
 import torch
 from hypothesis import settings
 
@@ -13,3 +16,11 @@ settings.load_profile("ci" if os.environ.get("CI") else "work")
 # The suite runs in one process per core; the programs that tests start inherit the same measure.
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C works, and in child processes too, though whoever started the tests may have it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

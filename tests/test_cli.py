@@ -1,3 +1,4 @@
+import contextlib
 import gzip
 import json
 import os
@@ -14,9 +15,10 @@ import pytest
 import torch
 
 from offbeat import trial
-from offbeat.cli import main
+from offbeat.cli import main, show
 from offbeat.experiment import Experiment
 from offbeat.folder import Folder
+from offbeat.running import Progress
 from offbeat.running import run as run_experiment
 
 SMALL = shlex.split("--clients 12 --buffer 3 --concurrency 5 --local-steps 1 --batch-size 4 --rounds 6")
@@ -82,7 +84,9 @@ EARLY = {
     "run --set betta=1": "unknown parameter of adamasfl 'betta': did you mean beta?",
     "run --set beta=x": "the parameter beta of adamasfl must be a finite number, not 'x'.",
     "run --set beta=nan": "the parameter beta of adamasfl must be a finite number, not 'nan'.",
-    "run fedavgm --set damped=maybe": "the parameter damped of fedavgm must be true or false, not 'maybe'.",
+    "run fedavgm --set averaged=maybe": (
+        "the parameter averaged of fedavgm must be true or false, not 'maybe'."
+    ),
     "run --set beta=0.1 --set beta=0.2": "--set gives beta twice",
     "run --set fedavg.local_lr=0.1": "unknown method in --set 'fedavg'",
     "run --buffer 30": "the buffer of 30 exceeds the concurrency of 20: make it at most 20.",
@@ -102,6 +106,7 @@ EARLY = {
     "run --limit -1": "--limit must be at least 0, not -1.",
     "run --weight-decay inf": "--weight-decay must be at least 0 and finite, not inf.",
     "run --save-every 0": "--save-every must be at least 1, not 0.",
+    "run --data-dir nowhere": "digits ships with scikit-learn and needs no --data-dir: leave it out.",
     "run --resume": "--resume needs --out",
     "run --resume --out nowhere": "nowhere holds no run to resume: leave out --resume",
     "run --out words.csv": "words.csv is a file: name a folder with --out.",
@@ -297,7 +302,9 @@ def test_a_finished_run_is_not_run_again_but_shown(here, monkeypatch, capsys):
 
 def test_paths_are_kept_whole_so_that_a_run_resumes_from_anywhere(here, monkeypatch):
     (here / "delays.csv").write_text("1.0\n2.5\n")
-    assert main(["run", *SMALL, "--delays", "recorded:delays.csv", "--data-dir", "data", "--out", "a"]) == 0
+    write_mnist(here / "data")
+    words = "--data mnist --data-dir data --model logistic --partition iid --delays recorded:delays.csv"
+    assert main(["run", *SMALL, *words.split(), "--out", "a"]) == 0
     settings = json.loads((here / "a" / "settings.json").read_text())
     assert settings["delays"] == f"recorded:{here / 'delays.csv'}"
     assert settings["data_dir"] == str(here / "data")
@@ -350,6 +357,7 @@ def test_a_comparison_goes_on_when_one_method_diverges(capsys):
     assert re.search("fedavg did not finish: .* NaN or infinite", capsys.readouterr().out)
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_once_saves_the_step_and_twice_stops_at_once(times, monkeypatch, capsys):
     def pressing(*words, **more):
@@ -364,12 +372,13 @@ def test_ctrl_c_once_saves_the_step_and_twice_stops_at_once(times, monkeypatch, 
         assert main(["run", *SMALL, "--out", "a"]) == 130
     saved = 3 if times == 1 else 0  # the checkpoint of the beginning
     command = "offbeat run --out a --resume"
-    assert capsys.readouterr().err == f"offbeat: stopped; version {saved} is saved; go on with: {command}\n"
+    assert capsys.readouterr().err == f"offbeat: stopped; version {saved} is saved; go on with:\n{command}\n"
     assert main(command.split()[1:]) == 0
     assert main(["run", *SMALL, "--out", "b"]) == 0
     assert Path("a/trace.jsonl").read_bytes() == Path("b/trace.jsonl").read_bytes()
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_a_comparison_that_is_stopped_shows_what_it_has(monkeypatch, capsys):
     def pressing(*words, **more):
         for step in run_experiment(*words, **more):
@@ -384,6 +393,104 @@ def test_a_comparison_that_is_stopped_shows_what_it_has(monkeypatch, capsys):
     told = last_line(out)
     assert told["methods"]["fedavg"]["failure"] == "it was stopped at version 3."
     assert "fedbuff" not in told["methods"]
+
+
+def versions_shown(text: str) -> list[int]:
+    return [int(line.split()[0]) for line in text.splitlines() if line[:1].isdigit()]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "versions"),
+    [
+        (6, [0, 1, 2, 3, 4, 5, 6]),
+        (20, list(range(0, 21, 2))),
+        (26, [*range(0, 26, 3), 26]),  # no few equal gaps make it up
+    ],
+)
+def test_the_table_at_the_end_has_rows_at_equal_gaps(rounds, versions, capsys):
+    assert main(["run", "fedavg", *SMALL, "--rounds", str(rounds), "--every", "1"]) == 0
+    assert versions_shown(capsys.readouterr().out) == versions
+
+
+@pytest.mark.parametrize(
+    ("more", "shown"),
+    [([], []), (["--dropout", "0.4"], ["lost"]), (["--dropout", "0.4", "--limit", "0"], ["dropped", "lost"])],
+)
+def test_tasks_that_came_to_nothing_are_in_the_table_where_there_are_any(more, shown, capsys):
+    assert main(["run", "fedbuff", *SMALL, *more]) == 0
+    _, header, *rest = capsys.readouterr().out.splitlines()
+    assert re.split("  +", header.strip())[6:] == ["at most", *shown]
+    last = json.loads(Path("runs/fedbuff-digits-1/records.jsonl").read_text().splitlines()[-1])
+    final = next(line for line in rest if line.startswith(str(last["version"])))
+    assert all(last[name] > 0 for name in shown)
+    assert final.split()[7:] == [str(last[name]) for name in shown]
+
+
+def test_the_bar_is_told_of_the_start_and_of_every_step(monkeypatch):
+    starts, steps = [], []
+
+    @contextlib.contextmanager
+    def bar(*words):
+        yield show.Bar(steps.append, lambda *told: starts.append(told))
+
+    monkeypatch.setattr(show, "bar", bar)
+    assert main(["run", *SMALL]) == 0
+    assert {clients for _, clients in starts} == {12}
+    assert [step.version for step in steps] == list(range(7))
+    assert main(["compare", "adamasfl", "fedavg", *SMALL]) == 0
+    assert [step.version for step in steps[7:]] == [*range(7), *range(7)]
+
+
+def test_the_bar_says_how_far_the_start_and_the_run_are(monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "120")
+    with show.bar("fedavg", 5) as bar:
+        bar.start(3, 12)
+    assert "starting: 3 of 12 clients" in capsys.readouterr().err
+    with show.bar("fedavg", 5) as bar:
+        bar.step(Progress(1, 2.5, 10, 0.5, {"accuracy": 0.75}))
+        bar.step(Progress(2, 4.5, 20, 1.5, None))
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().err)
+    assert re.search(r"2/5 time 4\.5  staleness 1\.5  accuracy 0\.750 left [-\d]+:", plain)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("run fedavg --concurrency 5", "with synchronous dispatch"),
+        ("run fedbuff --dispatch synchronous --concurrency 5", "with synchronous dispatch"),
+        ("compare fedavg mime --concurrency 5", "with phases or synchronous dispatch"),
+        ("schedule --dispatch phases --concurrency 5", "with phases dispatch"),
+        ("run fedavg", None),
+        ("run fedbuff --concurrency 5", None),
+        ("compare fedavg fedbuff --concurrency 5", None),
+        ("schedule --concurrency 5", None),
+    ],
+)
+def test_a_concurrency_that_nobody_asks_for_is_worth_a_warning(line, said, caplog):
+    words = line.split()
+    small = shlex.split("--clients 12 --buffer 3 --rounds 2")
+    work = [] if words[0] == "schedule" else shlex.split("--local-steps 1 --batch-size 4")
+    assert main([*words, *small, *work]) == 0
+    texts = [record.getMessage() for record in caplog.records]
+    if said:
+        (text,) = texts
+        assert text.startswith(f"--concurrency is ignored: {said}")
+    else:
+        assert texts == []
+
+
+def test_help_names_the_defaults_of_each_command(capsys):
+    def told(command):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        return " ".join(capsys.readouterr().out.split())
+
+    assert "the method's own" in told("run")
+    schedule = told("schedule")
+    assert "method" not in schedule
+    assert "[asynchronous]" in schedule
+    assert "updates per server step [10]" in schedule
 
 
 @pytest.mark.parametrize(
@@ -408,4 +515,6 @@ def test_the_schedule_and_the_catalogue_can_be_read_by_people(capsys):
     assert main(["algorithms"]) == 0
     assert "fedavg" in capsys.readouterr().out
     assert main(["algorithms", "adamasfl"]) == 0
-    assert "from S, K and T" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "from S, K and T" in out
+    assert "S: updates per server step; K: local steps of a task; T: server steps." in out

@@ -97,16 +97,20 @@ def test_a_chunk_size_changes_nothing_but_rounding() -> None:
     torch.testing.assert_close(runs[0][-1].x, runs[1][-1].x, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("module", ["dropout", "branching"])
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        ("dropout", "this module draws random numbers, so its clients are computed one by one."),
+        ("branching", "this module cannot be computed for many clients at once, so it runs one by one"),
+    ],
+)
 def test_what_cannot_be_mapped_runs_one_by_one_and_says_so_once(
-    module: str, caplog: pytest.LogCaptureFixture
+    module: str, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = make_world(module=MODULES[module]())
     with caplog.at_level(logging.WARNING):
         play(METHODS["fedavg"], Vectorised(world.problem, world.population), Asynchronous(5))
-    assert [record.message.split(":")[0] for record in caplog.records] == [
-        "this module cannot be computed for many clients at once, so it runs one by one"
-    ]
+    assert [record.message.split(":")[0] for record in caplog.records] == [said]
 
 
 def test_a_module_that_draws_leaves_the_global_generator_alone() -> None:

@@ -49,6 +49,17 @@ def test_a_metric_of_ones_own_may_give_one_number_per_batch_or_see_everything_fi
     assert scores["largest"] == float(outputs.max())
 
 
+def test_a_metric_may_give_a_plain_number_and_examples_may_be_a_plain_pair() -> None:
+    x, _ = problem().initial()
+    metrics = {
+        "number": lambda outputs, targets: float(outputs.mean()),
+        "tensor": lambda outputs, targets: outputs.mean(),
+    }
+    scores = evaluate(problem(), x, (EXAMPLES.inputs, EXAMPLES.targets), metrics, batch_size=7)
+    assert scores["number"] == pytest.approx(scores["tensor"], rel=1e-12)
+    assert scores == evaluate(problem(), x, EXAMPLES, metrics, batch_size=7)
+
+
 def test_running_statistics_matter_to_the_score() -> None:
     torch.manual_seed(0)
     made = Problem(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)), cross_entropy)

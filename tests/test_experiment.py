@@ -15,7 +15,7 @@ from offbeat.trial import prepare, resolved
 def test_every_method_comes_with_its_own_protocol(name):
     entry = CATALOGUE[name]
     experiment = Experiment.of(algorithm=name, rounds=100)
-    assert experiment.dispatch == ("asynchronous" if entry.asynchronous else "synchronous")
+    assert experiment.dispatch == entry.dispatch
     assert experiment.weights == entry.weights
     assert experiment.buffer == (entry.buffer or 10)
     assert experiment.every == 5
@@ -50,6 +50,12 @@ def test_settings_that_are_not_of_a_run_are_refused(settings):
 def test_a_count_out_of_range_is_refused(name, value):
     with pytest.raises(InputError, match=f"--{name.replace('_', '-')} must be at least 1 and below 2\\^31"):
         dataclasses.replace(Experiment(), **{name: value})
+
+
+def test_a_folder_for_data_that_needs_none_is_refused():
+    with pytest.raises(InputError, match="digits ships with scikit-learn and needs no --data-dir"):
+        Experiment.of(data="digits", data_dir="somewhere")
+    assert Experiment.of(data="mnist", data_dir="somewhere").data_dir == "somewhere"
 
 
 def test_the_engine_follows_the_size_of_the_model_unless_named():

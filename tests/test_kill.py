@@ -22,6 +22,7 @@ from offbeat import checkpoint
 from offbeat.cli import main
 
 KILLS = 12  # for each method
+PART = ".state.safetensors.part"  # where a checkpoint is before it is whole
 SMALL = shlex.split(
     "--clients 12 --buffer 3 --concurrency 5 --local-steps 1 --batch-size 4 --every 2 --seed 5"
 )
@@ -80,7 +81,7 @@ def _left(run: Path) -> dict[str, object]:
     saved = run / "checkpoint" / "state.safetensors"
     return {
         "version": checkpoint.load(saved).facts["version"] if saved.exists() else None,
-        "saving": any((run / "checkpoint" / "part").glob("*")),
+        "saving": any((run / "checkpoint" / PART).glob("*")),
     }
 
 
@@ -121,15 +122,7 @@ def test_a_run_killed_at_random_moments_ends_as_the_one_never_killed(name, tmp_p
     assert killed
     for run in killed:
         same(run, tmp_path / "whole")
-        assert not (run / "checkpoint" / "part").exists()
-
-
-@pytest.fixture
-def interruptible():
-    """A child that ignores Ctrl-C because the tests do so would prove nothing."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
+        assert [each.name for each in (run / "checkpoint").iterdir()] == [PART[1:].removesuffix(".part")]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -148,7 +141,7 @@ def test_a_run_asked_to_stop_saves_says_how_to_go_on_and_then_ends_the_same(numb
     assert not told["finished"]
     assert told["error"] is None
     assert 0 <= told["version"] < 150
-    assert err.strip().endswith(f"go on with: {told['resume']}")
+    assert err.strip().endswith(f"; go on with:\n{told['resume']}")
     command, *again = shlex.split(told["resume"])
     assert command == "offbeat"
     assert main(again) == 0

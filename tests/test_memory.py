@@ -472,7 +472,7 @@ def test_it_is_the_disk_of_the_runs_own_folder_that_must_have_room(
             self.free = 0 if path == tmp_path else 10**12
 
     monkeypatch.setattr(homes.shutil, "disk_usage", Usage)
-    words = ["run", "adamasfl", "--memory", "mapped", "--data-dir", "/", "--out", str(tmp_path / "new")]
+    words = ["run", "adamasfl", "--memory", "mapped", "--out", str(tmp_path / "new")]
     assert main(words) == 2
     assert "on the disk and 0 bytes is free" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

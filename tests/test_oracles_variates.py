@@ -376,14 +376,15 @@ def test_theory_gives_the_rates_of_its_formulas() -> None:
 
 
 def test_masfl_theory_takes_the_largest_local_rate_for_which_its_theorem_holds() -> None:
-    cohort, local_steps, rounds, smoothness, staleness = 2, 8, 2048, 3.0, 2
+    cohort, local_steps, rounds, smoothness, staleness = 2, 8, 2048, 3.0, 3
     rates = masfl_theory(cohort, local_steps, rounds, smoothness, staleness)
     assert rates.beta == pytest.approx((16 / 2048) ** 0.5)
     assert rates.server_lr == pytest.approx(rates.beta / 12)
     a = staleness**2 * rates.beta**2 + 20 * np.exp(2) * (rates.local_lr * local_steps * smoothness) ** 2
     assert 1 - 4 * a - rates.beta == pytest.approx(0, abs=1e-12)
-    with pytest.raises(ValueError, match="Theorem 1"):
-        masfl_theory(10, 10, 400, 1.0, 2)
+    for refused in ((10, 10, 400, 1.0, 2), (4, 4, 16, 1.0, 0)):
+        with pytest.raises(ValueError, match="Theorem 1"):
+            masfl_theory(*refused)
 
 
 def test_scaffold_option_1_keeps_the_whole_gradient_at_the_model_handed_out() -> None:
@@ -419,6 +420,24 @@ def test_fedavg_m_without_memory_is_fedavg_and_on_a_line_fills_its_momentum_from
     assert_close(oracle(problem, CLIENTS, X0, LATE, **RATES | {"beta": 1.0}), expected)
     line = oracle(Slope(np.array([2.0]), 3), 1, [0.0], alone(6), **RATES)
     assert_close(np.diff(np.concatenate(line)), -0.15 * 2 * (1 - 0.7 ** np.arange(1, 7)))
+
+
+@pytest.mark.parametrize("reduced", [False, True])
+def test_a_late_task_of_fedavg_m_has_the_momentum_of_its_version(reduced: bool) -> None:
+    problem, beta = least_squares(), RATES["beta"]
+    models = (fedavg_m_vr if reduced else fedavg_m)(problem, CLIENTS, X0, LATE, **RATES)
+    momenta = [0 * X0, *((x - after) / RATES["server_lr"] for x, after in pairwise(models))]
+    for t, step in enumerate(LATE):
+        directions = []
+        for client, version, visit in step:
+            y, last, taken = models[version], models[max(version - 1, 0)], []
+            for k in range(problem.steps(client, visit)):
+                gradient, again = (problem.gradient(client, visit, k, at) for at in (y, last))
+                fresh = gradient - (1 - beta) * again if reduced else beta * gradient
+                taken.append(fresh + (1 - beta) * momenta[version])
+                y = y - RATES["local_lr"] * taken[-1]
+            directions.append(np.mean(taken, axis=0))
+        assert_close(momenta[t + 1], np.mean(directions, axis=0))
 
 
 def test_ca2fl_with_everybody_once_moves_by_the_mean_change() -> None:

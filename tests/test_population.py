@@ -38,6 +38,19 @@ def test_moving_changes_floating_tensors_only():
     assert isinstance(moved.data, Examples)
 
 
+@pytest.mark.parametrize("pair", [tuple, list])
+def test_the_examples_may_be_a_plain_pair(pair):
+    population = Population(pair(DATA), PARTS, Steps(1, 1))
+    assert isinstance(population.data, Examples)
+    assert population.data.targets is DATA.targets
+
+
+@pytest.mark.parametrize("data", [DATA.inputs, (DATA.inputs,), (*DATA, DATA.targets), None])
+def test_examples_that_are_no_pair_are_refused(data):
+    with pytest.raises(InputError, match=r"is not a pair: give Examples\(inputs, targets\)"):
+        Population(data, PARTS, Steps(1, 1))
+
+
 def test_an_empty_client_is_named():
     with pytest.raises(InputError, match="client 1 has no examples: use fewer clients"):
         Population(DATA, [np.array([0]), np.array([], np.int64)], Steps(1, 1))

@@ -132,6 +132,34 @@ def test_checkpoints_by_time_take_a_small_share_of_it(trial, monkeypatch):
     assert min(gaps) > 5
 
 
+def test_the_start_with_everybody_is_told_of():
+    experiment = dataclasses.replace(SMALL, algorithm="adamasfl", weights="constant")
+    seen = []
+    next(run(experiment, prepare(experiment), observe_start=lambda *told: seen.append(told)))
+    assert seen
+    assert {clients for _, clients in seen} == {12}
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+
+
+@pytest.mark.parametrize(
+    ("buffer", "after", "words"),
+    [
+        (1, 0, r"infinite before the first server step: check the model and the data\.$"),
+        (1, 1, r"at server step 3 \(its updates came from client \d+\): lower the rates\.$"),
+        (3, 1, r"at server step 3 \(its updates came from clients \d+, \d+(, \d+)?\): lower the rates\.$"),
+    ],
+)
+def test_a_loss_that_is_no_number_is_said_to_come_from_its_clients(monkeypatch, buffer, after, words):
+    def broken(*given, **more):
+        return evaluate(*given, **more) | ({"loss": math.nan} if next(calls) >= after else {})
+
+    calls = itertools.count()
+    monkeypatch.setattr(running, "evaluate", broken)
+    experiment = dataclasses.replace(SMALL, buffer=buffer)
+    with pytest.raises(DivergedError, match=words):
+        list(run(experiment, prepare(experiment)))
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_records_before(
     trial, tmp_path, monkeypatch, bad

@@ -2,7 +2,7 @@
 
 from importlib.metadata import version
 
-from offbeat import models
+from offbeat import checkpoint, models
 from offbeat.algorithms import CATALOGUE, Setting, build
 from offbeat.algorithms.adamasfl import AdaMasFL
 from offbeat.algorithms.fadas import fadas
@@ -21,7 +21,7 @@ from offbeat.population.sources import Source, load
 from offbeat.problem import Problem
 from offbeat.schedule.availability import Always, Cycle, Dropout
 from offbeat.schedule.delays import Constant, Exponential, HalfNormal, LogNormal, Tiers, Uniform
-from offbeat.schedule.dispatch import Asynchronous, Poisson, RoundRefill, Synchronous
+from offbeat.schedule.dispatch import Asynchronous, Phases, Poisson, Queues, RoundRefill, Synchronous
 from offbeat.schedule.recorded import Recorded
 from offbeat.schedule.staleness import Equal, Hinge, Polynomial
 from offbeat.train import Snapshot, train
@@ -60,11 +60,13 @@ __all__ = [
     "Mapped",
     "Natural",
     "OnDevice",
+    "Phases",
     "Poisson",
     "Polynomial",
     "Population",
     "Problem",
     "Quantity",
+    "Queues",
     "Recorded",
     "RoundRefill",
     "Sequential",
@@ -82,6 +84,7 @@ __all__ = [
     "Visit",
     "accuracy",
     "build",
+    "checkpoint",
     "ema",
     "evaluate",
     "fadas",

@@ -21,18 +21,19 @@ from offbeat.errors import InputError
 
 
 class Checkpoint(NamedTuple):
-    """All that is needed to go on; no generator is among it, since draws have no state."""
+    """All that is needed to go on."""
 
     facts: dict[str, Any]
     tensors: dict[str, Tensor]
 
 
-def save(path: Path, checkpoint: Checkpoint) -> None:
+def save(path: Path | str, checkpoint: Checkpoint) -> None:
     """Write, then move into place."""
+    path = Path(path)
     tensors = {name: tensor.detach().contiguous() for name, tensor in checkpoint.tensors.items()}
     facts = json.dumps(checkpoint.facts)
     # The library writes under a random name first; in a folder of its own, what a kill leaves is found again.
-    part = path.parent / "part" / path.name
+    part = path.parent / f".{path.name}.part" / path.name
     shutil.rmtree(part.parent, ignore_errors=True)
     part.parent.mkdir(parents=True)
     try:
@@ -47,7 +48,7 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
     _sync(path.parent)
 
 
-def load(path: Path, device: torch.device | str = "cpu") -> Checkpoint:
+def load(path: Path | str, device: torch.device | str = "cpu") -> Checkpoint:
     """Read one back."""
     try:
         with safe_open(path, "pt") as file:
@@ -57,11 +58,11 @@ def load(path: Path, device: torch.device | str = "cpu") -> Checkpoint:
             raise ValueError("its contents have changed since it was written")
         facts = json.loads(metadata["facts"])
     except FileNotFoundError:
-        raise InputError(f"there is no checkpoint at {path}: start the run without --resume.") from None
+        raise InputError(f"there is no checkpoint at {path}: name a file that was saved.") from None
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         reason = error if isinstance(error, SafetensorError | OSError | ValueError) else "it is incomplete"
         raise InputError(
-            f"the checkpoint {path} cannot be read ({reason}): remove it, and --resume begins from version 0."
+            f"the checkpoint {path} cannot be read ({reason}): remove it, and begin again from version 0."
         ) from None
     # Copies, for a file's pages are not aligned as memory is, and that can change the last bit of a sum.
     return Checkpoint(facts, {name: tensor.to(device, copy=True) for name, tensor in tensors.items()})

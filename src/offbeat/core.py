@@ -1,8 +1,9 @@
 """The nouns that every part shares, and the two loops that algorithms are written with.
 
-A model is one flat vector. An algorithm is five pure functions over vectors: what the server
+A model is one flat vector. An algorithm is six pure functions over vectors: what the server
 holds at first (`init`), what a client keeps (`memory`), what goes down (`broadcast`), what a
-client does (`local`) and what the server does with the mean of the uploads (`step`).
+client does (`local`), what the server does with the mean of the uploads (`step`), and what is done
+once before training (`warmup`).
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """Random draws without state: each is a function of (seed, purpose, numbers).
 
-Nothing has to be saved to resume a run, and engines, worker counts and restarts agree to the bit.
+Engines, worker counts and restarts therefore agree to the bit, and no generator has to be saved.
 """
 
 import hashlib

@@ -24,7 +24,7 @@ class Tally(Protocol):
     def compute(self) -> Any: ...
 
 
-Metric: TypeAlias = Callable[[Any, Any], Tensor] | Tally  # outputs, targets -> () or (examples,)
+Metric: TypeAlias = Callable[[Any, Any], Tensor | float] | Tally  # outputs, targets -> () or (examples,)
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
 def evaluate(
     problem: Problem,
     x: Vector,
-    examples: Examples,
+    examples: Examples | tuple[Tree, Tree],
     metrics: Mapping[str, Metric] | None = None,
     *,
     statistics: Statistics | None = None,
@@ -56,7 +56,7 @@ def evaluate(
             if isinstance(function, Tally):
                 function.update(outputs, targets)
             else:
-                totals[name] += size * float(function(outputs, targets).double().mean())
+                totals[name] += size * float(torch.as_tensor(function(outputs, targets)).double().mean())
         count += size
     return {
         name: float(function.compute()) if isinstance(function, Tally) else totals[name] / count
@@ -69,8 +69,8 @@ def ema(average: Vector, x: Vector, decay: float) -> Vector:
     return decay * average + (1 - decay) * x
 
 
-def _batches(examples: Examples, size: int) -> Iterator[tuple[Tree, Tree]]:
-    count = len(trees.leaves(examples.targets)[0])
+def _batches(examples: tuple[Tree, Tree], size: int) -> Iterator[tuple[Tree, Tree]]:
+    count = len(trees.leaves(examples[1])[0])
     for start in range(0, count, size):
         inputs, targets = trees.over(lambda leaf, at=start: leaf[at : at + size], tuple(examples))
         yield inputs, targets

@@ -77,6 +77,8 @@ class Experiment:
         ):
             if value not in known:
                 raise unknown(kind, str(value), filter(None, known))
+        if self.data == "digits" and self.data_dir is not None:
+            raise InputError("digits ships with scikit-learn and needs no --data-dir: leave it out.")
 
     def settings(self) -> dict[str, Any]:
         """As JSON-able values."""

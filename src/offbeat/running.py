@@ -36,10 +36,12 @@ def run(
     *,
     save_every: int | None = None,
     stop: Callable[[], bool] = lambda: False,
+    observe_start: Callable[[int, int], None] = lambda done, clients: None,
 ) -> Iterator[Progress]:
     """Train, and yield after every server step; when `stop` says so, save and end early.
 
     A checkpoint is taken at once, and then every `save_every` versions or so rarely that they cost little.
+    `observe_start` is told how many clients of the full-participation start are done, and of how many.
     """
     state = _Ongoing(folder.resumed if folder else None)
     shots = train(
@@ -52,6 +54,7 @@ def run(
         limit=trial.limit,
         seed=experiment.seed,
         resume=folder.resumed if folder else None,
+        observe_start=observe_start,
     )
     for shot in shots:
         state.see(shot, experiment.average)
@@ -99,11 +102,7 @@ class _Ongoing:
         x = shot.x if decay is None or self._average is None else self._average
         scores = evaluate(trial.problem, x, trial.test, {"accuracy": accuracy}, statistics=shot.statistics)
         if not all(math.isfinite(value) for value in scores.values()):
-            clients = sorted({task.client for task in shot.filled.tasks}) if shot.filled else ["none"]
-            raise DivergedError(
-                f"the loss became NaN or infinite at server step {shot.version} "
-                f"(its updates came from clients {', '.join(map(str, clients))}): lower the rates."
-            )
+            raise DivergedError(f"the loss became NaN or infinite {_where(shot)}.")
         record = {
             "version": shot.version,
             "time": shot.time,
@@ -113,6 +112,9 @@ class _Ongoing:
             "staleness_max": self._worst,
             "dropped": shot.counts.dropped,
             "lost": shot.counts.lost,
+            "floats_down": shot.sent.down,
+            "floats_up": shot.sent.up,
+            "bytes": sum(shot.sent) * shot.x.element_size(),
             "elapsed": round(self.elapsed, 3),
         }
         self._total = self._count = self._worst = 0
@@ -137,6 +139,15 @@ class _Ongoing:
 def _mean_staleness(shot: Snapshot) -> float:
     ages = shot.cohort.staleness if shot.cohort else ()
     return sum(ages) / len(ages) if ages else 0.0
+
+
+def _where(shot: Snapshot) -> str:
+    """At which step, by whose updates, and what to do."""
+    if not shot.version or not shot.filled:
+        return "before the first server step: check the model and the data"
+    clients = sorted({task.client for task in shot.filled.tasks})
+    names = f"client{'s' if len(clients) > 1 else ''} {', '.join(map(str, clients))}"
+    return f"at server step {shot.version} (its updates came from {names}): lower the rates"
 
 
 def _trace(shot: Snapshot) -> dict[str, Any]:

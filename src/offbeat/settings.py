@@ -13,7 +13,7 @@ from offbeat.errors import InputError
 
 def write(folder: Path, settings: Mapping[str, Any]) -> None:
     """Write, then move into place."""
-    part = folder / "settings.part"
+    part = folder / ".settings.json.part"
     part.write_text(json.dumps(dict(settings) | _origin(), indent=1) + "\n")
     part.replace(folder / "settings.json")
 

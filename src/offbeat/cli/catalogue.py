@@ -7,6 +7,8 @@ from typing import Any
 from offbeat.algorithms import CATALOGUE, find
 from offbeat.cli import show
 
+_NO_THEORY = "none usable"
+
 
 def algorithms(given: argparse.Namespace) -> int:
     """List the methods, or show one."""
@@ -35,7 +37,7 @@ def _describe(name: str) -> dict[str, Any]:
         "protocol": entry.dispatch,
         "weights of stale updates": entry.weights,
         "buffer": entry.buffer,
-        "rates in theory": entry.theory or "none usable",
+        "rates in theory": entry.theory or _NO_THEORY,
         "vectors": entry.vectors(),
         "parameters": {key: each.default for key, each in entry.parameters().items()},
     }
@@ -55,3 +57,5 @@ def _show_one(name: str, described: dict[str, Any]) -> None:
     show.pairs(name, described | sends)
     shown = {key: "from S, K and T" if value is None else value for key, value in values.items()}
     show.pairs("parameters (--set NAME=VALUE) and their defaults", shown)
+    if None in values.values() or described["rates in theory"] != _NO_THEORY:
+        print("S: updates per server step; K: local steps of a task; T: server steps.")

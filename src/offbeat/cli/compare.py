@@ -9,7 +9,7 @@ from typing import Any
 
 from offbeat.algorithms import find
 from offbeat.cli import show
-from offbeat.cli.given import experiment_options, parameters
+from offbeat.cli.given import experiment_options, parameters, warn_of_unused
 from offbeat.cli.process import Stop, settle_threads, stop_signals
 from offbeat.errors import DivergedError, InputError
 from offbeat.experiment import Experiment
@@ -17,7 +17,12 @@ from offbeat.folder import Folder, check_free, claim, read_lines
 from offbeat.running import run as run_experiment
 from offbeat.trial import Trial, prepare, resolved
 
-_AXES = {"version": "server steps", "trips": "client trips", "time": "virtual time"}
+_AXES = {
+    "version": "server steps",
+    "trips": "client trips",
+    "time": "virtual time",
+    "bytes": "bytes sent, down and up",
+}
 _COLUMNS = ("accuracy", "best", "steps", "trips", "time", "staleness", "worst", "wasted")
 _MARKS = (0.1, 0.25, 0.5, 1.0)
 
@@ -41,6 +46,7 @@ def compare(given: argparse.Namespace) -> int:
         trials[name] = prepare(experiment, source, Path(given.out or "runs"))
         source = trials[name].source
     out = claim(Path("runs"), "compare") if given.out is None else Path(given.out)
+    warn_of_unused(given, experiments.values())
     failures: dict[str, str] = {}
     with stop_signals() as stop:
         for name, experiment in experiments.items():
@@ -63,8 +69,8 @@ def _train(experiment: Experiment, trial: Trial, out: Path, stop: Stop) -> str |
     with Folder.begin(out, experiment.settings() | {"resolved": resolved(experiment, trial)}) as folder:
         try:
             with show.bar(experiment.algorithm, experiment.rounds) as bar:
-                for step in run_experiment(experiment, trial, folder, stop=stop):
-                    bar(step)
+                for step in run_experiment(experiment, trial, folder, stop=stop, observe_start=bar.start):
+                    bar.step(step)
         except DivergedError as error:
             return str(error)
         return None if folder.version == experiment.rounds else f"it was stopped at version {folder.version}."

@@ -3,10 +3,11 @@
 import argparse
 import dataclasses
 import inspect
+import logging
 import math
 import types
 import typing
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from offbeat.errors import InputError, unknown
 from offbeat.experiment import Experiment
 
 _FIELDS = {field.name for field in dataclasses.fields(Experiment)}
+_WITHOUT_CONCURRENCY = ("synchronous", "phases")
 
 
 def experiment_options(given: argparse.Namespace) -> dict[str, Any]:
@@ -28,6 +30,16 @@ def experiment_options(given: argparse.Namespace) -> dict[str, Any]:
     if law == "recorded" and path:
         options["delays"] = f"{law}:{Path(path).absolute()}"
     return options
+
+
+def warn_of_unused(given: argparse.Namespace, experiments: Iterable[Experiment]) -> None:
+    """Say of a concurrency that was given that nobody asks for it."""
+    rules = {experiment.dispatch for experiment in experiments}
+    if hasattr(given, "concurrency") and rules <= set(_WITHOUT_CONCURRENCY):
+        logging.getLogger("offbeat").warning(
+            "--concurrency is ignored: with %s dispatch as many clients are at work as --buffer takes.",
+            " or ".join(sorted(rules)),
+        )
 
 
 def parameters(

@@ -5,7 +5,7 @@ An option that was not given is absent, not a default: a resumed run then takes 
 
 import argparse
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, NoReturn, TypeAlias
 
@@ -33,29 +33,26 @@ def _number(text: str) -> float:
 
 _DATA: _Table = {
     "data": (str, "NAME", "digits, mnist, fashion-mnist, cifar10 or shakespeare"),
-    "data_dir": (str, "DIR", "where the data lies; without it, it is downloaded once"),
-    "model": (str, "NAME", "logistic, mlp, cnn or charformer; default: by data"),
-    "partition": (str, "LAW", "iid, dirichlet:ALPHA[:LEAST], shards:N, quantity:ALPHA or natural"),
+    "data_dir": (str, "DIR", "where the data lies; without it, it is downloaded once; digits needs none"),
+    "model": (str, "NAME", "logistic, mlp, cnn or charformer"),
+    "partition": (
+        str,
+        "LAW",
+        "iid, dirichlet:ALPHA[:LEAST], quantity:ALPHA[:LEAST], shards[:N] or natural; "
+        "LEAST defaults to 1; 0 may leave clients empty, which a run refuses",
+    ),
 }
 _TIME: _Table = {
     "clients": (_whole, "N", "how many clients there are"),
-    "dispatch": (
-        str,
-        "NAME",
-        "synchronous, asynchronous, rounds, poisson, phases or queues; default: the method's own",
-    ),
-    "hand_out": (
-        str,
-        "WHEN",
-        "whether the replacement of the update that fills a buffer starts before or after it",
-    ),
-    "buffer": (_whole, "S", "updates per server step; default: 10, or the method's own"),
+    "dispatch": (str, "NAME", "synchronous, asynchronous, rounds, poisson, phases or queues"),
+    "hand_out": (str, "WHEN", "before or after the server step: when the client that fills it is replaced"),
+    "buffer": (_whole, "S", "updates per server step"),
     "concurrency": (_whole, "N", "clients at work at the same time"),
     "delays": (
         str,
         "LAW",
         "constant:S, uniform:A:B, half-normal:S, exponential:S, log-normal:M:S, "
-        "tiers:mild, tiers:large or recorded:FILE",
+        "tiers:KIND[:GAMMA] or recorded:FILE; KIND is mild or large, a GAMMA below 1 makes more clients slow",
     ),
     "availability": (str, "LAW", "always or cycle:PERIOD:SHARE"),
     "dropout": (_number, "P", "probability that a task is lost"),
@@ -64,20 +61,25 @@ _TIME: _Table = {
     "seed": (_whole, "N", "fixes everything"),
 }
 _WORK: _Table = {
-    "weights": (
-        str,
-        "LAW",
-        "of stale updates: constant, polynomial:A or hinge:A:B; default: the method's own",
-    ),
+    "weights": (str, "LAW", "of stale updates: constant, polynomial:A or hinge:A:B"),
     "local_steps": (_whole, "K", "minibatches per task"),
     "local_epochs": (_whole, "E", "whole passes per task instead of a number of minibatches"),
     "batch_size": (_whole, "N", "examples per minibatch"),
     "weight_decay": (_number, "W", "added to the loss as W/2 |x|^2"),
     "average": (_number, "DECAY", "evaluate the exponential average of the models, such as 0.99"),
-    "every": (_whole, "N", "evaluate every N server steps; default: 20 times"),
+    "every": (_whole, "N", "evaluate every N server steps"),
     "engine": (str, "NAME", "auto, sequential or vectorised"),
     "device": (str, "NAME", "cpu or cuda"),
     "memory": (str, "PLACE", "of what clients keep: ram, device, mapped (a file), or auto, by size"),
+}
+
+# What stands in for a default of its own.
+_METHODS_OWN = {
+    "model": "by data",
+    "dispatch": "the method's own",
+    "buffer": "10, or the method's own",
+    "weights": "the method's own",
+    "every": "20 times",
 }
 
 
@@ -155,7 +157,7 @@ def _parsers() -> tuple[Parser, dict[str, Parser]]:
     schedule = commands.add_parser(
         "schedule", help="simulate time alone, without training", argument_default=argparse.SUPPRESS
     )
-    _add(schedule, _TIME)
+    _add(schedule, _TIME, {})
     _add_json(schedule)
 
     algorithms = commands.add_parser("algorithms", help="list the methods, or show one")
@@ -166,7 +168,7 @@ def _parsers() -> tuple[Parser, dict[str, Parser]]:
 
 def _add_experiment(command: argparse.ArgumentParser) -> None:
     for table in (_DATA, _TIME, _WORK):
-        _add(command, table)
+        _add(command, table, _METHODS_OWN)
     command.add_argument(
         "--set",
         action="append",
@@ -186,10 +188,10 @@ def _add_json(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _add(command: argparse.ArgumentParser, table: _Table) -> None:
+def _add(command: argparse.ArgumentParser, table: _Table, own: Mapping[str, str]) -> None:
     for name, (kind, word, text) in table.items():
-        default = _DEFAULTS[name]
-        shown = text if default is None or "default:" in text else f"{text} [{default}]"
+        default = own.get(name, _DEFAULTS[name])
+        shown = text if default is None else f"{text} [{default}]"
         command.add_argument(
             f"--{name.replace('_', '-')}", type=kind, metavar=word, help=shown.replace("%", "%%")
         )

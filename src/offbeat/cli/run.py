@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import shlex
 import sys
 from pathlib import Path
@@ -9,13 +10,15 @@ from typing import Any
 
 from offbeat import settings
 from offbeat.cli import show
-from offbeat.cli.given import experiment_options, parameters
+from offbeat.cli.given import experiment_options, parameters, warn_of_unused
 from offbeat.cli.process import settle_threads, stop_signals
 from offbeat.errors import DivergedError, InputError
 from offbeat.experiment import Experiment
 from offbeat.folder import Folder, check_free, claim, read_lines
 from offbeat.running import run as run_experiment
 from offbeat.trial import Trial, prepare, resolved
+
+_MOST_GAPS, _LEAST_GAPS = 12, 5  # between the rows of the table at the end
 
 
 def run(given: argparse.Namespace) -> int:
@@ -31,6 +34,7 @@ def run(given: argparse.Namespace) -> int:
         check_free(Path(given.out))
     trial = prepare(experiment, folder=Path(given.out or "runs"))
     out = claim(Path("runs"), f"{algorithm}-{experiment.data}") if given.out is None else Path(given.out)
+    warn_of_unused(given, [experiment])
     asked = experiment.settings() | {"resolved": resolved(experiment, trial)}
     with Folder.begin(out, asked) as folder:
         return _train(given, experiment, trial, folder)
@@ -57,8 +61,16 @@ def _train(given: argparse.Namespace, experiment: Experiment, trial: Trial, fold
     with stop_signals() as stop:
         try:
             with show.bar(experiment.algorithm, experiment.rounds, folder.version or 0) as bar:
-                for step in run_experiment(experiment, trial, folder, save_every=given.save_every, stop=stop):
-                    bar(step)
+                steps = run_experiment(
+                    experiment,
+                    trial,
+                    folder,
+                    save_every=given.save_every,
+                    stop=stop,
+                    observe_start=bar.start,
+                )
+                for step in steps:
+                    bar.step(step)
         except DivergedError as error:
             return _end(given, experiment, folder, 1, str(error))
         except KeyboardInterrupt:
@@ -79,7 +91,7 @@ def _end(
         failure = f"{failure.rstrip('.')}; {_kept(folder)} in {folder.path}."
         print(f"offbeat: {failure}", file=sys.stderr)
     elif again:
-        print(f"offbeat: stopped; {_kept(folder)}; go on with: {again}", file=sys.stderr)
+        print(f"offbeat: stopped; {_kept(folder)}; go on with:\n{again}", file=sys.stderr)
     if given.json:
         print(json.dumps(_summary(experiment, records, folder) | {"error": failure, "resume": again}))
     return code
@@ -112,7 +124,8 @@ def _show(experiment: Experiment, records: list[dict[str, Any]], out: Path) -> N
         "staleness_mean": "staleness",
         "staleness_max": "at most",
     }
-    rows = [[record[key] for key in columns] for record in _spread(records, 8)]
+    columns |= {name: name for name in ("dropped", "lost") if any(record[name] for record in records)}
+    rows = [[record[key] for key in columns] for record in _spread(records)]
     title = (
         f"{experiment.algorithm} on {experiment.data}: {experiment.clients} clients, {experiment.dispatch}, "
         f"{experiment.delays}"
@@ -121,8 +134,10 @@ def _show(experiment: Experiment, records: list[dict[str, Any]], out: Path) -> N
     print(f"written to {out}")
 
 
-def _spread(records: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
-    """Some of the records, evenly, with the first and the last."""
-    if len(records) <= count:
-        return records
-    return [records[round(place * (len(records) - 1) / (count - 1))] for place in range(count)]
+def _spread(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The first, the last, and some at equal gaps; only the last gap is shorter where it must be."""
+    gaps = len(records) - 1
+    least = max(1, math.ceil(gaps / _MOST_GAPS))
+    strides = range(least, gaps // _LEAST_GAPS + 1)
+    stride = next((each for each in strides if gaps % each == 0), least)
+    return records[:-1:stride] + records[-1:]

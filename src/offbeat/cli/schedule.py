@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 from offbeat.cli import show
-from offbeat.cli.given import experiment_options
+from offbeat.cli.given import experiment_options, warn_of_unused
 from offbeat.experiment import Experiment
 from offbeat.schedule.availability import Dropout, parse_availability
 from offbeat.schedule.clock import Clock
@@ -25,6 +25,7 @@ def schedule(given: argparse.Namespace) -> int:
     limit = float("inf") if experiment.limit is None else experiment.limit
     availability = parse_availability(experiment.availability)
     flow = Flow(clock, dispatch, source, experiment.clients, experiment.buffer, limit, availability)
+    warn_of_unused(given, [experiment])
     result = simulate(flow, experiment.rounds).as_dict()
     if given.json:
         print(json.dumps(result))

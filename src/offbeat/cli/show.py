@@ -1,9 +1,9 @@
 """What a person sees: a bar while it runs, short tables at the end."""
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.markup import escape
@@ -13,10 +13,11 @@ from rich.table import Table
 from offbeat.running import Progress as Step
 
 
-class Bar(Protocol):
-    """Told of every server step."""
+class Bar(NamedTuple):
+    """Told of every server step, and before the first of clients done and clients in all."""
 
-    def __call__(self, step: Step) -> None: ...
+    step: Callable[[Step], None]
+    start: Callable[[int, int], None]
 
 
 @contextmanager
@@ -27,22 +28,25 @@ def bar(label: str, rounds: int, begun: int = 0) -> Iterator[Bar]:
         TextColumn("{task.description}"),
         BarColumn(bar_width=None),
         MofNCompleteColumn(),
-        TextColumn(
-            "time {task.fields[clock]:.1f}  staleness {task.fields[staleness]:.1f}  {task.fields[metric]}"
-        ),
+        TextColumn("{task.fields[words]}"),
+        TextColumn("left"),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, disable=not console.is_terminal, expand=True) as progress:
-        task = progress.add_task(
-            label, total=rounds, completed=begun, clock=0.0, staleness=0.0, metric="starting"
-        )
+        task = progress.add_task(label, total=rounds, completed=begun, words="starting")
+        metric = ""
 
-        def update(step: Step) -> None:
-            progress.update(task, completed=step.version, clock=step.time, staleness=step.staleness)
+        def on_step(step: Step) -> None:
+            nonlocal metric
             if step.record:
-                progress.update(task, metric=f"accuracy {step.record['accuracy']:.3f}")
+                metric = f"  accuracy {step.record['accuracy']:.3f}"
+            words = f"time {step.time:.1f}  staleness {step.staleness:.1f}{metric}"
+            progress.update(task, completed=step.version, words=words)
 
-        yield update
+        def on_start(done: int, clients: int) -> None:
+            progress.update(task, words=f"starting: {done:,} of {clients:,} clients")
+
+        yield Bar(on_step, on_start)
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

@@ -114,9 +114,13 @@ class Together:
                 raise
             self._mappable = False
             reason = str(error).splitlines()[0]
-            log.warning(
-                "this module cannot be computed for many clients at once, so it runs one by one: %s", reason
-            )
+            if "random operation" in reason:  # torch goes on to advise flags that are not the user's
+                log.warning("this module draws random numbers, so its clients are computed one by one.")
+            else:
+                log.warning(
+                    "this module cannot be computed for many clients at once, so it runs one by one: %s",
+                    reason,
+                )
             return self._alone(algorithm, tasks, starts, seed)
 
     def _map(self, algorithm: AnyAlgorithm, starts: Start, stacks: dict[str, "_Places"]) -> Results:

@@ -53,6 +53,7 @@ class Population:
     work: Steps | Epochs
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "data", _examples(self.data))
         _check_examples(self.data)
         if len(self.parts) == 0:
             raise InputError("the population has no clients: give at least one part.")
@@ -82,6 +83,13 @@ class Population:
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
         """The same clients with their examples elsewhere."""
         return replace(self, data=self.data.to(device, dtype))
+
+
+def _examples(data: Any) -> Examples:
+    """A plain pair will do too."""
+    if isinstance(data, tuple | list) and len(data) == 2:
+        return data if isinstance(data, Examples) else Examples(*data)
+    raise InputError("the data of a population is not a pair: give Examples(inputs, targets).")
 
 
 def _check_examples(data: Examples) -> None:

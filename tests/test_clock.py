@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from offbeat.core import Task
 from offbeat.schedule.availability import Dropout
+from offbeat.schedule.chance import Draws, KeyedDraws
 from offbeat.schedule.clock import Clock
 from offbeat.schedule.delays import parse_delay
 from offbeat.schedule.dispatch import RoundRefill
 from offbeat.schedule.fadas_scripts import ScriptDraws
-from offbeat.schedule.sources import Draws, KeyedDraws
 
 LAWS = ["constant:1", "constant:0", "exponential:1", "tiers:large", "half-normal:2"]
 

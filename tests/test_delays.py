@@ -9,9 +9,9 @@ import pytest
 from scipy import stats
 
 from offbeat.errors import InputError
+from offbeat.schedule.chance import KeyedDraws
 from offbeat.schedule.delays import TIERS, Delay, parse_delay
 from offbeat.schedule.fadas_scripts import ScriptDraws
-from offbeat.schedule.sources import KeyedDraws
 from offbeat.schedule.tiers import tier_chances
 
 LAWS = {

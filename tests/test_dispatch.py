@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbeat.errors import InputError
+from offbeat.schedule.chance import KeyedDraws
 from offbeat.schedule.dispatch import (
     Asynchronous,
     Dispatch,
@@ -17,7 +18,6 @@ from offbeat.schedule.dispatch import (
     parse_dispatch,
 )
 from offbeat.schedule.fadas_scripts import ScriptDraws
-from offbeat.schedule.sources import KeyedDraws
 
 # dispatch, busy, waiting -> how many when published, arrived, filled
 TABLE = [

@@ -14,10 +14,14 @@ from offbeat import (
     Epochs,
     Exponential,
     FedOpt,
+    InputError,
     Problem,
     Sequential,
+    Setting,
     Steps,
+    Synchronous,
     Vectorised,
+    build,
 )
 from offbeat.train import Snapshot
 from worlds import CLASSES, FEATURES, make_world, play
@@ -146,3 +150,13 @@ def test_an_error_in_the_users_module_is_not_hidden() -> None:
     for kind in (Sequential, Vectorised):
         with pytest.raises(RuntimeError, match=r"shapes|size"):
             play(METHODS["fedavg"], kind(world.problem, world.population), Asynchronous(5))
+
+
+@pytest.mark.parametrize("method", ["padamfed-vr", "scaffold-m-vr", "fedavg-m-vr", "mime", "fafed"])
+@pytest.mark.parametrize("kind", [Sequential, Vectorised])
+def test_methods_with_two_gradients_a_minibatch_refuse_a_module_that_draws(
+    kind: type[Sequential] | type[Vectorised], method: str
+) -> None:
+    world = make_world(module=MODULES["dropout"]())
+    with pytest.raises(InputError, match="takes two gradients of each minibatch"):
+        play(build(method, Setting(3, 3, 8), {}), kind(world.problem, world.population), Synchronous(3))

@@ -1,5 +1,6 @@
 """What a checkpoint must hold, in the configurations where something could be forgotten."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from offbeat import (
     FedOpt,
     InputError,
     Poisson,
+    RoundRefill,
     Sequential,
     Setting,
     Vectorised,
@@ -130,3 +132,29 @@ def test_an_engine_can_be_used_again_with_a_module_that_keeps_state() -> None:
         for _ in range(2)
     )
     assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("kind", [Sequential, Vectorised])
+@pytest.mark.parametrize("dispatch", [Asynchronous(8), RoundRefill(5)])
+def test_a_run_cut_off_in_its_start_goes_on_there(
+    dispatch: Dispatch, kind: type[Sequential] | type[Vectorised], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["offbeat.train"], "_LEAST_PIECE", 3)
+    algorithm = build("adamasfl", Setting(3, 3, 4), {})
+    options = {"dispatch": dispatch, "buffer": 3, "rounds": 4}
+    engine = make_engine("batch norm", kind)
+    seen: list[tuple[int, checkpoint.Checkpoint]] = []
+    whole = list(
+        train(
+            algorithm, engine, observe_start=lambda now: seen.append((now.done, now.checkpoint())), **options
+        )
+    )
+    assert [done for done, _ in seen] == [3, 6]
+    for done, saved in seen:
+        assert saved.facts["start"] == done
+        rest = list(train(algorithm, make_engine("batch norm", kind), resume=saved, **options))
+        assert [shot.version for shot in rest] == [0, 1, 2, 3, 4]
+        for left, right in zip(whole, rest, strict=True):
+            assert torch.equal(left.x, right.x)
+            assert torch.equal(left.state.c, right.state.c)
+            assert (left.filled, left.sent, left.counts) == (right.filled, right.sent, right.counts)

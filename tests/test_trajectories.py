@@ -51,6 +51,7 @@ from oracles.mime import mime
 from oracles.padamfed import padamfed, padamfed_theory, padamfed_vr, padamfed_vr_theory
 from oracles.scaffold import scaffold
 from oracles.scaffold_m import scaffold_m, scaffold_m_vr
+from oracles.softmax import Softmax
 from oracles.weights import constant, hinge, polynomial
 from worlds import make_world, play, trace
 
@@ -240,3 +241,38 @@ def test_rates_are_those_of_the_theorem(rates: AdaMasFL) -> None:
     known = theorem_2(*settings[rates])
     assert (rates.local_lr, rates.server_lr, rates.beta) == pytest.approx(tuple(known), abs=1e-15)
     assert rates.beta <= 1
+
+
+class Shifted:
+    """A problem whose visit 0 has no slope, and whose later visits are those before."""
+
+    def __init__(self, problem: Softmax) -> None:
+        self.problem = problem
+
+    def steps(self, client: int, visit: int) -> int:
+        return self.problem.steps(client, max(0, visit - 1))
+
+    def gradient(self, client: int, visit: int, k: int, x: np.ndarray) -> np.ndarray:
+        return self.problem.gradient(client, visit - 1, k, x) if visit else 0 * x
+
+
+LAZY = {"adamasfl": adamasfl, "masfl": masfl, "padamfed-vr": padamfed_vr, "scaffold-m-vr": scaffold_m_vr}
+
+
+@pytest.mark.parametrize("method", LAZY)
+def test_a_lazy_start_is_a_start_from_zero_that_costs_nothing(method: str) -> None:
+    world = make_world()
+    engine = Vectorised(world.problem, world.population, Exponential(1.0))
+    algorithm = build(method, Setting(3, 3, 8), MOMENTUM | {"lazy": True})
+    shots = play(algorithm, engine, Asynchronous(5))
+    assert shots[0].counts.started == 0
+    assert shots[0].time == 0
+    steps = [[(client, version, visit + 1) for client, version, visit in step] for step in trace(shots)]
+    models = LAZY[method](Shifted(world.oracle), 8, shots[0].x.numpy(), steps, **MOMENTUM)
+    for shot, model in zip(shots, models, strict=True):
+        np.testing.assert_allclose(shot.x.numpy(), model, rtol=0, atol=1e-10)
+
+
+def test_a_beta_above_one_is_capped_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    assert AdaMasFL.tuned(10, 50, 400).beta == 1.0
+    assert "beta for AdaMasFL is 1.12, above 1" in caplog.text

@@ -125,6 +125,14 @@ class WholePass(Protocol):
     def whole(self) -> bool: ...
 
 
+@runtime_checkable
+class Repeats(Protocol):
+    """An algorithm that takes two gradients of one minibatch, and so needs a loss that repeats itself."""
+
+    @property
+    def repeats(self) -> bool: ...
+
+
 AnyAlgorithm: TypeAlias = Algorithm[Any, Any, Any, Any]
 Carry = TypeVar("Carry")
 

@@ -123,6 +123,14 @@ class Problem:
         same = all(torch.equal(left[name], also_left[name]) for name in left)
         return same and torch.allclose(short, long[: len(short)])
 
+    def repeats(self, batch: Batch) -> bool:
+        """Whether a minibatch has the same gradient twice: dropout, say, would tell."""
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            first, second = (
+                self.differentiate_alone(self._initial, self._statistics, batch)[0] for _ in range(2)
+            )
+        return torch.allclose(first, second)
+
     def _known(self, statistics: Mapping[str, Tensor] | None) -> Statistics:
         if statistics is None and self.tracks:
             raise InputError(

@@ -12,7 +12,7 @@ from offbeat.errors import DivergedError
 from offbeat.evaluate import accuracy, ema, evaluate
 from offbeat.experiment import Experiment
 from offbeat.folder import Folder
-from offbeat.train import Snapshot, train
+from offbeat.train import Snapshot, Starting, train
 from offbeat.trial import Trial, housed
 
 _PAUSE = 5.0  # seconds between checkpoints, at least
@@ -54,7 +54,7 @@ def run(
         limit=trial.limit,
         seed=experiment.seed,
         resume=folder.resumed if folder else None,
-        observe_start=observe_start,
+        observe_start=lambda starting: state.start(starting, folder, save_every, observe_start),
     )
     for shot in shots:
         state.see(shot, experiment.average)
@@ -125,7 +125,18 @@ class _Ongoing:
             return version % save_every == 0
         return time.monotonic() - self._saved > max(_PAUSE, self._cost / _SHARE)
 
-    def save(self, shot: Snapshot, folder: Folder) -> None:
+    def start(
+        self,
+        starting: Starting,
+        folder: Folder | None,
+        save_every: int | None,
+        observe: Callable[[int, int], None],
+    ) -> None:
+        observe(starting.done, starting.clients)
+        if folder and self.due(0, save_every):
+            self.save(starting, folder)
+
+    def save(self, shot: Snapshot | Starting, folder: Folder) -> None:
         begun = time.monotonic()
         facts, tensors = shot.checkpoint()
         running = {"ages": [self._total, self._count, self._worst], "elapsed": self.elapsed}

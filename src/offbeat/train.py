@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
+from torch import Tensor
 
 from offbeat import trees
 from offbeat.aggregate import weighted_mean
@@ -22,7 +23,7 @@ from offbeat.trees import Tree
 
 Aggregate: TypeAlias = Callable[[Tree, Cohort], Tree]  # stacked uploads, cohort -> mean
 
-_START_CHUNK = 100  # clients whose uploads are held at once in the full-participation start
+_LEAST_PIECE, _MOST_PIECE = 10, 100  # clients whose uploads are held at once in the full-participation start
 
 
 class Sent(NamedTuple):
@@ -30,6 +31,15 @@ class Sent(NamedTuple):
 
     down: int = 0
     up: int = 0
+
+
+class Starting(NamedTuple):
+    """A run in its full-participation start."""
+
+    done: int
+    clients: int
+    checkpoint: Callable[[], Checkpoint]
+    confirm: Callable[[], None]
 
 
 class Snapshot(NamedTuple):
@@ -65,22 +75,22 @@ def train(
     aggregate: Aggregate = weighted_mean,
     seed: int = 0,
     resume: Checkpoint | None = None,
-    observe_start: Callable[[int, int], None] = lambda done, clients: None,
+    observe_start: Callable[[Starting], None] = lambda starting: None,
 ) -> Iterator[Snapshot]:
     """Train for `rounds` server steps, each on the mean of `buffer` updates.
 
     The first snapshot is version 0, after the start; a resumed run goes on with the version
     after its checkpoint. An update older than `limit` versions is dropped. `observe_start` is told
-    how many of how many clients are done with the start, for methods that have one.
+    how far the start is, for methods that have one, and may take a checkpoint of it.
     """
     if rounds < 1:
         raise InputError(f"rounds must be at least 1, not {rounds}.")
     check_weights(algorithm, weights)
     run = _Run(algorithm, engine, dispatch, buffer, limit, seed)
-    if resume is None:
-        yield run.begin(aggregate, observe_start)
-    else:
+    if resume is not None:
         run.load(resume)
+    if resume is None or resume.facts["start"]:
+        yield run.begin(aggregate, observe_start)
     for version in range(run.version, rounds):
         run.whole = False
         run.publish(version, algorithm)
@@ -121,6 +131,9 @@ class _Run:
         self.state = algorithm.init(x)
         self.version = 0
         self.sent = Sent()
+        self._done = 0  # clients that are through with the start
+        self._sum: list[Tensor] = []  # their part of its mean, leaf by leaf
+        self._cut: Checkpoint | None = None  # taken in the start, where this run goes on from one
         self.whole = True  # false while a step is under way, or where one failed
         self._settings = {
             "algorithm": repr(algorithm),
@@ -145,28 +158,31 @@ class _Run:
         back = len(filled.tasks) + len(filled.dropped)
         self.sent = Sent(self.sent.down + started * self._message, self.sent.up + back * upload)
 
-    def begin(self, aggregate: Aggregate, observe: Callable[[int, int], None]) -> Snapshot:
-        """The full-participation start, where the algorithm has one."""
+    def begin(self, aggregate: Aggregate, observe: Callable[[Starting], None]) -> Snapshot:
+        """The full-participation start, or the rest of it, where the algorithm has one."""
         warmup = self.algorithm.warmup()
         if warmup is None:
             return self.snapshot(None, None)
         self.publish(0, warmup)
-        filled = self.flow.everyone()
-        total: Tree = None
-        for first in range(0, len(filled.tasks), _START_CHUNK):
-            tasks = filled.tasks[first : first + _START_CHUNK]
-            observe(first, len(filled.tasks))
+        filled = self.flow.everyone()  # the same for a run that was cut off in its start
+        if self._cut is not None:
+            self._load_session(self._cut)
+        piece = max(_LEAST_PIECE, min(_MOST_PIECE, self.clients // 20))
+        while self._done < self.clients:
+            tasks = filled.tasks[self._done : self._done + piece]
             gathered = self.session.gather(tasks, 0)
             self.count(filled._replace(tasks=tasks), gathered)
             self._started = self.flow.counts.started
             _check(gathered, tasks, 0)
-            part = trees.over(
-                lambda mean, n=len(tasks): mean * n,
-                aggregate(gathered.uploads, _describe(tasks, 0, self.clients, Equal())),
-            )
-            total = part if total is None else trees.over(torch.add, total, part)
-        mean = trees.over(lambda leaf: leaf / len(filled.tasks), total)
-        self.state = warmup.step(self.state, mean, _describe(filled.tasks, 0, self.clients, Equal()))
+            mean = aggregate(gathered.uploads, _describe(tasks, 0, self.clients, Equal()))
+            part = [len(tasks) / self.clients * leaf for leaf in trees.leaves(mean)]
+            self._sum = [a + b for a, b in zip(self._sum, part, strict=True)] if self._sum else part
+            self._done += len(tasks)
+            if self._done < self.clients:
+                observe(Starting(self._done, self.clients, partial(self.save, 0), self.session.confirm))
+        everybody = _describe(filled.tasks, 0, self.clients, Equal())
+        self.state = warmup.step(self.state, trees.rebuild(trees.shape(mean), self._sum), everybody)
+        self._done, self._sum = 0, []
         return self.snapshot(None, filled)
 
     def snapshot(self, cohort: Cohort | None, filled: Filled | None) -> Snapshot:
@@ -192,10 +208,12 @@ class _Run:
         tensors = {f"state.{n}": leaf for n, leaf in enumerate(trees.leaves(self.state))}
         tensors |= {f"statistics.{name}": value for name, value in self.statistics.items()}
         tensors |= {f"session.{name}": value for name, value in saved.tensors.items()}
+        tensors |= {f"start.{n}": leaf for n, leaf in enumerate(self._sum)}
         facts = {
             "version": self.version,
             "settings": self._settings,
             "sent": self.sent,
+            "start": self._done,
             "flow": self.flow.save(),
             "session": saved.facts,
         }
@@ -215,13 +233,23 @@ class _Run:
         leaves = [tensors[f"state.{n}"].to(device) for n in range(spec.num_leaves)]
         self.state = trees.rebuild(spec, leaves)
         self.statistics = {name: tensors[f"statistics.{name}"].to(device) for name in self.statistics}
-        session = {
-            name.removeprefix("session."): t for name, t in tensors.items() if name.startswith("session.")
-        }
-        self.session.load(Saved(facts["session"], session))
-        self.flow.load(facts["flow"])
         self.version = facts["version"]
         self.sent = Sent(*facts["sent"])
+        self._done = facts["start"]
+        if self._done:
+            count = sum(name.startswith("start.") for name in tensors)
+            self._sum = [tensors[f"start.{n}"].to(device) for n in range(count)]
+            self._cut = checkpoint
+        else:
+            self._load_session(checkpoint)
+
+    def _load_session(self, checkpoint: Checkpoint) -> None:
+        facts, tensors = checkpoint
+        mine = {name: tensor for name, tensor in tensors.items() if name.startswith("session.")}
+        session = {name.removeprefix("session."): tensor for name, tensor in mine.items()}
+        self.session.load(Saved(facts["session"], session))
+        self.flow.load(facts["flow"])
+        self._started = self.flow.counts.started
 
 
 def check_weights(algorithm: AnyAlgorithm, weights: Weights) -> None:

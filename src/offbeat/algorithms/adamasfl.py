@@ -8,7 +8,8 @@ model fills c_i, c and g. With `Synchronous` dispatch this is PAdaMFed (ICLR 202
 The paper uploads the displacement over (lr K), which is the mean unit step; it is summed as
 such, and the local model is the start less lr times the sum, so that the rate may be 0 in the
 start. A client uploads the change of its control variate, so the server needs no table.
-beta = sqrt(SK/T) is capped at 1.
+beta = sqrt(SK/T) is capped at 1. `lazy` leaves the pass out, which the paper does not: c stays
+the mean of all c_i, with zeros for clients not yet seen.
 """
 
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ import torch
 from torch import zeros_like
 from torch.nn.functional import normalize
 
-from offbeat.algorithms.ranges import check
+from offbeat.algorithms.ranges import capped, check
 from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
 
 
@@ -51,6 +52,7 @@ class AdaMasFL:
     local_lr: float
     server_lr: float
     beta: float
+    lazy: bool = False  # no start: everything at zero, and each client's first task fills its own
 
     def __post_init__(self) -> None:
         check(self)
@@ -62,11 +64,11 @@ class AdaMasFL:
         return cls(
             local_lr=1 / (steps * rounds**0.5),
             server_lr=work**0.25 / rounds**0.75,
-            beta=min(1.0, (work / rounds) ** 0.5),
+            beta=capped("AdaMasFL", (work / rounds) ** 0.5),
         )
 
-    def warmup(self) -> Self:
-        return replace(self, local_lr=0.0, server_lr=0.0, beta=1.0)
+    def warmup(self) -> Self | None:
+        return None if self.lazy else replace(self, local_lr=0.0, server_lr=0.0, beta=1.0)
 
     def init(self, x: Vector) -> State:
         return State(x, zeros_like(x), zeros_like(x))

@@ -38,12 +38,13 @@ class DuDe:
 
     local_lr: float
     server_lr: float
+    lazy: bool = False  # no start: everything at zero, and each client's first task fills its own
 
     def __post_init__(self) -> None:
         check(self)
 
-    def warmup(self) -> Self:
-        return replace(self, local_lr=0.0, server_lr=0.0)
+    def warmup(self) -> Self | None:
+        return None if self.lazy else replace(self, local_lr=0.0, server_lr=0.0)
 
     def init(self, x: Vector) -> State:
         return State(x, zeros_like(x))

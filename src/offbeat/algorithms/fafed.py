@@ -9,7 +9,7 @@ One pass over all clients at the initial model gives m its mean gradient and v i
 """
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 from torch import zeros_like
@@ -35,6 +35,7 @@ class FAFED:
     rho: float = 0.9
     eps: float = 1e-3
     starting: bool = False
+    repeats: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check(self)

@@ -8,7 +8,7 @@ the papers that build on it, not confirmed against its own listing.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import zeros_like
@@ -83,6 +83,7 @@ class FedCMVR:
     local_lr: float
     server_lr: float
     beta: float
+    repeats: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check(self)

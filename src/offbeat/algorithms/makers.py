@@ -12,6 +12,7 @@ from offbeat.algorithms.fadas import fadas as make_fadas
 from offbeat.algorithms.fedopt import Adagrad, Adam, AmsGrad, Ema, FedOpt, HeavyBall, Yogi
 from offbeat.algorithms.masfl import MasFL
 from offbeat.algorithms.padamfed_vr import PAdaMFedVR
+from offbeat.algorithms.ranges import capped
 from offbeat.core import AnyAlgorithm
 
 
@@ -150,9 +151,11 @@ def adamasfl(
     local_lr: float | None = None,
     server_lr: float | None = None,
     beta: float | None = None,
+    lazy: bool = False,
 ) -> AnyAlgorithm:
     """See `adamasfl` in the catalogue."""
-    return _tuned(AdaMasFL.tuned, setting, {"local_lr": local_lr, "server_lr": server_lr, "beta": beta})
+    given = {"local_lr": local_lr, "server_lr": server_lr, "beta": beta, "lazy": lazy}
+    return _tuned(AdaMasFL.tuned, setting, given)
 
 
 def padamfed_vr(
@@ -161,14 +164,22 @@ def padamfed_vr(
     local_lr: float | None = None,
     server_lr: float | None = None,
     beta: float | None = None,
+    lazy: bool = False,
 ) -> AnyAlgorithm:
-    """See `padamfed_vr` in the catalogue."""
-    return _tuned(PAdaMFedVR.tuned, setting, {"local_lr": local_lr, "server_lr": server_lr, "beta": beta})
+    """See `padamfed-vr` in the catalogue."""
+    given = {"local_lr": local_lr, "server_lr": server_lr, "beta": beta, "lazy": lazy}
+    return _tuned(PAdaMFedVR.tuned, setting, given)
 
 
 def masfl(
-    setting: Setting, *, local_lr: float = 0.05, server_lr: float = 0.1, beta: float | None = None
+    setting: Setting,
+    *,
+    local_lr: float = 0.05,
+    server_lr: float = 0.1,
+    beta: float | None = None,
+    lazy: bool = False,
 ) -> MasFL:
     """See `masfl` in the catalogue."""
-    theory = min(1.0, (setting.cohort * setting.steps / setting.rounds) ** 0.5)
-    return MasFL(local_lr, server_lr, theory if beta is None else beta)
+    if beta is None:
+        beta = capped("MasFL", (setting.cohort * setting.steps / setting.rounds) ** 0.5)
+    return MasFL(local_lr, server_lr, beta, lazy=lazy)

@@ -38,6 +38,7 @@ class MasFL:
     server_lr: float
     beta: float
     start: float = 1.0  # what part of c the momentum starts from
+    lazy: bool = False  # no start: everything at zero, and each client's first task fills its own
 
     def __post_init__(self) -> None:
         check(self)
@@ -56,8 +57,8 @@ class MasFL:
         local = math.sqrt(room) / (4 * math.sqrt(5) * math.e * steps * smoothness * math.sqrt(rounds))
         return cls(local, beta / (4 * smoothness), beta)
 
-    def warmup(self) -> Self:
-        return replace(self, local_lr=0.0, server_lr=0.0, beta=self.start)
+    def warmup(self) -> Self | None:
+        return None if self.lazy else replace(self, local_lr=0.0, server_lr=0.0, beta=self.start)
 
     def init(self, x: Vector) -> State:
         return State(x, zeros_like(x), zeros_like(x))

@@ -52,6 +52,7 @@ class Mime:
     server_lr: float = 1.0
     beta: float = 0.9
     whole: ClassVar[bool] = True
+    repeats: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check(self)

@@ -11,13 +11,13 @@ beta is capped at 1.
 """
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 from torch import zeros_like
 from torch.nn.functional import normalize
 
-from offbeat.algorithms.ranges import check
+from offbeat.algorithms.ranges import capped, check
 from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
 
 
@@ -53,6 +53,8 @@ class PAdaMFedVR:
     local_lr: float
     server_lr: float
     beta: float
+    lazy: bool = False  # no start: everything at zero, and each client's first task fills its own
+    repeats: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check(self)
@@ -61,10 +63,10 @@ class PAdaMFedVR:
     def tuned(cls, cohort: int, steps: int, rounds: int) -> Self:
         """Theorem 2: every rate follows from S, K and T."""
         rate = (cohort * steps) ** (1 / 3) / rounds ** (2 / 3)
-        return cls(local_lr=1 / (steps * rounds), server_lr=rate, beta=min(1.0, rate))
+        return cls(local_lr=1 / (steps * rounds), server_lr=rate, beta=capped("PAdaMFed-VR", rate))
 
-    def warmup(self) -> Self:
-        return replace(self, local_lr=0.0, server_lr=0.0, beta=1.0)
+    def warmup(self) -> Self | None:
+        return None if self.lazy else replace(self, local_lr=0.0, server_lr=0.0, beta=1.0)
 
     def init(self, x: Vector) -> State:
         return State(x, x, zeros_like(x), zeros_like(x))

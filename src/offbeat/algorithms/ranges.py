@@ -1,12 +1,15 @@
 """What hyperparameters may be, by the role that their name tells."""
 
 import dataclasses
+import logging
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
 from offbeat.errors import InputError
+
+log = logging.getLogger(__name__)
 
 _RANGES: Mapping[str, str] = MappingProxyType(
     {
@@ -33,6 +36,17 @@ def check(method: Any) -> None:
             within(
                 f"{field.name} of {type(method).__name__}", getattr(method, field.name), _RANGES[field.name]
             )
+
+
+def capped(method: str, beta: float) -> float:
+    """A theorem's beta, which weighs the new gradient and so is at most 1; above, that is said."""
+    if beta > 1:
+        log.warning(
+            "the theorem's beta for %s is %.3g, above 1: it is taken as 1; more rounds lower it.",
+            method,
+            beta,
+        )
+    return min(1.0, beta)
 
 
 def within(name: str, value: float, interval: str) -> None:

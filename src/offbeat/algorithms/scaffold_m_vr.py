@@ -8,7 +8,7 @@ listing. One pass over all clients at the initial model fills c_i and c; g start
 """
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 from torch import zeros_like
@@ -33,12 +33,14 @@ class ScaffoldMVR:
     server_lr: float
     beta: float
     momentum: float = 1.0  # what part of the mean direction is kept: 0 in the start alone
+    lazy: bool = False  # no start: everything at zero, and each client's first task fills its own
+    repeats: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check(self)
 
-    def warmup(self) -> Self:
-        return replace(self, local_lr=0.0, server_lr=0.0, beta=1.0, momentum=0.0)
+    def warmup(self) -> Self | None:
+        return None if self.lazy else replace(self, local_lr=0.0, server_lr=0.0, beta=1.0, momentum=0.0)
 
     def init(self, x: Vector) -> State:
         return State(x, x, zeros_like(x), zeros_like(x))

@@ -8,7 +8,7 @@ from torch import Tensor
 from offbeat.core import AnyAlgorithm, Task, Vector
 from offbeat.problem import Statistics
 from offbeat.schedule.availability import Availability
-from offbeat.schedule.sources import Draws
+from offbeat.schedule.chance import Draws
 from offbeat.schedule.timeline import Timeline
 from offbeat.trees import Tree
 

@@ -22,9 +22,9 @@ from offbeat.population.homes import Anywhere, Home, make_memories
 from offbeat.population.population import Population
 from offbeat.problem import Problem, Statistics, average
 from offbeat.schedule.availability import Always, Availability, Dropout
+from offbeat.schedule.chance import Draws
 from offbeat.schedule.clock import Clock
 from offbeat.schedule.delays import Delay, Tiers
-from offbeat.schedule.sources import Draws
 from offbeat.schedule.timeline import Arrival
 from offbeat.trees import Tree
 
@@ -50,6 +50,7 @@ class Sequential:
     def open(self, algorithm: AnyAlgorithm, seed: int, source: Draws) -> "Simulation":
         clock = Clock(self.delays.bind(source, self.clients), source, self.dropout)
         work = OneByOne(self.problem, self.population)
+        work.check(algorithm, seed)
         return Simulation(algorithm, self.problem, clock, work, seed, self.memory, self.clients)
 
 
@@ -75,6 +76,7 @@ class Vectorised:
     def open(self, algorithm: AnyAlgorithm, seed: int, source: Draws) -> "Simulation":
         clock = Clock(self.delays.bind(source, self.clients), source, self.dropout)
         work = Together(self.problem, self.population, self.chunk)
+        OneByOne(self.problem, self.population).check(algorithm, seed)
         return Simulation(algorithm, self.problem, clock, work, seed, self.memory, self.clients)
 
 

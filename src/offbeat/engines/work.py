@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from offbeat import draws, trees
-from offbeat.core import AnyAlgorithm, Batch, Batches, Task, Visit, wants_whole
+from offbeat.core import AnyAlgorithm, Batch, Batches, Repeats, Task, Visit, wants_whole
 from offbeat.errors import InputError
 from offbeat.population.population import Population
 from offbeat.problem import Problem, Statistics, TaskGradient
@@ -62,6 +62,17 @@ class OneByOne:
         each = [self._one(algorithm, task, start, seed) for task, start in zip(tasks, starts, strict=True)]
         stacked: Results = trees.stack(each)
         return stacked
+
+    def check(self, algorithm: AnyAlgorithm, seed: int) -> None:
+        """Refuse a module that cannot do what the algorithm needs."""
+        if isinstance(algorithm, Repeats) and algorithm.repeats:
+            first = self._load(self._population.indices(0, 0, seed)[:1])[0]
+            if not self._problem.repeats(first):
+                name = type(algorithm).__name__
+                raise InputError(
+                    f"{name} takes two gradients of each minibatch, and this module gives two different ones: "
+                    "use one without dropout, or another method."
+                )
 
     def _one(self, algorithm: AnyAlgorithm, task: Task, start: Start, seed: int) -> Results:
         indices = self._population.indices(task.client, task.visit, seed)
@@ -199,5 +210,7 @@ def _unmappable(error: RuntimeError) -> bool:
 def _seeded(device: torch.device, seed: int) -> Iterator[None]:
     """Torch's own generator at a given seed, put back afterwards."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach for every device
+        if device.type == "cuda":
+            torch.cuda.manual_seed(seed)
         yield

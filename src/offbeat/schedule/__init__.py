@@ -1,6 +1,7 @@
 """When clients come: time without tensors."""
 
 from offbeat.schedule.availability import Always, Availability, Cycle, Dropout, parse_availability
+from offbeat.schedule.chance import Draws, KeyedDraws
 from offbeat.schedule.clock import Clock
 from offbeat.schedule.delays import (
     Constant,
@@ -24,7 +25,6 @@ from offbeat.schedule.fadas_scripts import ScriptDraws
 from offbeat.schedule.filled import Counts, Filled
 from offbeat.schedule.flow import Flow
 from offbeat.schedule.recorded import Recorded
-from offbeat.schedule.sources import Draws, KeyedDraws
 from offbeat.schedule.staleness import Equal, Hinge, Polynomial, Weights, parse_weights
 from offbeat.schedule.statistics import Summary, fills, simulate, summarise
 from offbeat.schedule.timeline import Arrival, Timeline

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias, cast
 
 from offbeat.core import Task
 from offbeat.schedule.availability import Dropout
-from offbeat.schedule.sources import Draws
+from offbeat.schedule.chance import Draws
 from offbeat.schedule.timeline import Arrival
 
 # due, serial, client, version, visit, lost, started

@@ -7,8 +7,8 @@ from statistics import NormalDist
 from typing import Protocol, TypeAlias
 
 from offbeat.errors import InputError, unknown
+from offbeat.schedule.chance import Draws
 from offbeat.schedule.recorded import Recorded
-from offbeat.schedule.sources import Draws
 from offbeat.schedule.wording import check, plain, read, write
 
 Seconds: TypeAlias = Callable[[int, int, float], float]  # client, visit, uniform draw in [0, 1)

@@ -5,9 +5,9 @@ from enum import Enum
 from typing import ClassVar, Protocol
 
 from offbeat.errors import InputError, unknown
+from offbeat.schedule.chance import Draws, KeyedDraws
 from offbeat.schedule.fadas_scripts import ScriptDraws
 from offbeat.schedule.pool import Anybody, IdleFirst, Pool, Twice
-from offbeat.schedule.sources import Draws, KeyedDraws
 
 NAMES = ("synchronous", "asynchronous", "rounds", "poisson", "phases", "queues")
 

@@ -9,9 +9,9 @@ import numpy as np
 from offbeat.core import Task
 from offbeat.errors import InputError
 from offbeat.schedule.availability import Always, Availability
+from offbeat.schedule.chance import Draws
 from offbeat.schedule.dispatch import Dispatch, Moment
 from offbeat.schedule.filled import Counts, Filled
-from offbeat.schedule.sources import Draws
 from offbeat.schedule.timeline import Arrival, Timeline
 
 MISSES = 64  # clients found away in a row before the rest are taken to be away too

@@ -3,8 +3,8 @@
 from bisect import bisect_left, insort
 from typing import Any, Protocol
 
+from offbeat.schedule.chance import Draws
 from offbeat.schedule.idle import Idle
-from offbeat.schedule.sources import Draws
 
 
 class Pool(Protocol):

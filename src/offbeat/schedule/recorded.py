@@ -7,7 +7,7 @@ from math import isfinite
 from pathlib import Path
 
 from offbeat.errors import InputError
-from offbeat.schedule.sources import Draws
+from offbeat.schedule.chance import Draws
 from offbeat.schedule.wording import write
 
 

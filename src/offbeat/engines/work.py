@@ -70,8 +70,8 @@ class OneByOne:
             if not self._problem.repeats(first):
                 name = type(algorithm).__name__
                 raise InputError(
-                    f"{name} takes two gradients of each minibatch, and this module gives two different ones: "
-                    "use one without dropout, or another method."
+                    f"{name} takes two gradients of each minibatch, and this module gives two "
+                    "different ones: use one without dropout, or another method."
                 )
 
     def _one(self, algorithm: AnyAlgorithm, task: Task, start: Start, seed: int) -> Results:

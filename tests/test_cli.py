@@ -278,7 +278,7 @@ def test_a_run_without_out_takes_the_next_free_folder(here, capsys):
     settings = json.loads((run / "settings.json").read_text())
     assert {"version", "commit", "seed", "resolved"} <= settings.keys()
     assert settings["model"] == "mlp"
-    assert set(settings["resolved"]["hyperparameters"]) == {"local_lr", "server_lr", "beta"}
+    assert set(settings["resolved"]["hyperparameters"]) == {"local_lr", "server_lr", "beta", "lazy"}
 
 
 def test_options_may_stand_before_and_between_names(capsys):

@@ -17,7 +17,6 @@ from typing import NamedTuple, Self
 
 import torch
 from torch import zeros_like
-from torch.nn.functional import normalize
 
 from offbeat.algorithms.ranges import capped, check
 from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
@@ -87,7 +86,7 @@ class AdaMasFL:
         def step(carry: tuple[Vector, Vector], batch: Batch) -> tuple[Vector, Vector]:
             descent, total = carry
             g = grad(torch.sub(message.x, descent, alpha=self.local_lr), batch)
-            return descent + normalize(torch.add(rest, g, alpha=self.beta), dim=0), total + g
+            return add_unit(descent, torch.add(rest, g, alpha=self.beta)), total + g
 
         zero = zeros_like(c_i)
         descent, total = scan(step, (zero, zero), batches)
@@ -101,3 +100,8 @@ class AdaMasFL:
             g=self.beta * (mean.shift + c) + (1 - self.beta) * g,
             c=c + cohort.share * mean.shift,
         )
+
+
+def add_unit(total: Vector, u: Vector) -> Vector:
+    """Total + u / |u|, or total where u is zero; in one pass, for vectors are long."""
+    return torch.addcmul(total, u, 1 / u.norm().clamp_min(1e-12))

@@ -15,8 +15,8 @@ from typing import ClassVar, NamedTuple, Self
 
 import torch
 from torch import zeros_like
-from torch.nn.functional import normalize
 
+from offbeat.algorithms.adamasfl import add_unit
 from offbeat.algorithms.ranges import capped, check
 from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
 
@@ -86,7 +86,7 @@ class PAdaMFedVR:
             descent, news, total = carry
             g = grad(torch.sub(message.x, descent, alpha=self.local_lr), batch)
             new = g - torch.add(known, grad(message.before, batch), alpha=1 - self.beta)
-            return descent + normalize(new + message.anchor, dim=0), news + new, total + g
+            return add_unit(descent, new + message.anchor), news + new, total + g
 
         zero = zeros_like(c_i)
         descent, news, total = scan(step, (zero, zero, zero), batches)

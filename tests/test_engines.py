@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from offbeat import (
     Exponential,
     FedOpt,
     InputError,
+    Phases,
     Problem,
     Sequential,
     Setting,
@@ -158,5 +160,49 @@ def test_methods_with_two_gradients_a_minibatch_refuse_a_module_that_draws(
     kind: type[Sequential] | type[Vectorised], method: str
 ) -> None:
     world = make_world(module=MODULES["dropout"]())
+    dispatch = Phases(3) if method == "mime" else Synchronous(3)
     with pytest.raises(InputError, match="takes two gradients of each minibatch"):
-        play(build(method, Setting(3, 3, 8), {}), kind(world.problem, world.population), Synchronous(3))
+        play(build(method, Setting(3, 3, 8), {}), kind(world.problem, world.population), dispatch)
+
+
+class Centred(nn.Module):
+    """Takes the mean over the batch away, unlike any norm of torch; its head starts at zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(FEATURES, CLASSES).double()
+        nn.init.zeros_(self.head.weight)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.head(inputs - inputs.mean(0))
+        return outputs
+
+
+def test_a_module_that_mixes_the_examples_of_a_batch_is_not_padded() -> None:
+    one, many = both(Centred, Epochs(2, 4), "fedavg")
+    torch.testing.assert_close(one[-1].x, many[-1].x, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", [Sequential, Vectorised])
+@pytest.mark.parametrize("method", ["fedavg", "padamfed-vr"])
+def test_batch_norm_on_a_minibatch_of_one_is_one_sentence(
+    method: str, kind: type[Sequential] | type[Vectorised]
+) -> None:
+    world = make_world(work=Epochs(1, 2), module=MODULES["batch norm"]())
+    engine = kind(world.problem, world.population)
+    with pytest.raises(InputError, match=r"BatchNorm cannot normalise: use Steps, Epochs\(..., least=2\)"):
+        play(build(method, Setting(3, 3, 8), {}), engine, Synchronous(3))
+    careful = kind(world.problem, replace(world.population, work=Epochs(1, 2, least=2)))
+    assert len(play(METHODS["fedavg"], careful, Synchronous(3))) == 9
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_weak_dropout_is_noticed_whatever_torchs_own_generator_is_at(seed: int) -> None:
+    world = make_world(module=small(nn.Dropout(0.01)))
+    torch.manual_seed(seed)
+    with pytest.raises(InputError, match="takes two gradients"):
+        play(
+            build("padamfed-vr", Setting(3, 3, 8), {}),
+            Sequential(world.problem, world.population),
+            Synchronous(3),
+        )

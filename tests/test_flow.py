@@ -99,7 +99,7 @@ def settings(draw: st.DrawFn) -> dict[str, Any]:
                 Asynchronous(concurrency, eager=False),
                 RoundRefill(concurrency),
                 Poisson(concurrency / population),
-                Phases(concurrency),
+                Phases(buffer),
             ]
         )
     )

@@ -371,7 +371,7 @@ def test_a_disk_without_room_is_refused_before_anything_is_written(
     monkeypatch.setattr(homes.shutil, "disk_usage", lambda path: Usage)
     home = Mapped(tmp_path / "deep" / "folder")
     with pytest.raises(
-        InputError, match=r"1,000 clients keep takes 3.91 MiB on the disk and 3.9 MiB is free"
+        InputError, match=r"1,000 clients keep takes 7.81 MiB on the disk and 3.9 MiB is free"
     ):
         make_memories(home, torch.zeros(1000), 1000, CPU)
     assert list(tmp_path.iterdir()) == []

@@ -1,5 +1,7 @@
 """The loop, as a caller meets it."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -13,12 +15,17 @@ from offbeat import (
     Exponential,
     FedOpt,
     InputError,
+    Mapped,
+    Phases,
     Population,
     Problem,
     Sequential,
+    Setting,
     Steps,
     Synchronous,
     Vectorised,
+    build,
+    checkpoint,
     train,
 )
 from offbeat.core import Cohort
@@ -128,3 +135,40 @@ def test_running_statistics_of_a_step_are_the_mean_over_its_clients() -> None:
     torch.testing.assert_close(
         shots[1].statistics["1.running_mean"], torch.stack(left).mean(0), rtol=0, atol=1e-14
     )
+
+
+def test_two_trips_a_round_need_phases_and_an_even_number_of_steps() -> None:
+    mime = build("mime", Setting(3, 3, 8), {})
+    with pytest.raises(InputError, match="use phases dispatch"):
+        play(mime, engine(), Synchronous(3))
+    with pytest.raises(InputError, match="even number of rounds, not 5"):
+        play(mime, engine(), Phases(3), rounds=5)
+    with pytest.raises(InputError, match="whole cohort of 5"):
+        play(mime, engine(), Phases(5))
+
+
+def test_nan_in_the_start_is_not_blamed_on_the_rates() -> None:
+    world = make_world()
+    poisoned = world.population.data.inputs.clone()
+    poisoned[world.population.parts[2]] = float("nan")
+    data = world.population.data._replace(inputs=poisoned)
+    made = Sequential(world.problem, Population(data, world.population.parts, Steps(3, 4)))
+    with pytest.raises(DivergedError, match="client 2 became NaN or infinite in the start: check the model"):
+        play(AdaMasFL(0.1, 0.1, 0.5), made, Asynchronous(5))
+
+
+@pytest.mark.parametrize("method", ["scaffold", "ca2fl", "adamasfl"])
+def test_memory_in_a_file_can_be_saved_before_anybody_wrote(method: str, tmp_path: Path) -> None:
+    world = make_world()
+    made = Sequential(world.problem, world.population, memory=Mapped(tmp_path))
+    given = {"lazy": True} if method == "adamasfl" else {}
+    shots = train(build(method, Setting(3, 3, 8), given), made, dispatch=Asynchronous(5), buffer=3, rounds=2)
+    checkpoint.save(tmp_path / "state.safetensors", next(shots).checkpoint())
+    assert checkpoint.load(tmp_path / "state.safetensors").facts["version"] == 0
+
+
+def test_a_given_beta_is_not_said_to_be_capped(caplog: pytest.LogCaptureFixture) -> None:
+    build("adamasfl", Setting(10, 10, 4), {"beta": 0.3})
+    assert caplog.text == ""
+    with pytest.raises(InputError, match="must lie in"):
+        build("adamasfl", Setting(10, 10, 4), {"beta": -0.5})

@@ -50,13 +50,14 @@ def tables() -> dict[str, str]:
         "fashion-mnist": accuracies("records"),
         "fashion-mnist commands": commands("records"),
         "fashion-mnist sent": sent("records"),
+        "fashion-mnist devices": devices(),
         "fashion-mnist grid": grid("fashion-mnist"),
         "fashion-mnist reference": reference(),
         "fashion-mnist cost": cost("records", "fashion-mnist", "minutes of processes, several at a time"),
         "digits": accuracies("digits"),
         "digits commands": commands("digits"),
         "digits grid": grid("digits"),
-        "digits cost": cost("digits", "digits", "minutes of one CPU core"),
+        "digits cost": cost("digits", "digits", "minutes of processes, each with one thread"),
     }
 
 
@@ -68,7 +69,7 @@ def accuracies(name: str) -> str:
         change = "" if None in ends else f"{ends[1] - ends[0]:+.3f}"
         rates = _rates(trial[CHOSEN_AT]["rates"]) or "from S, K, T"
         rows.append([method, rates, *[_outcome(trial[one]) for one in CONCURRENCIES], change])
-    return _table(["method", "rates", *map(str, CONCURRENCIES), "10 to 90"], rows)
+    return _table(["method", "rates", *map(str, CONCURRENCIES), "change, 10 to 90"], rows)
 
 
 def sent(name: str) -> str:
@@ -98,6 +99,20 @@ def reference() -> str:
         cells = [f"{_mine(entry, one)} / {_theirs(entry, one)}" for one in CONCURRENCIES]
         rows.append([entry["method"], _rates(entry["rates"]) or "from S, K, T", *cells])
     return _table(["method", "rates", *map(str, CONCURRENCIES)], rows)
+
+
+def devices() -> str:
+    """The beginning of one run of the table, done again on the CPU."""
+    again = load("records")["cpu"]
+    first = trials("records")[again["method"]][again["concurrency"]]["records"]
+    rows = []
+    for index, version in enumerate(again["records"]["version"]):
+        same = first["version"].index(version)
+        times = again["records"]["time"][index], first["time"][same]
+        scores = again["records"]["accuracy"][index], first["accuracy"][same]
+        rows.append([str(version), *(f"{one:.2f}" for one in times), *(f"{one:.3f}" for one in scores)])
+    head = ["version", "time, CPU", "time, CUDA", "accuracy, CPU", "accuracy, CUDA"]
+    return "\n".join(["```sh", again["command"], "```", "", _table(head, rows)])
 
 
 def commands(name: str) -> str:

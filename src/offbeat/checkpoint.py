@@ -82,7 +82,8 @@ def _digest(facts: str, tensors: dict[str, Tensor]) -> str:
     digest = hashlib.blake2b(facts.encode(), digest_size=16)
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy().data)
+        if tensor.numel():
+            digest.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

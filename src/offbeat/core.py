@@ -133,6 +133,14 @@ class Repeats(Protocol):
     def repeats(self) -> bool: ...
 
 
+@runtime_checkable
+class TwoTrips(Protocol):
+    """An algorithm that asks each cohort twice in a row, in an even and in an odd version."""
+
+    @property
+    def two_trips(self) -> bool: ...
+
+
 AnyAlgorithm: TypeAlias = Algorithm[Any, Any, Any, Any]
 Carry = TypeVar("Carry")
 

@@ -7,6 +7,7 @@ vector as its running statistics, and no algorithm knows of them.
 
 import copy
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
 import torch
@@ -107,29 +108,49 @@ class Problem:
         return self._decay(torch.cat([slope.reshape(-1) for slope in slopes]), x), loss.detach(), left
 
     def paddable(self, batch: Batch) -> bool:
-        """Whether more examples in a minibatch leave the others' losses and the statistics as they were.
+        """Whether the last example of a minibatch, masked, leaves gradient and statistics as without it.
 
-        It is tried: a norm, a home-made mean over the batch or a loss of one number would tell.
+        It is tried, near the initial model: a norm, a home-made mean over the batch or a loss of
+        one number for all would tell.
         """
-        longer = Batch(trees.over(lambda leaf: torch.cat([leaf, leaf[:1]]), batch.data))
-        tried = []
-        for each in (batch, longer):
-            with torch.no_grad(), torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
-                torch.manual_seed(0)
-                tried.append(self._losses(self.parameters(self._initial), self._statistics, each))
-        (short, left), (long, also_left) = tried
-        if short.ndim == 0 or len(long) != len(short) + 1:
+        size = len(trees.leaves(batch.data)[0])
+        if size < 3:
             return False
-        same = all(torch.equal(left[name], also_left[name]) for name in left)
-        return same and torch.allclose(short, long[: len(short)])
+        mask = torch.arange(size, device=self.device) < size - 1
+        short = Batch(trees.over(lambda leaf: leaf[:-1], batch.data))
+        generator = torch.Generator().manual_seed(0)
+        x = self._initial + 0.01 * torch.randn(self.size, generator=generator).to(self._initial)
+        with self._own_draws():
+            try:
+                tried = [
+                    self.differentiate_alone(x, self._statistics, each)
+                    for each in (short, Batch(batch.data, mask))
+                ]
+            except InputError:
+                return False
+        (slope, _, left), (masked, _, also_left) = tried
+        same = all(torch.allclose(left[name], also_left[name]) for name in left)
+        return same and bool((slope - masked).norm() <= 1e-4 * slope.norm())
 
     def repeats(self, batch: Batch) -> bool:
-        """Whether a minibatch has the same gradient twice: dropout, say, would tell."""
-        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+        """Whether a minibatch has the same gradient twice, and nothing is drawn for it."""
+        with self._own_draws():
+            before = self._drawn()
             first, second = (
                 self.differentiate_alone(self._initial, self._statistics, batch)[0] for _ in range(2)
             )
-        return torch.allclose(first, second)
+            return torch.allclose(first, second) and all(map(torch.equal, before, self._drawn()))
+
+    def _own_draws(self) -> AbstractContextManager[None]:
+        """Torch's generators, put back afterwards."""
+        fork: AbstractContextManager[None] = torch.random.fork_rng(
+            [self.device] if self.device.type == "cuda" else []
+        )
+        return fork
+
+    def _drawn(self) -> list[Tensor]:
+        cuda = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
+        return [torch.get_rng_state(), *cuda]
 
     def _known(self, statistics: Mapping[str, Tensor] | None) -> Statistics:
         if statistics is None and self.tracks:
@@ -143,7 +164,16 @@ class Problem:
     ) -> tuple[Tensor, Statistics]:
         inputs, targets = batch.data
         left = {name: value.clone() for name, value in statistics.items()}
-        return self.loss(self._call(self._training, parameters | left, inputs), targets), left
+        try:
+            outputs = self._call(self._training, parameters | left, inputs)
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            raise InputError(
+                "a client has a minibatch of one example, which BatchNorm cannot normalise: "
+                "use Steps, Epochs(..., least=2), or a module with GroupNorm."
+            ) from None
+        return self.loss(outputs, targets), left
 
     def _objective(
         self, parameters: dict[str, Tensor], statistics: Statistics, batch: Batch

@@ -11,11 +11,11 @@ from torch import Tensor
 from offbeat import trees
 from offbeat.aggregate import weighted_mean
 from offbeat.checkpoint import Checkpoint
-from offbeat.core import AnyAlgorithm, Cohort, Task, Vector
+from offbeat.core import AnyAlgorithm, Cohort, Task, TwoTrips, Vector
 from offbeat.engines.engine import Engine, Gathered, Saved, Session
 from offbeat.errors import DivergedError, InputError
 from offbeat.problem import Statistics
-from offbeat.schedule.dispatch import Dispatch
+from offbeat.schedule.dispatch import Dispatch, Phases
 from offbeat.schedule.filled import Counts, Filled
 from offbeat.schedule.flow import Flow
 from offbeat.schedule.staleness import Equal, Weights
@@ -85,7 +85,7 @@ def train(
     """
     if rounds < 1:
         raise InputError(f"rounds must be at least 1, not {rounds}.")
-    check_weights(algorithm, weights)
+    check_fit(algorithm, dispatch, weights, rounds)
     run = _Run(algorithm, engine, dispatch, buffer, limit, seed)
     if resume is not None:
         run.load(resume)
@@ -99,7 +99,7 @@ def train(
         gathered = run.session.gather(filled.tasks, version)
         run.count(filled, gathered)
         cohort = _describe(filled.tasks, version, engine.clients, weights)
-        _check(gathered, filled.tasks, version)
+        _check(gathered, filled.tasks, f"at server step {version + 1}: lower the rates")
         state = algorithm.step(run.state, aggregate(gathered.uploads, cohort), cohort)
         if not bool(torch.isfinite(state.x).all()):
             raise DivergedError(
@@ -173,7 +173,7 @@ class _Run:
             gathered = self.session.gather(tasks, 0)
             self.count(filled._replace(tasks=tasks), gathered)
             self._started = self.flow.counts.started
-            _check(gathered, tasks, 0)
+            _check(gathered, tasks, "in the start: check the model and the data")
             mean = aggregate(gathered.uploads, _describe(tasks, 0, self.clients, Equal()))
             part = [len(tasks) / self.clients * leaf for leaf in trees.leaves(mean)]
             self._sum = [a + b for a, b in zip(self._sum, part, strict=True)] if self._sum else part
@@ -252,11 +252,19 @@ class _Run:
         self._started = self.flow.counts.started
 
 
-def check_weights(algorithm: AnyAlgorithm, weights: Weights) -> None:
-    """Fading weights would break sums over what clients keep, such as the mean of control variates."""
+def check_fit(algorithm: AnyAlgorithm, dispatch: Dispatch, weights: Weights, rounds: int) -> None:
+    """Refuse a method under a protocol that it is not defined for."""
+    name = type(algorithm).__name__
     if not isinstance(weights, Equal) and trees.leaves(algorithm.memory(torch.zeros(1))):
-        name = type(algorithm).__name__
+        # sums over what clients keep, such as the mean of control variates, would break
         raise InputError(f"{name} has no staleness weights, since its clients keep memory: use constant.")
+    if isinstance(algorithm, TwoTrips) and algorithm.two_trips:
+        if not isinstance(dispatch, Phases):
+            raise InputError(f"{name} asks each cohort twice in a row: use phases dispatch.")
+        if rounds % 2:
+            raise InputError(
+                f"{name} takes two server steps a round: give an even number of rounds, not {rounds}."
+            )
 
 
 def _describe(tasks: tuple[Task, ...], version: int, population: int, weights: Weights) -> Cohort:
@@ -264,17 +272,14 @@ def _describe(tasks: tuple[Task, ...], version: int, population: int, weights: W
     return Cohort(version, population, staleness, tuple(weights(age) for age in staleness))
 
 
-def _check(gathered: Gathered, tasks: tuple[Task, ...], version: int) -> None:
+def _check(gathered: Gathered, tasks: tuple[Task, ...], where: str) -> None:
     """Stop before a NaN or infinite upload touches the state."""
     bad = set()
     for leaf in trees.leaves(gathered.uploads):
         finite = torch.isfinite(leaf.reshape(len(tasks), -1)).all(1)
         bad |= {task for task, good in zip(tasks, finite.tolist(), strict=True) if not good}
     if bad:
-        raise DivergedError(
-            f"the update of {_names(bad)} became NaN or infinite at server step {version + 1}: "
-            "lower the rates."
-        )
+        raise DivergedError(f"the update of {_names(bad)} became NaN or infinite {where}.")
 
 
 def _names(tasks: Iterable[Task]) -> str:

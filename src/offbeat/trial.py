@@ -25,7 +25,7 @@ from offbeat.schedule.availability import Dropout, parse_availability
 from offbeat.schedule.delays import parse_delay
 from offbeat.schedule.dispatch import Dispatch, parse_dispatch
 from offbeat.schedule.staleness import Weights, parse_weights
-from offbeat.train import check_weights
+from offbeat.train import check_fit
 
 _TOGETHER = 50_000  # parameters up to which a CPU gains from computing clients together
 
@@ -64,7 +64,8 @@ def prepare(experiment: Experiment, source: Source | None = None, folder: Path |
     dropout, weights = Dropout(experiment.dropout), parse_weights(experiment.weights)
     partition = parse_partition(experiment.partition)
     delays.bind(dispatch.source(experiment.seed), experiment.clients)  # complains of a bad file of delays
-    check_weights(build(experiment.algorithm, Setting(1, 1, 1), dict(experiment.parameters)), weights)
+    method = build(experiment.algorithm, Setting(1, 1, 1), dict(experiment.parameters))
+    check_fit(method, dispatch, weights, experiment.rounds)
     device = _device(experiment.device)
     data_dir = Path(experiment.data_dir) if experiment.data_dir else None
     source = source or load(experiment.data, data_dir)

@@ -57,13 +57,13 @@ class AdaMasFL:
         check(self)
 
     @classmethod
-    def tuned(cls, cohort: int, steps: int, rounds: int) -> Self:
-        """Theorem 2: every rate follows from S, K and T."""
+    def tuned(cls, cohort: int, steps: int, rounds: int, beta: float | None = None) -> Self:
+        """Theorem 2: every rate follows from S, K and T; beta may be given instead."""
         work = cohort * steps
         return cls(
             local_lr=1 / (steps * rounds**0.5),
             server_lr=work**0.25 / rounds**0.75,
-            beta=capped("AdaMasFL", (work / rounds) ** 0.5),
+            beta=capped("AdaMasFL", (work / rounds) ** 0.5) if beta is None else beta,
         )
 
     def warmup(self) -> Self | None:

@@ -34,10 +34,10 @@ def plain(
 
 
 def _tuned(
-    tuned: Callable[[int, int, int], AnyAlgorithm], setting: Setting, given: Mapping[str, float | None]
+    tuned: Callable[..., AnyAlgorithm], setting: Setting, given: Mapping[str, float | None]
 ) -> AnyAlgorithm:
     """Rates as the theorem has them, but for those that were given."""
-    method = tuned(*setting)
+    method = tuned(*setting, beta=given["beta"])
     changed = {name: value for name, value in given.items() if value is not None}
     return replace(method, **changed)  # type: ignore[type-var]
 

@@ -53,6 +53,7 @@ class Mime:
     beta: float = 0.9
     whole: ClassVar[bool] = True
     repeats: ClassVar[bool] = True
+    two_trips: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check(self)

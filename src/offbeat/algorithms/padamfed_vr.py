@@ -60,10 +60,14 @@ class PAdaMFedVR:
         check(self)
 
     @classmethod
-    def tuned(cls, cohort: int, steps: int, rounds: int) -> Self:
-        """Theorem 2: every rate follows from S, K and T."""
+    def tuned(cls, cohort: int, steps: int, rounds: int, beta: float | None = None) -> Self:
+        """Theorem 2: every rate follows from S, K and T; beta may be given instead."""
         rate = (cohort * steps) ** (1 / 3) / rounds ** (2 / 3)
-        return cls(local_lr=1 / (steps * rounds), server_lr=rate, beta=capped("PAdaMFed-VR", rate))
+        return cls(
+            local_lr=1 / (steps * rounds),
+            server_lr=rate,
+            beta=capped("PAdaMFed-VR", rate) if beta is None else beta,
+        )
 
     def warmup(self) -> Self | None:
         return None if self.lazy else replace(self, local_lr=0.0, server_lr=0.0, beta=1.0)

@@ -16,7 +16,7 @@ _RANGES: Mapping[str, str] = MappingProxyType(
         "local_lr": "[0, inf)",
         "server_lr": "[0, inf)",
         "alpha": "(0, 1]",
-        "beta": "(-1, 1]",
+        "beta": "[0, 1]",
         "bound": "(0, inf)",
         "c": "(0, inf)",
         "eps": "[0, inf)",

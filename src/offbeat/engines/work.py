@@ -80,15 +80,7 @@ class OneByOne:
         batches = Batches(self._load(indices), self._load(whole))
         grad = TaskGradient(self._problem, self._problem.differentiate_alone, start.statistics)
         with _seeded(self._problem.device, draws.torch_seed(seed, "module", task.client, task.visit)):
-            try:
-                upload, memory = algorithm.local(start.message, start.memory, batches, start.visit, grad)
-            except ValueError as error:
-                if "more than 1 value per channel" not in str(error):
-                    raise
-                raise InputError(
-                    f"client {task.client} has a minibatch of one example, which BatchNorm cannot normalise: "
-                    "use Steps, Epochs(..., least=2), or a module with GroupNorm."
-                ) from None
+            upload, memory = algorithm.local(start.message, start.memory, batches, start.visit, grad)
         return Results(upload, memory, grad.statistics)
 
     def _load(self, indices: list[np.ndarray]) -> tuple[Batch, ...]:
@@ -116,7 +108,7 @@ class Together:
         stacks = {"items": _pad(indices)}
         if wants_whole(algorithm):
             stacks["whole"] = _pad([self._population.everything(task.client) for task in tasks])
-        if any(stack.partial for stack in stacks.values()) and not self._can_pad(indices):
+        if any(stack.partial for stack in stacks.values()) and not self._can_pad():
             return self._alone(algorithm, tasks, starts, seed)
         try:
             return self._map(algorithm, trees.stack(starts), stacks)
@@ -150,9 +142,9 @@ class Together:
         data = _take(self._population.data, torch.from_numpy(stack.places))
         return (data,) if stack.full else (data, torch.from_numpy(stack.mask).to(self._problem.device))
 
-    def _can_pad(self, indices: list[list[np.ndarray]]) -> bool:
+    def _can_pad(self) -> bool:
         if self._paddable is None:
-            first = torch.from_numpy(indices[0][0])
+            first = torch.arange(min(5, self._population.data.total))
             self._paddable = self._problem.paddable(Batch(_take(self._population.data, first)))
         return self._paddable
 

@@ -91,8 +91,10 @@ def make_memories(
             return Held(initial, device, device)
         case Mapped(folder):
             path = folder / _FILE if folder else None
-            need = clients * slot_size(initial)
-            _check(need, _free_disk(path), clients, "on the disk", "a folder on a larger one")
+            slots = 2 if path else 1  # rows that the last checkpoint needs stand beside newer ones
+            there = path.stat().st_blocks * 512 if path and path.exists() else 0
+            need = slots * clients * slot_size(initial)
+            _check(need, _free_disk(path) + there, clients, "on the disk", "a folder on a larger one")
             return Filed(initial, clients, path, device)
 
 

@@ -47,7 +47,11 @@ class Dispatch(Protocol):
 
 @dataclass(frozen=True)
 class Synchronous:
-    """A cohort starts from each version, and everybody is waited for."""
+    """A cohort starts from each version, and a server step waits for `buffer` of them.
+
+    With a buffer of the cohort's size nobody is ever stale. With a smaller one the cohort is
+    over-selected: who is late arrives stale, or is dropped under a limit of 0.
+    """
 
     cohort: int
     redraws: ClassVar[bool] = True
@@ -154,6 +158,8 @@ class Phases:
     def check(self, buffer: int, population: int) -> None:
         _check_buffer(buffer, population)
         _check_room("cohort", self.cohort, buffer, population)
+        if buffer != self.cohort:
+            raise InputError(f"phases wait for the whole cohort of {self.cohort}: give a buffer of as many.")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,113 @@
+"""What the experiments' pages show is what their records hold."""
+
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from offbeat.algorithms import find
+from offbeat.cli.options import parser
+
+FOLDER = Path(__file__).parent.parent / "experiments" / "concurrency"
+FILES = ["records", "digits"]
+METHODS = {"adamasfl", "masfl", "fedbuff", "ca2fl", "fadas", "fadas-da", "defedavg", "dude", "fedasync"}
+
+
+def load_table() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("table", FOLDER / "table.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+table = load_table()
+PAGE = (FOLDER / "README.md").read_text()
+COMMANDS = re.findall(r"^offbeat .+$", PAGE, re.MULTILINE)
+
+
+def test_every_table_is_made_from_the_records() -> None:
+    assert table.written(PAGE, table.tables()) == PAGE
+
+
+def test_nothing_stands_between_markers_but_what_is_made() -> None:
+    assert set(re.findall(r"<!-- (.+) -->", PAGE)) - {"end"} == table.tables().keys()
+
+
+def test_every_other_table_would_be_noticed() -> None:
+    changed = table.tables() | {"digits": "| method |"}
+    assert table.written(PAGE, changed) != PAGE
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_of_the_page_parses(command: str) -> None:
+    parser().parse_args(shlex.split(command)[1:])
+
+
+def test_the_page_shows_commands_for_both_data_sets() -> None:
+    assert len(COMMANDS) > 1
+    assert {"fashion-mnist" in command for command in COMMANDS} == {True, False}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_commands_differ_in_the_concurrency_alone(name: str) -> None:
+    groups: dict[int, set[str]] = {}
+    for run in table.load(name)["runs"]:
+        words = f"--concurrency {run['concurrency']} "
+        assert run["command"].count(words) == 1
+        groups.setdefault(run["concurrency"], set()).add(run["command"].replace(words, ""))
+    assert sorted(groups) == list(table.CONCURRENCIES)
+    assert len({frozenset(group) for group in groups.values()}) == 1
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_method_ran_at_every_concurrency_under_its_own_protocol(name: str) -> None:
+    trials = table.trials(name)
+    assert trials.keys() == METHODS
+    for method, trial in trials.items():
+        assert sorted(trial) == list(table.CONCURRENCIES)
+        assert {one["dispatch"] for one in trial.values()} == {find(method).dispatch}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_rates_are_those_that_the_grid_chose(name: str) -> None:
+    best = table.chosen(table.load(name)["data"])
+    assert best.keys() == METHODS - {"adamasfl"}
+    for method, trial in table.trials(name).items():
+        for one in trial.values():
+            assert one["rates"] == best.get(method, {})
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_run_went_to_its_last_step_or_says_why_not(name: str) -> None:
+    for method, trial in table.trials(name).items():
+        trips = {one["records"]["trips"][-1] - one["records"]["trips"][0] for one in trial.values()}
+        failed = [one for one in trial.values() if one["failure"]]
+        assert len(trips) == 1 or failed, method
+        assert all("NaN or infinite at server step" in one["failure"] for one in failed)
+
+
+def test_what_the_page_says_of_fashion_mnist_holds() -> None:
+    trials = table.trials("records")
+    ends = {m: {c: table._end(one) for c, one in trial.items()} for m, trial in trials.items()}
+    finished = {c: {m: e[c] for m, e in ends.items() if e[c] is not None} for c in table.CONCURRENCIES}
+    lowest = {c: min(scores, key=scores.__getitem__) for c, scores in finished.items()}
+    assert lowest == {10: "adamasfl", 20: "adamasfl", 40: "adamasfl", 60: "adamasfl", 90: "dude"}
+    own = [ends["adamasfl"][c] for c in table.CONCURRENCIES]
+    assert own == sorted(own, reverse=True)
+    assert max(finished[10], key=finished[10].__getitem__) == "ca2fl"
+    diverged = {(m, c) for m, e in ends.items() for c, score in e.items() if score is None}
+    assert diverged == {("ca2fl", 60), ("ca2fl", 90), ("masfl", 40)}
+    losses = {m: e[10] - e[90] for m, e in ends.items() if None not in (e[10], e[90])}
+    assert sorted(losses, key=losses.__getitem__)[:2] == ["defedavg", "fedbuff"]
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.json")), ids=lambda path: path.name)
+def test_records_are_small_and_name_no_place_on_a_machine(path: Path) -> None:
+    text = path.read_text()
+    assert len(text) < 300_000
+    assert not re.search(r"[\"\s]/\w", text)

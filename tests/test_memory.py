@@ -375,8 +375,10 @@ def test_a_disk_without_room_is_refused_before_anything_is_written(
     ):
         make_memories(home, torch.zeros(1000), 1000, CPU)
     assert list(tmp_path.iterdir()) == []
-    assert make_memories(home, torch.zeros(1000), 999, CPU).mapped
-    (tmp_path / "memory").write_bytes(b"\1" * 8192)  # what a run has written already it need not find again
+    assert make_memories(home, torch.zeros(1000), 499, CPU).mapped  # two slots for each client
+    (tmp_path / "memory").write_bytes(
+        b"\1" * 4096 * 1002
+    )  # what a run has written already it need not find again
     assert make_memories(Mapped(tmp_path), torch.zeros(1000), 1000, CPU).mapped
 
 

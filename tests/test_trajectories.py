@@ -27,8 +27,11 @@ from offbeat import (
     Vectorised,
     build,
 )
+from offbeat.algorithms.ca2fl import CA2FL
+from offbeat.algorithms.fedsps import FedSPS
 from offbeat.algorithms.masfl import MasFL
 from offbeat.algorithms.padamfed_vr import PAdaMFedVR
+from offbeat.algorithms.scaffold import Scaffold
 from offbeat.core import AnyAlgorithm
 from offbeat.schedule.dispatch import Phases, Queues
 from offbeat.schedule.staleness import Weights
@@ -221,6 +224,13 @@ def test_rates_of_theory_are_those_of_the_oracles() -> None:
     assert (vr.local_lr, vr.server_lr, vr.beta) == pytest.approx(
         tuple(padamfed_vr_theory(10, 10, 400)), abs=1e-15
     )
+    ca2fl_rates = CA2FL.tuned(cohort=10, steps=5, smoothness=2.0, worst=4)
+    assert ca2fl_rates.local_lr == pytest.approx(1 / 720)
+    assert ca2fl_rates.local_lr * ca2fl_rates.server_lr == pytest.approx(10 / (36 * 5 * 4 * 16))
+    assert FedSPS.tuned(steps=4, smoothness=2.0).bound == pytest.approx(1 / 200)
+    scaffold_rates = Scaffold.tuned(cohort=9, steps=4, population=72, smoothness=2.0)
+    assert scaffold_rates.server_lr == 3
+    assert scaffold_rates.local_lr == pytest.approx(0.25 / (24 * 3 * 4 * 2))
     with pytest.raises(InputError, match="needs more than 100 rounds"):
         MasFL.tuned(10, 10, 100, 1.0, 3)
 

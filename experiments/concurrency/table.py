@@ -65,8 +65,8 @@ def accuracies(name: str) -> str:
     """Test accuracy at the end; the change from the least to the most concurrency."""
     rows = []
     for method, trial in trials(name).items():
-        ends = [_end(trial[one]) for one in (CONCURRENCIES[0], CONCURRENCIES[-1])]
-        change = "" if None in ends else f"{ends[1] - ends[0]:+.3f}"
+        first, last = _end(trial[CONCURRENCIES[0]]), _end(trial[CONCURRENCIES[-1]])
+        change = "" if first is None or last is None else f"{last - first:+.3f}"
         rates = _rates(trial[CHOSEN_AT]["rates"]) or "from S, K, T"
         rows.append([method, rates, *[_outcome(trial[one]) for one in CONCURRENCIES], change])
     return _table(["method", "rates", *map(str, CONCURRENCIES), "change, 10 to 90"], rows)
@@ -131,10 +131,12 @@ def cost(name: str, data: str, unit: str) -> str:
 def written(page: str, made: Mapping[str, str]) -> str:
     """The page with each table between its markers."""
     for name, text in made.items():
-        around = re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(\n<!-- end -->)", re.DOTALL)
-        page, times = around.subn(lambda found, text=text: f"{found[1]}\n{text}\n{found[2]}", page)
-        if times != 1:
-            raise SystemExit(f"{PAGE.name} must have one pair of markers for '{name}', not {times}.")
+        start, end = f"<!-- {name} -->\n", "<!-- end -->"
+        if page.count(start) != 1:
+            raise SystemExit(f"{PAGE.name} must have one marker for '{name}', not {page.count(start)}.")
+        before, _, rest = page.partition(start)
+        after = rest.partition(end)[2]
+        page = f"{before}{start}\n{text}\n\n{end}{after}"
     return page
 
 

@@ -6,8 +6,9 @@ since only differences enter the sums, each client keeps its own. Reconstructed 
 literature, not confirmed against the paper's own listing; no code of its authors was found.
 """
 
+import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from torch import zeros_like
 
@@ -38,6 +39,12 @@ class CA2FL:
 
     def __post_init__(self) -> None:
         check(self)
+
+    @classmethod
+    def tuned(cls, cohort: int, steps: int, smoothness: float, worst: int) -> Self:
+        """The largest rates of its theory, from S, K, the smoothness L and the worst staleness."""
+        local = 1 / (36 * steps * smoothness * math.sqrt(worst))
+        return cls(local, cohort / (36 * steps * smoothness**2 * worst**2) / local)
 
     def warmup(self) -> None:
         return None

@@ -33,7 +33,7 @@ CATALOGUE: Mapping[str, Entry] = MappingProxyType(
             "each client's last update calibrates the mean",
             "ICLR 2024",
             "asynchronous",
-            theory="local <= 1/(36 K L sqrt(tau)), local x server <= S/(36 K L^2 tau^2)",
+            theory="CA2FL.tuned: local <= 1/(36 K L sqrt(tau)), local x server <= S/(36 K L^2 tau^2)",
         ),
         "defedavg": Entry(
             makers.fedavg,
@@ -125,7 +125,7 @@ CATALOGUE: Mapping[str, Entry] = MappingProxyType(
             "local steps as long as the loss allows",
             "arXiv 2307.06306",
             "synchronous",
-            theory="bound <= min(1/(2 c L), 1/(25 K L))",
+            theory="FedSPS.tuned: bound <= min(1/(2 c L), 1/(25 K L))",
         ),
         "fedyogi": Entry(makers.fedyogi, "Yogi on the server", "ICLR 2021, arXiv 2003.00295", "synchronous"),
         "masfl": Entry(

@@ -6,6 +6,7 @@ paper's own listing. Its theory has all clients take part.
 """
 
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 
@@ -26,6 +27,11 @@ class FedSPS:
 
     def __post_init__(self) -> None:
         check(self)
+
+    @classmethod
+    def tuned(cls, steps: int, smoothness: float, c: float = 0.5) -> Self:
+        """The largest bound of its theory, from K and the smoothness L."""
+        return cls(c, bound=min(1 / (2 * c * smoothness), 1 / (25 * steps * smoothness)))
 
     def warmup(self) -> None:
         return None

@@ -80,6 +80,7 @@ def test_rates_that_follow_from_the_system_are_resolved():
         "local_lr": trial.algorithm.local_lr,
         "server_lr": trial.algorithm.server_lr,
         "beta": 0.25,
+        "lazy": False,
     }
     assert values["model_size"] == 64 * 64 + 64 + 64 * 10 + 10
     assert values["engine"] == "vectorised"

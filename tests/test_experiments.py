@@ -5,6 +5,7 @@ import re
 import shlex
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -28,6 +29,10 @@ def load_table() -> ModuleType:
 table = load_table()
 PAGE = (FOLDER / "README.md").read_text()
 COMMANDS = re.findall(r"^offbeat .+$", PAGE, re.MULTILINE)
+
+
+def last_accuracies(name: str) -> dict[str, dict[int, Any]]:
+    return {m: {c: table._end(one) for c, one in trial.items()} for m, trial in table.trials(name).items()}
 
 
 def test_every_table_is_made_from_the_records() -> None:
@@ -92,8 +97,7 @@ def test_a_run_went_to_its_last_step_or_says_why_not(name: str) -> None:
 
 
 def test_what_the_page_says_of_fashion_mnist_holds() -> None:
-    trials = table.trials("records")
-    ends = {m: {c: table._end(one) for c, one in trial.items()} for m, trial in trials.items()}
+    ends = last_accuracies("records")
     finished = {c: {m: e[c] for m, e in ends.items() if e[c] is not None} for c in table.CONCURRENCIES}
     lowest = {c: min(scores, key=scores.__getitem__) for c, scores in finished.items()}
     assert lowest == {10: "adamasfl", 20: "adamasfl", 40: "adamasfl", 60: "adamasfl", 90: "dude"}
@@ -104,6 +108,20 @@ def test_what_the_page_says_of_fashion_mnist_holds() -> None:
     assert diverged == {("ca2fl", 60), ("ca2fl", 90), ("masfl", 40)}
     losses = {m: e[10] - e[90] for m, e in ends.items() if None not in (e[10], e[90])}
     assert sorted(losses, key=losses.__getitem__)[:2] == ["defedavg", "fedbuff"]
+
+    assert f"{ends['defedavg'][20]:.4f} in the table" in PAGE
+    tried = max(e["accuracy"] for e in table._grid("fashion-mnist") if e["method"] == "defedavg")
+    assert f"{tried:.4f} on the grid" in PAGE
+
+
+def test_what_the_page_says_of_digits_holds() -> None:
+    ends = last_accuracies("digits")
+    own = ends.pop("adamasfl")
+    assert max(own.values()) - min(own.values()) < 3 / 360
+    assert all(ends[m][c] > own[c] for m in ("defedavg", "fedbuff") for c in table.CONCURRENCIES)
+    lost = {m for m, e in ends.items() if e[90] <= e[10] - 0.0995}
+    assert lost == {"fadas", "fadas-da", "dude", "ca2fl", "masfl"}
+    assert {m for m, e in ends.items() if e[90] < own[90]} == lost | {"fedasync"}
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.json")), ids=lambda path: path.name)

@@ -1,9 +1,4 @@
-"""The tables of README.md, made from the JSON files beside it.
-
-python experiments/concurrency/table.py [--write]
-
-Without `--write` they are printed; with it they are put between their markers in README.md.
-"""
+"""The tables of README.md, from the JSON files beside it: printed, or with `--write` put into it."""
 
 import argparse
 import json
@@ -36,12 +31,10 @@ def trials(name: str) -> dict[str, dict[int, dict[str, Any]]]:
 
 def chosen(data: str) -> dict[str, dict[str, float]]:
     """The rates with the highest last accuracy on the grid; of equals the lower ones."""
-    rates: dict[str, tuple[float, dict[str, float]]] = {}
-    for entry in sorted(_grid(data), key=lambda entry: list(entry["rates"].values())):
-        accuracy = entry["accuracy"] or 0.0
-        if accuracy > rates.get(entry["method"], (-1.0, {}))[0]:
-            rates[entry["method"]] = accuracy, entry["rates"]
-    return {method: best for method, (_, best) in rates.items()}
+    entries = sorted(
+        _grid(data), key=lambda e: (e["accuracy"] or 0.0, [-rate for rate in e["rates"].values()])
+    )
+    return {entry["method"]: entry["rates"] for entry in entries}
 
 
 def tables() -> dict[str, str]:
@@ -96,7 +89,8 @@ def reference() -> str:
     """The reference's figure beside this project's at the same rates, where there is one."""
     rows = []
     for entry in load("reference"):
-        cells = [f"{_mine(entry, one)} / {_theirs(entry, one)}" for one in CONCURRENCIES]
+        theirs = entry["accuracy"]
+        cells = [f"{_mine(entry, one)} / {theirs.get(str(one), '–')}" for one in CONCURRENCIES]
         rows.append([entry["method"], _rates(entry["rates"]) or "from S, K, T", *cells])
     return _table(["method", "rates", *map(str, CONCURRENCIES)], rows)
 
@@ -176,11 +170,6 @@ def _mine(entry: dict[str, Any], concurrency: int) -> str:
         if same and entry["rates"].items() <= other["rates"].items():
             return _result(other["accuracy"], other["failure"])
     return "–"
-
-
-def _theirs(entry: dict[str, Any], concurrency: int) -> str:
-    figure = entry["accuracy"].get(str(concurrency), "–")
-    return figure if isinstance(figure, str) else f"{figure:.3f}"
 
 
 def _rates(rates: dict[str, float]) -> str:

@@ -170,6 +170,7 @@ class _Run:
         piece = max(_LEAST_PIECE, min(_MOST_PIECE, self.clients // 20))
         while self._done < self.clients:
             tasks = filled.tasks[self._done : self._done + piece]
+            self.whole = False
             gathered = self.session.gather(tasks, 0)
             self.count(filled._replace(tasks=tasks), gathered)
             self._started = self.flow.counts.started
@@ -177,7 +178,7 @@ class _Run:
             mean = aggregate(gathered.uploads, _describe(tasks, 0, self.clients, Equal()))
             part = [len(tasks) / self.clients * leaf for leaf in trees.leaves(mean)]
             self._sum = [a + b for a, b in zip(self._sum, part, strict=True)] if self._sum else part
-            self._done += len(tasks)
+            self._done, self.whole = self._done + len(tasks), True
             if self._done < self.clients:
                 observe(Starting(self._done, self.clients, partial(self.save, 0), self.session.confirm))
         everybody = _describe(filled.tasks, 0, self.clients, Equal())

@@ -17,7 +17,7 @@ from torch import Tensor
 from offbeat import trees
 from offbeat.core import AnyAlgorithm, Task, Vector, Visit
 from offbeat.engines.engine import Gathered, Saved
-from offbeat.engines.work import OneByOne, Results, Start, Together, Work
+from offbeat.engines.work import OneByOne, Results, Start, Together, Work, check_module
 from offbeat.population.homes import Anywhere, Home, make_memories
 from offbeat.population.population import Population
 from offbeat.problem import Problem, Statistics, average
@@ -49,8 +49,8 @@ class Sequential:
 
     def open(self, algorithm: AnyAlgorithm, seed: int, source: Draws) -> "Simulation":
         clock = Clock(self.delays.bind(source, self.clients), source, self.dropout)
+        check_module(algorithm, self.problem, self.population, seed)
         work = OneByOne(self.problem, self.population)
-        work.check(algorithm, seed)
         return Simulation(algorithm, self.problem, clock, work, seed, self.memory, self.clients)
 
 
@@ -75,8 +75,8 @@ class Vectorised:
 
     def open(self, algorithm: AnyAlgorithm, seed: int, source: Draws) -> "Simulation":
         clock = Clock(self.delays.bind(source, self.clients), source, self.dropout)
+        check_module(algorithm, self.problem, self.population, seed)
         work = Together(self.problem, self.population, self.chunk)
-        OneByOne(self.problem, self.population).check(algorithm, seed)
         return Simulation(algorithm, self.problem, clock, work, seed, self.memory, self.clients)
 
 

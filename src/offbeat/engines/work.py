@@ -63,17 +63,6 @@ class OneByOne:
         stacked: Results = trees.stack(each)
         return stacked
 
-    def check(self, algorithm: AnyAlgorithm, seed: int) -> None:
-        """Refuse a module that cannot do what the algorithm needs."""
-        if isinstance(algorithm, Repeats) and algorithm.repeats:
-            first = self._load(self._population.indices(0, 0, seed)[:1])[0]
-            if not self._problem.repeats(first):
-                name = type(algorithm).__name__
-                raise InputError(
-                    f"{name} takes two gradients of each minibatch, and this module gives two "
-                    "different ones: use one without dropout, or another method."
-                )
-
     def _one(self, algorithm: AnyAlgorithm, task: Task, start: Start, seed: int) -> Results:
         indices = self._population.indices(task.client, task.visit, seed)
         whole = self._population.everything(task.client) if wants_whole(algorithm) else []
@@ -85,6 +74,18 @@ class OneByOne:
 
     def _load(self, indices: list[np.ndarray]) -> tuple[Batch, ...]:
         return tuple(Batch(_take(self._population.data, torch.from_numpy(places))) for places in indices)
+
+
+def check_module(algorithm: AnyAlgorithm, problem: Problem, population: Population, seed: int) -> None:
+    """Refuse a module that cannot do what the algorithm needs."""
+    if isinstance(algorithm, Repeats) and algorithm.repeats:
+        places = torch.from_numpy(population.indices(0, 0, seed)[0])
+        if not problem.repeats(Batch(_take(population.data, places))):
+            name = type(algorithm).__name__
+            raise InputError(
+                f"{name} takes two gradients of each minibatch, and this module gives two different ones: "
+                "use one without dropout, or another method."
+            )
 
 
 class Together:

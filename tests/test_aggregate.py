@@ -2,12 +2,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.aggregate import weighted_mean
+from offbeat.aggregate.mean import Mean
 from offbeat.core import Cohort
+from offbeat.trees import Tree
 
 
 def cohort(weights: list[float]) -> Cohort:
     return Cohort(3, 10, (0,) * len(weights), tuple(weights))
+
+
+def weighted_mean(uploads: Tree, made: Cohort) -> Tree:
+    return Mean().release(Mean().collect(uploads, (), made), made)
 
 
 @given(st.lists(st.floats(0.1, 2.0), min_size=1, max_size=6), st.randoms(use_true_random=False))

@@ -12,7 +12,8 @@ from offbeat.core import AnyAlgorithm
 from offbeat.engines.engine import Engine
 from offbeat.schedule.dispatch import Dispatch
 from offbeat.schedule.staleness import Equal, Weights
-from offbeat.train import Snapshot, train
+from offbeat.snapshot import Snapshot
+from offbeat.train import train
 from oracles.softmax import Softmax
 
 SEED = 6

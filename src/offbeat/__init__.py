@@ -24,7 +24,8 @@ from offbeat.schedule.delays import Constant, Exponential, HalfNormal, LogNormal
 from offbeat.schedule.dispatch import Asynchronous, Phases, Poisson, Queues, RoundRefill, Synchronous
 from offbeat.schedule.recorded import Recorded
 from offbeat.schedule.staleness import Equal, Hinge, Polynomial
-from offbeat.train import Snapshot, train
+from offbeat.snapshot import Snapshot
+from offbeat.train import train
 
 __version__ = version("offbeat")
 

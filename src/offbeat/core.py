@@ -87,6 +87,13 @@ class Cohort(NamedTuple):
         return sum(self.weights) / len(self.weights)
 
 
+class Saved(NamedTuple):
+    """A part of a checkpoint: JSON-able facts and named tensors."""
+
+    facts: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
 State = TypeVar("State")
 Message = TypeVar("Message")
 Memory = TypeVar("Memory")

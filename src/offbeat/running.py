@@ -12,7 +12,8 @@ from offbeat.errors import DivergedError
 from offbeat.evaluate import accuracy, ema, evaluate
 from offbeat.experiment import Experiment
 from offbeat.folder import Folder
-from offbeat.train import Snapshot, Starting, train
+from offbeat.snapshot import Snapshot, Starting
+from offbeat.train import train
 from offbeat.trial import Trial, housed
 
 _PAUSE = 5.0  # seconds between checkpoints, at least

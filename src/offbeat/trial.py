@@ -15,6 +15,7 @@ from offbeat.core import AnyAlgorithm
 from offbeat.engines.simulation import Sequential, Vectorised
 from offbeat.errors import InputError
 from offbeat.experiment import Experiment
+from offbeat.fit import check_fit
 from offbeat.population.batches import Epochs, Steps
 from offbeat.population.homes import make_memories, parse_home, within
 from offbeat.population.partition import Partition, parse_partition
@@ -25,7 +26,6 @@ from offbeat.schedule.availability import Dropout, parse_availability
 from offbeat.schedule.delays import parse_delay
 from offbeat.schedule.dispatch import Dispatch, parse_dispatch
 from offbeat.schedule.staleness import Weights, parse_weights
-from offbeat.train import check_fit
 
 _TOGETHER = 50_000  # parameters up to which a CPU gains from computing clients together
 

@@ -23,6 +23,7 @@ from torch import Tensor, ones_like, zeros_like
 
 from offbeat.algorithms.ranges import check, within
 from offbeat.core import Batches, Cohort, Gradient, Vector, Visit, sgd
+from offbeat.trees import Tree
 
 
 class Momentum(Protocol):
@@ -30,7 +31,11 @@ class Momentum(Protocol):
 
     def init(self, x: Vector) -> Any: ...
 
-    def __call__(self, past: Any, r: Vector, cohort: Cohort) -> tuple[Vector, Any]: ...
+    def stamp(self, x: Vector, version: int) -> Tree:
+        """What a client sends back beside its update, for a momentum that asks where updates began."""
+        ...
+
+    def __call__(self, past: Any, mean: "Upload", cohort: Cohort) -> tuple[Vector, Any]: ...
 
 
 class Scale(Protocol):
@@ -54,8 +59,11 @@ class Plain:
     def init(self, x: Vector) -> tuple[()]:
         return ()
 
-    def __call__(self, past: tuple[()], r: Vector, cohort: Cohort) -> tuple[Vector, tuple[()]]:
-        return r, past
+    def stamp(self, x: Vector, version: int) -> tuple[()]:
+        return ()
+
+    def __call__(self, past: tuple[()], mean: "Upload", cohort: Cohort) -> tuple[Vector, tuple[()]]:
+        return mean.delta, past
 
 
 @dataclass(frozen=True)
@@ -70,8 +78,11 @@ class HeavyBall:
     def init(self, x: Vector) -> Vector:
         return zeros_like(x)
 
-    def __call__(self, past: Vector, r: Vector, cohort: Cohort) -> tuple[Vector, Vector]:
-        m = self.beta * past + r
+    def stamp(self, x: Vector, version: int) -> tuple[()]:
+        return ()
+
+    def __call__(self, past: Vector, mean: "Upload", cohort: Cohort) -> tuple[Vector, Vector]:
+        m = self.beta * past + mean.delta
         return m, m
 
 
@@ -88,8 +99,11 @@ class Ema:
     def init(self, x: Vector) -> Vector:
         return zeros_like(x)
 
-    def __call__(self, past: Vector, r: Vector, cohort: Cohort) -> tuple[Vector, Vector]:
-        m = self.beta * past + (1 - self.beta) * r
+    def stamp(self, x: Vector, version: int) -> tuple[()]:
+        return ()
+
+    def __call__(self, past: Vector, mean: "Upload", cohort: Cohort) -> tuple[Vector, Vector]:
+        m = self.beta * past + (1 - self.beta) * mean.delta
         return m / _weight(self.beta, cohort, self.unbiased), m
 
 
@@ -207,12 +221,14 @@ class Message(NamedTuple):
     """Down."""
 
     x: Vector
+    stamp: Tree = ()  # of the version, where the momentum wants one; clients send it back
 
 
 class Upload(NamedTuple):
     """Up."""
 
     delta: Vector  # start minus end
+    stamp: Tree = ()
 
 
 @dataclass(frozen=True)
@@ -238,15 +254,15 @@ class FedOpt:
         return ()
 
     def broadcast(self, state: State, version: int) -> Message:
-        return Message(state.x)
+        return Message(state.x, self.momentum.stamp(state.x, version))
 
     def local(
         self, message: Message, memory: tuple[()], batches: Batches, visit: Visit, grad: Gradient
     ) -> tuple[Upload, tuple[()]]:
-        return Upload(message.x - sgd(message.x, batches, grad, self.local_lr)), memory
+        return Upload(message.x - sgd(message.x, batches, grad, self.local_lr), message.stamp), memory
 
     def step(self, state: State, mean: Upload, cohort: Cohort) -> State:
-        m, momentum = self.momentum(state.momentum, mean.delta, cohort)
+        m, momentum = self.momentum(state.momentum, mean, cohort)
         h, scale = self.scale(state.scale, mean.delta, cohort)
         lr = self.damp(self.server_lr, cohort)
         return State(state.x - lr * m / h, momentum, scale)

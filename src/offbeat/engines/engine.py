@@ -1,23 +1,14 @@
 """What the loop asks of an engine, simulated or real."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-from torch import Tensor
-
-from offbeat.core import AnyAlgorithm, Task, Vector
+from offbeat.core import AnyAlgorithm, Saved, Task, Vector
 from offbeat.problem import Statistics
 from offbeat.schedule.availability import Availability
 from offbeat.schedule.chance import Draws
 from offbeat.schedule.timeline import Timeline
 from offbeat.trees import Tree
-
-
-class Saved(NamedTuple):
-    """A part of a checkpoint: JSON-able facts and named tensors."""
-
-    facts: dict[str, Any]
-    tensors: dict[str, Tensor]
 
 
 class Gathered(NamedTuple):
@@ -49,6 +40,10 @@ class Session(Timeline, Protocol):
         ...
 
     def load(self, saved: Saved) -> None: ...
+
+    def close(self) -> None:
+        """The run is over: let go of workers."""
+        ...
 
 
 class Engine(Protocol):

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from offbeat import trees
-from offbeat.core import AnyAlgorithm, Task, Vector, Visit
-from offbeat.engines.engine import Gathered, Saved
+from offbeat.core import AnyAlgorithm, Saved, Task, Vector, Visit
+from offbeat.engines.engine import Gathered
 from offbeat.engines.work import OneByOne, Results, Start, Together, Work, check_module
 from offbeat.population.homes import Anywhere, Home, make_memories
 from offbeat.population.population import Population
@@ -169,6 +169,9 @@ class Simulation:
         self._memories = self._make_memories(mapped=facts["mapped"])
         self._memories.load(facts["clients"], [tensors[f"memory.{leaf}"] for leaf in range(facts["columns"])])
         self._messages = {version: self._message(version, tensors) for version in facts["versions"]}
+
+    def close(self) -> None:
+        self._work.close()
 
     def _message(self, version: int, tensors: dict[str, Tensor]) -> Tree:
         state, statistics = self._initial

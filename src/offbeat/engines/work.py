@@ -47,6 +47,10 @@ class Work(Protocol):
         self, algorithm: AnyAlgorithm, tasks: Sequence[Task], starts: Sequence[Start], seed: int
     ) -> Results: ...
 
+    def close(self) -> None:
+        """Nothing more will be asked."""
+        ...
+
 
 class OneByOne:
     """The plain reference: each client alone, its minibatches as they are."""
@@ -62,6 +66,9 @@ class OneByOne:
         each = [self._one(algorithm, task, start, seed) for task, start in zip(tasks, starts, strict=True)]
         stacked: Results = trees.stack(each)
         return stacked
+
+    def close(self) -> None:
+        pass
 
     def _one(self, algorithm: AnyAlgorithm, task: Task, start: Start, seed: int) -> Results:
         indices = self._population.indices(task.client, task.visit, seed)
@@ -126,6 +133,9 @@ class Together:
                     reason,
                 )
             return self._alone(algorithm, tasks, starts, seed)
+
+    def close(self) -> None:
+        pass
 
     def _map(self, algorithm: AnyAlgorithm, starts: Start, stacks: dict[str, "_Places"]) -> Results:
         data = {name: self._load(stack) for name, stack in stacks.items()}

@@ -12,6 +12,7 @@ from offbeat.schedule.availability import Always, Availability
 from offbeat.schedule.chance import Draws
 from offbeat.schedule.dispatch import Dispatch, Moment
 from offbeat.schedule.filled import Counts, Filled
+from offbeat.schedule.participation import Participation
 from offbeat.schedule.timeline import Arrival, Timeline
 
 MISSES = 64  # clients found away in a row before the rest are taken to be away too
@@ -34,6 +35,7 @@ class Flow:
         buffer: int,
         limit: float = inf,
         availability: Availability | None = None,
+        participation: Participation = Participation(),
     ) -> None:
         dispatch.check(buffer, population)
         if not limit >= 0:
@@ -55,6 +57,10 @@ class Flow:
         """Where all tasks are."""
         waiting, busy = len(self._waiting), self._timeline.busy
         return Counts(self._started, self._consumed, waiting, self._dropped, self._lost, busy)
+
+    def ended(self) -> str | None:
+        """Why the buffer cannot be filled again, in a sentence."""
+        return None
 
     def fill(self, version: int) -> Filled:
         """Start tasks from `version` and wait until the buffer is full."""

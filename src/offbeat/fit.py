@@ -1,0 +1,24 @@
+"""Which methods go with which protocols."""
+
+import torch
+
+from offbeat import trees
+from offbeat.core import AnyAlgorithm, TwoTrips
+from offbeat.errors import InputError
+from offbeat.schedule.dispatch import Dispatch, Phases
+from offbeat.schedule.staleness import Equal, Weights
+
+
+def check_fit(algorithm: AnyAlgorithm, dispatch: Dispatch, weights: Weights, rounds: int) -> None:
+    """Refuse a method under a protocol that it is not defined for."""
+    name = type(algorithm).__name__
+    if not isinstance(weights, Equal) and trees.leaves(algorithm.memory(torch.zeros(1))):
+        # sums over what clients keep, such as the mean of control variates, would break
+        raise InputError(f"{name} has no staleness weights, since its clients keep memory: use constant.")
+    if isinstance(algorithm, TwoTrips) and algorithm.two_trips:
+        if not isinstance(dispatch, Phases):
+            raise InputError(f"{name} asks each cohort twice in a row: use phases dispatch.")
+        if rounds % 2:
+            raise InputError(
+                f"{name} takes two server steps a round: give an even number of rounds, not {rounds}."
+            )

@@ -1,0 +1,1 @@
+"""What a server may see: clipped, noised, counted, and summed in secret."""

@@ -2,7 +2,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.aggregate.mean import Mean
+from offbeat.aggregate.mean import Averaging
+from offbeat.aggregate.summation import PlainSum
 from offbeat.core import Cohort
 from offbeat.trees import Tree
 
@@ -12,7 +13,8 @@ def cohort(weights: list[float]) -> Cohort:
 
 
 def weighted_mean(uploads: Tree, made: Cohort) -> Tree:
-    return Mean().release(Mean().collect(uploads, (), made), made)
+    averaging = Averaging(PlainSum(), private=False)
+    return averaging.release(averaging.collect(uploads, (), made), made)
 
 
 @given(st.lists(st.floats(0.1, 2.0), min_size=1, max_size=6), st.randoms(use_true_random=False))

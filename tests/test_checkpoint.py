@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from offbeat import checkpoint
 from offbeat.algorithms import Setting, build
 from offbeat.checkpoint import Checkpoint
-from offbeat.engines.simulation import Vectorised
+from offbeat.engines.simulated import Vectorised
 from offbeat.errors import InputError
 from offbeat.schedule.availability import Cycle, Dropout
 from offbeat.schedule.delays import Tiers

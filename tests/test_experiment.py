@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from offbeat.algorithms import CATALOGUE
-from offbeat.engines.simulation import Sequential, Vectorised
+from offbeat.engines.simulated import Sequential, Vectorised
 from offbeat.errors import InputError
 from offbeat.experiment import Experiment
 from offbeat.trial import prepare, resolved

@@ -75,7 +75,7 @@ def test_the_start_is_counted_also_when_it_is_done_in_pieces(monkeypatch: pytest
     engine = Sequential(world.problem, world.population)
     algorithm = build("adamasfl", Setting(3, 3, 4), {})
     whole = play(algorithm, engine, Asynchronous(5), rounds=2)
-    monkeypatch.setattr(sys.modules["offbeat.train"], "_LEAST_PIECE", 3)
+    monkeypatch.setattr(sys.modules["offbeat.course"], "_LEAST_PIECE", 3)
     pieces = play(algorithm, engine, Asynchronous(5), rounds=2)
     for left, right in zip(whole, pieces, strict=True):
         assert left.sent == right.sent

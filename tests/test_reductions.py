@@ -27,7 +27,7 @@ from offbeat import (
 )
 from offbeat.algorithms.ca2fl import CA2FL
 from offbeat.algorithms.fadas import Shrink
-from offbeat.algorithms.fedopt import AmsGrad, Ema, HeavyBall
+from offbeat.algorithms.fedopt import Adagrad, Adam, AmsGrad, Ema, HeavyBall
 from offbeat.algorithms.masfl import MasFL
 from offbeat.algorithms.scaffold import Scaffold
 from offbeat.checkpoint import Checkpoint
@@ -92,6 +92,64 @@ def test_without_delay_fading_weights_are_equal_weights() -> None:
         last(FedOpt(0.2, 1.0), Synchronous(3), weights=Polynomial(0.5)),
         last(FedOpt(0.2, 1.0), Synchronous(3)),
     )
+
+
+APPROXIMATED = {  # what stands under an approximation: its rates and parameters, and the plain method
+    "fedavgm": ({"server_lr": 0.5}, FedOpt(0.2, 0.5, Ema(0.8))),
+    "fedadam": (
+        {"server_lr": 0.03, "beta2": 0.95, "eps": 0.02},
+        FedOpt(0.2, 0.03, Ema(0.8), Adam(0.95, 0.02)),
+    ),
+    "fedadagrad": ({"server_lr": 0.03, "eps": 0.02}, FedOpt(0.2, 0.03, Ema(0.8), Adagrad(0.02))),
+    "fadas": (
+        {"server_lr": 0.03, "beta2": 0.95, "eps": 1e-4},
+        FedOpt(0.2, 0.03, Ema(0.8), AmsGrad(0.95, 1e-4)),
+    ),
+}
+
+
+def approximated(name: str, **parameters: object) -> AnyAlgorithm:
+    return build(name, Setting(3, 3, 8), {"local_lr": 0.2, "beta": 0.8, "span": 5} | parameters)
+
+
+@pytest.mark.parametrize("below", APPROXIMATED)
+def test_without_delay_momentum_approximation_is_the_momentum(below: str) -> None:
+    """Invariant 6; a penalty of p alone makes all weights smaller by 1 + p, which the rate can undo."""
+    parameters, plain = APPROXIMATED[below]
+    rate = parameters["server_lr"]
+    for algorithm in (
+        approximated(f"ma-{below}", **parameters | {"rcond": 1e-2}),
+        approximated(f"ma-{below}", **parameters | {"penalty": 0.01, "server_lr": 1.01 * rate}),
+        approximated(f"ma-light-{below}", **parameters),
+    ):
+        np.testing.assert_allclose(
+            last(algorithm, Synchronous(3), limit=4), last(plain, Synchronous(3)), rtol=0, atol=1e-12
+        )
+        late = last(algorithm, Asynchronous(8), limit=4)
+        assert np.abs(late - last(plain, Asynchronous(8), limit=4)).max() > 1e-4
+
+
+def test_without_delay_and_momentum_an_approximation_is_fedbuff() -> None:
+    """Invariant 7."""
+    for name, solver in (("ma-fedavgm", {"rcond": 1e-2}), ("ma-light-fedavgm", {})):
+        np.testing.assert_allclose(
+            last(approximated(name, server_lr=0.5, beta=0.0, **solver), Synchronous(3), limit=4),
+            last(FedOpt(0.2, 0.5), Synchronous(3)),
+            rtol=0,
+            atol=1e-12,
+        )
+
+
+@pytest.mark.parametrize("remembered", [False, True])
+@pytest.mark.parametrize("below", ["fedavgm", "fedadam"])
+def test_without_delay_weight_prediction_is_the_method_below(below: str, remembered: bool) -> None:
+    parameters, plain = APPROXIMATED[below]
+    common = {"local_lr": 0.2, "beta": 0.8, "rule": below, "remembered": remembered}
+    algorithm = build("weight-prediction", Setting(3, 3, 8), common | parameters)
+    np.testing.assert_allclose(
+        last(algorithm, Synchronous(3)), last(plain, Synchronous(3)), rtol=0, atol=1e-14
+    )
+    assert np.abs(last(algorithm, Asynchronous(8)) - last(plain, Asynchronous(8))).max() > 1e-5
 
 
 KEEPING = {  # methods whose clients keep something, and the server's mean of it

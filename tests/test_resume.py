@@ -139,7 +139,7 @@ def test_an_engine_can_be_used_again_with_a_module_that_keeps_state() -> None:
 def test_a_run_cut_off_in_its_start_goes_on_there(
     dispatch: Dispatch, kind: type[Sequential] | type[Vectorised], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.modules["offbeat.train"], "_LEAST_PIECE", 3)
+    monkeypatch.setattr(sys.modules["offbeat.course"], "_LEAST_PIECE", 2)
     algorithm = build("adamasfl", Setting(3, 3, 4), {})
     options = {"dispatch": dispatch, "buffer": 3, "rounds": 4}
     engine = make_engine("batch norm", kind)
@@ -149,7 +149,7 @@ def test_a_run_cut_off_in_its_start_goes_on_there(
             algorithm, engine, observe_start=lambda now: seen.append((now.done, now.checkpoint())), **options
         )
     )
-    assert [done for done, _ in seen] == [3, 6]
+    assert [done for done, _ in seen] == [2, 4, 6]
     for done, saved in seen:
         assert saved.facts["start"] == done
         rest = list(train(algorithm, make_engine("batch norm", kind), resume=saved, **options))

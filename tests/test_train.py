@@ -1,6 +1,7 @@
 """The loop, as a caller meets it."""
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,8 @@ from offbeat import (
     train,
     trees,
 )
-from offbeat.aggregate.mean import Mean
+from offbeat.aggregate.aggregation import Opening
+from offbeat.aggregate.mean import Averaging, Mean
 from offbeat.core import Cohort
 from offbeat.trees import Tree
 from worlds import make_world, play
@@ -70,19 +72,34 @@ def test_seeds_decide() -> None:
     assert not torch.equal(runs[0], runs[2])
 
 
+@dataclass(frozen=True)
 class Times(Mean):
     """The mean, times a number."""
 
-    def __init__(self, factor: float) -> None:
-        object.__setattr__(self, "factor", factor)
+    factor: float = 1.0
+
+    def open(self, opening: Opening) -> Averaging:
+        return Multiplied(self.summation.open(opening), private=False, factor=self.factor)
+
+
+@dataclass(frozen=True)
+class Multiplied(Averaging):
+    factor: float = 1.0
 
     def release(self, total: Tree, cohort: Cohort) -> Tree:
-        return trees.over(lambda leaf: leaf * self.factor, super().release(total, cohort))  # type: ignore[attr-defined]
+        return trees.over(lambda leaf: leaf * self.factor, super().release(total, cohort))
 
 
 def test_another_aggregate_may_take_the_place_of_the_mean() -> None:
     shots = list(
-        train(FedOpt(0.1, 1.0), engine(), dispatch=Synchronous(3), buffer=3, rounds=2, aggregate=Times(0.0))
+        train(
+            FedOpt(0.1, 1.0),
+            engine(),
+            dispatch=Synchronous(3),
+            buffer=3,
+            rounds=2,
+            aggregate=Times(factor=0.0),
+        )
     )
     assert torch.equal(shots[0].x, shots[-1].x)
 
@@ -101,7 +118,12 @@ def test_an_update_that_is_not_finite_stops_the_run_and_names_the_client_and_the
 
 def test_a_model_that_is_not_finite_stops_the_run() -> None:
     shots = train(
-        FedOpt(0.1, 1.0), engine(), dispatch=Synchronous(3), buffer=3, rounds=2, aggregate=Times(math.inf)
+        FedOpt(0.1, 1.0),
+        engine(),
+        dispatch=Synchronous(3),
+        buffer=3,
+        rounds=2,
+        aggregate=Times(factor=math.inf),
     )
     assert next(shots).version == 0
     with pytest.raises(DivergedError, match="the model became NaN or infinite at server step 1"):

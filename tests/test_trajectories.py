@@ -28,10 +28,14 @@ from offbeat import (
     build,
 )
 from offbeat.algorithms.ca2fl import CA2FL
+from offbeat.algorithms.fedopt import Adam, Ema
 from offbeat.algorithms.fedsps import FedSPS
+from offbeat.algorithms.least_squares import Ridge, Solver, Truncated
 from offbeat.algorithms.masfl import MasFL
+from offbeat.algorithms.momentum_error import relative_errors
 from offbeat.algorithms.padamfed_vr import PAdaMFedVR
 from offbeat.algorithms.scaffold import Scaffold
+from offbeat.algorithms.weight_prediction import Foreseen, Foresight, Remembered, StepDrift, WeightPrediction
 from offbeat.core import AnyAlgorithm
 from offbeat.schedule.dispatch import Phases, Queues
 from offbeat.schedule.staleness import Weights
@@ -51,10 +55,20 @@ from oracles.fedopt import fedadagrad, fedadam, fedyogi
 from oracles.fedsps import fedsps
 from oracles.masfl import masfl, masfl_theory
 from oracles.mime import mime
+from oracles.momentum_approximation import (
+    arrivals,
+    full,
+    light,
+    light_momentum_approximation,
+    momentum_approximation,
+    relative_error,
+)
 from oracles.padamfed import padamfed, padamfed_theory, padamfed_vr, padamfed_vr_theory
 from oracles.scaffold import scaffold
 from oracles.scaffold_m import scaffold_m, scaffold_m_vr
+from oracles.server_rules import adagrad, adam, amsgrad, identity
 from oracles.softmax import Softmax
+from oracles.weight_prediction import weight_prediction
 from oracles.weights import constant, hinge, polynomial
 from worlds import make_world, play, trace
 
@@ -66,9 +80,14 @@ class Case(NamedTuple):
     known: dict[str, Any]
     weights: Weights = Equal()
     prompt: bool = False  # whether the method is defined without staleness alone
+    limit: float = float("inf")  # the largest staleness that is let in
+    only: frozenset[str] = frozenset()  # dispatches that are enough for this case; none: all
 
     def build(self) -> AnyAlgorithm:
         return build(self.method, Setting(3, 3, 8), self.given)
+
+    def meets(self, dispatch: str) -> bool:
+        return dispatch == "synchronous" if self.prompt else not self.only or dispatch in self.only
 
 
 RATES = {"local_lr": 0.2, "server_lr": 0.5}
@@ -142,6 +161,97 @@ CASES |= {
         prompt=True,
     ),
 }
+MA = {"beta": 0.8, "penalty": 1e-3, "span": 5}
+MA_LIGHT = {"beta": 0.8, "span": 5}
+LATE = frozenset({"asynchronous everybody"})
+SCALES = {  # by the method underneath: its parameters, the oracle's rule, whether rates are small
+    "fedavgm": ({}, identity, RATES),
+    "fedadam": ({"beta2": 0.95, "eps": 0.02}, adam(0.95, 0.02), ADAPTIVE),
+    "fedadagrad": ({"eps": 0.02}, adagrad(0.02), ADAPTIVE),
+    "fadas": ({"beta2": 0.95, "eps": 1e-4}, amsgrad(0.95, 1e-4), ADAPTIVE),
+}
+CASES |= {
+    f"ma-{name}": Case(
+        f"ma-{name}",
+        rates | MA | given,
+        momentum_approximation,
+        rates | MA | {"rule": rule},
+        limit=4,
+        only=frozenset() if name == "fedavgm" else LATE,
+    )
+    for name, (given, rule, rates) in SCALES.items()
+}
+CASES |= {
+    f"ma-light-{name}": Case(
+        f"ma-light-{name}",
+        rates | MA_LIGHT | given,
+        light_momentum_approximation,
+        rates | MA_LIGHT | {"rule": rule},
+        limit=4,
+        only=LATE,
+    )
+    for name, (given, rule, rates) in SCALES.items()
+}
+CASES |= {
+    "ma-fedavgm by default": Case("ma-fedavgm", RATES, momentum_approximation, RATES, limit=20, only=LATE),
+    "ma-fedavgm truncated": Case(
+        "ma-fedavgm",
+        RATES | {"rcond": 0.1},
+        momentum_approximation,
+        RATES | {"rcond": 0.1},
+        limit=9,
+        only=LATE,
+    ),
+    "ma-fedavgm windowed": Case(
+        "ma-fedavgm", RATES | {"window": 3}, momentum_approximation, RATES | {"window": 3}, limit=9, only=LATE
+    ),
+    "ma-fedadam fading": Case(
+        "ma-fedadam",
+        ADAPTIVE | {"beta2": 0.95, "eps": 0.02} | MA,
+        momentum_approximation,
+        ADAPTIVE | MA | {"rule": adam(0.95, 0.02), "weight": polynomial(0.5)},
+        Polynomial(0.5),
+        limit=4,
+        only=LATE,
+    ),
+    "ma-light-fedavgm fading": Case(
+        "ma-light-fedavgm",
+        RATES | MA_LIGHT,
+        light_momentum_approximation,
+        RATES | MA_LIGHT | {"weight": polynomial(0.5)},
+        Polynomial(0.5),
+        limit=4,
+        only=LATE,
+    ),
+}
+PREDICTED = ADAPTIVE | {"beta": 0.7}
+CASES |= {
+    "weight-prediction": Case("weight-prediction", RATES, weight_prediction, RATES, limit=20),
+    "weight-prediction remembered": Case(
+        "weight-prediction",
+        RATES | {"remembered": True, "alpha": 0.6},
+        weight_prediction,
+        RATES | {"previous": True, "decay": 0.6},
+        limit=20,
+        only=LATE,
+    ),
+    "weight-prediction fedadam": Case(
+        "weight-prediction",
+        PREDICTED | {"rule": "fedadam", "beta2": 0.95, "eps": 0.02},
+        weight_prediction,
+        PREDICTED | {"rule": adam(0.95, 0.02)},
+        only=LATE,
+    ),
+    "weight-prediction fading": Case(
+        "weight-prediction",
+        PREDICTED | {"rule": "fedadam"},
+        weight_prediction,
+        PREDICTED | {"rule": adam(0.99, 0.01), "weight": polynomial(0.5)},
+        Polynomial(0.5),
+        limit=3,
+        only=LATE,
+    ),
+}
 DISPATCH = {
     "synchronous": Synchronous(3),
     "asynchronous before": Asynchronous(5, eager=True),
@@ -159,17 +269,13 @@ WORK = {"steps": Steps(3, 4), "epochs": Epochs(1, 4)}
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     ("case", "dispatch"),
-    [
-        (case, dispatch)
-        for case in CASES
-        for dispatch in DISPATCH
-        if dispatch == "synchronous" or not CASES[case].prompt
-    ],
+    [(case, dispatch) for case in CASES for dispatch in DISPATCH if CASES[case].meets(dispatch)],
 )
 def test_a_run_equals_its_oracle(case: str, dispatch: str, engine: str, work: str) -> None:
     world = make_world(work=WORK[work])
     made = ENGINES[engine](world.problem, world.population, Exponential(1.0))
-    shots = play(CASES[case].build(), made, DISPATCH[dispatch], weights=CASES[case].weights)
+    weights, limit = CASES[case].weights, CASES[case].limit
+    shots = play(CASES[case].build(), made, DISPATCH[dispatch], weights=weights, limit=limit)
     models = CASES[case].oracle(world.oracle, 8, shots[0].x.numpy(), trace(shots), **CASES[case].known)
     assert len(models) == len(shots) == 9
     for shot, model in zip(shots, models, strict=True):
@@ -178,7 +284,9 @@ def test_a_run_equals_its_oracle(case: str, dispatch: str, engine: str, work: st
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("case", ["adamasfl", "fadas-da", "fedbuff fading"])
+@pytest.mark.parametrize(
+    "case", ["adamasfl", "fadas-da", "fedbuff fading", "ma-fedadam fading", "weight-prediction remembered"]
+)
 def test_losses_drops_and_absences_do_not_break_a_method(case: str, engine: str) -> None:
     world = make_world()
     made = ENGINES[engine](world.problem, world.population, Exponential(1.0), Cycle(5.0, 0.6), Dropout(0.2))
@@ -187,6 +295,59 @@ def test_losses_drops_and_absences_do_not_break_a_method(case: str, engine: str)
     np.testing.assert_allclose(shots[-1].x.numpy(), models[-1], rtol=0, atol=1e-10)
     assert shots[-1].counts.lost > 0
     assert shots[-1].counts.dropped > 0
+
+
+LONG = {
+    "ma-fedavgm": ({"beta": 0.8, "window": 6, "span": 4}, momentum_approximation),
+    "ma-light-fedavgm": ({"beta": 0.3, "span": 4}, light_momentum_approximation),
+}
+
+
+@pytest.mark.parametrize("method", LONG)
+def test_an_approximation_equals_its_oracle_long_after_it_began_to_forget(method: str) -> None:
+    """The oracles keep every row; MA-light's weights of versions fade below what can be seen."""
+    given, oracle = LONG[method]
+    world = make_world()
+    made = Vectorised(world.problem, world.population, Exponential(1.0))
+    algorithm = build(method, Setting(3, 3, 60), RATES | given)
+    shots = play(algorithm, made, Asynchronous(8), rounds=60, limit=3, weights=Polynomial(0.5))
+    assert shots[-1].counts.dropped > 0
+    known = RATES | given | {"weight": polynomial(0.5)}
+    models = oracle(world.oracle, 8, shots[0].x.numpy(), trace(shots), **known)
+    for shot, model in zip(shots, models, strict=True):
+        np.testing.assert_allclose(shot.x.numpy(), model, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("foresight", [Foreseen(), Remembered()])
+def test_prediction_by_the_servers_own_steps_equals_its_oracle(foresight: Foresight) -> None:
+    world = make_world()
+    made = Vectorised(world.problem, world.population, Exponential(1.0))
+    algorithm = WeightPrediction(FedOpt(0.2, 0.03, Ema(0.7), Adam(0.95, 0.02)), StepDrift(0.6), foresight)
+    shots = play(algorithm, made, Asynchronous(8))
+    known = PREDICTED | {"rule": adam(0.95, 0.02), "decay": 0.6, "stepwise": True}
+    known |= {"previous": foresight == Remembered()}
+    models = weight_prediction(world.oracle, 8, shots[0].x.numpy(), trace(shots), **known)
+    for shot, model in zip(shots, models, strict=True):
+        np.testing.assert_allclose(shot.x.numpy(), model, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("span", "window", "solver", "known"),
+    [(7, 80, Ridge(1e-4), {"penalty": 1e-4}), (7, 5, Truncated(0.2), {"rcond": 0.2})],
+)
+def test_the_relative_errors_of_a_schedule_are_those_of_the_oracle(
+    span: int, window: int, solver: Solver, known: dict[str, float]
+) -> None:
+    """The figures of the paper's Table 4; ordinary momentum's weights of the means are M itself."""
+    rng = np.random.default_rng(9)
+    staleness = [rng.integers(0, min(t, span - 1) + 1, size=4).tolist() for t in range(30)]
+    rows = arrivals([[(0, t - s, 0) for s in step] for t, step in enumerate(staleness)], span)
+    errors = relative_errors(staleness, 0.8, span, window, solver)
+    best = relative_error(full(rows, 0.8, window=window, **known), rows, 0.8)
+    assert errors.approximation == pytest.approx(best, rel=1e-9)
+    assert errors.light == pytest.approx(relative_error(light(rows, 0.8), rows, 0.8), rel=1e-9)
+    naive = full(np.eye(30), 0.8, penalty=0.0)
+    assert errors.naive == pytest.approx(relative_error(naive, rows, 0.8), rel=1e-9)
 
 
 @pytest.mark.parametrize("work", WORK)

@@ -9,7 +9,7 @@ from offbeat.algorithms.fadas import fadas
 from offbeat.algorithms.fedasync import FedAsync
 from offbeat.algorithms.fedopt import FedOpt
 from offbeat.core import Algorithm, Batch, Batches, Cohort, Gradient, Task, Vector, Visit, scan, sgd
-from offbeat.engines.simulation import Sequential, Vectorised
+from offbeat.engines.simulated import Sequential, Vectorised
 from offbeat.errors import DivergedError, InputError
 from offbeat.evaluate import accuracy, ema, evaluate
 from offbeat.experiment import Experiment

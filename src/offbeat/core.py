@@ -6,7 +6,7 @@ client does (`local`), what the server does with the mean of the uploads (`step`
 once before training (`warmup`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
 
 import torch
@@ -146,6 +146,37 @@ class TwoTrips(Protocol):
 
     @property
     def two_trips(self) -> bool: ...
+
+
+@runtime_checkable
+class ReadsStaleness(Protocol):
+    """An algorithm whose local half looks at `Visit.staleness`, which is not known until the task is due."""
+
+    @property
+    def reads_staleness(self) -> bool: ...
+
+
+@runtime_checkable
+class Spans(Protocol):
+    """An algorithm that takes updates which began fewer than `span` versions ago; None: it takes all."""
+
+    @property
+    def span(self) -> int | None: ...
+
+
+@runtime_checkable
+class Bounded(Protocol):
+    """An algorithm some fields of whose upload have a norm that cannot exceed a known bound."""
+
+    @property
+    def bounds(self) -> Mapping[str, float]:
+        """Field to bound."""
+        ...
+
+    @property
+    def shares(self) -> Mapping[str, float]:
+        """Field to its part of the sensitivity under noise, where it is not to be an equal one."""
+        ...
 
 
 AnyAlgorithm: TypeAlias = Algorithm[Any, Any, Any, Any]

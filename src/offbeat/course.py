@@ -114,7 +114,9 @@ class Course:
             self._load_session(self._cut)
         piece = max(_LEAST_PIECE, min(_MOST_PIECE, self.clients // 20))
         while self._done < self.clients:
-            tasks = filled.tasks[self._done : self._done + piece]
+            rest = self.clients - self._done
+            size = rest // max(1, rest // piece)  # so that no piece is small: a secure sum would refuse it
+            tasks = filled.tasks[self._done : self._done + size]
             self.whole = False
             gathered = self.session.gather(tasks, 0)
             self.count(filled._replace(tasks=tasks), gathered)

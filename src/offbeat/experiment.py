@@ -12,7 +12,33 @@ from offbeat.population.homes import HOMES
 from offbeat.population.sources import NAMES as SOURCES
 
 ENGINES = ("auto", "sequential", "vectorised")
-_COUNTS = ("clients", "concurrency", "buffer", "local_steps", "local_epochs", "batch_size", "rounds", "every")
+_COUNTS = (
+    "clients",
+    "concurrency",
+    "buffer",
+    "local_steps",
+    "local_epochs",
+    "batch_size",
+    "rounds",
+    "every",
+    "most",
+    "apart",
+    "nominal_cohort",
+)
+# What means nothing where nothing is private.
+_PRIVATE = (
+    "noise",
+    "epsilon",
+    "delta",
+    "most",
+    "apart",
+    "amplified",
+    "noise_shape",
+    "accountant",
+    "adaptive_clip",
+    "nominal_cohort",
+    "noise_seed",
+)
 
 
 @dataclass(frozen=True)
@@ -46,6 +72,19 @@ class Experiment:
     device: str = "cpu"
     memory: str = "auto"
     seed: int = 0
+    clip: str | None = None  # None: nothing is private
+    noise: float | None = None  # None: by epsilon
+    epsilon: float | None = None
+    delta: float | None = None
+    most: int | None = None
+    apart: int | None = None  # None: by the shape of the noise
+    amplified: bool = False
+    noise_shape: str = "independent"
+    accountant: str = "pld"
+    adaptive_clip: float | None = None
+    nominal_cohort: int | None = None
+    noise_seed: int | None = None
+    secure: bool = False
 
     @classmethod
     def of(cls, **given: Any) -> Self:
@@ -55,6 +94,7 @@ class Experiment:
             "dispatch": entry.dispatch,
             "buffer": entry.buffer or cls.buffer,
             "weights": entry.weights,
+            "limit": entry.limit,
             "model": models.default_model(given.get("data", cls.data)),
             "every": max(1, given.get("rounds", cls.rounds) // 20),
         }
@@ -69,6 +109,7 @@ class Experiment:
         _check("weight_decay", 0 <= self.weight_decay < math.inf, self.weight_decay, "at least 0 and finite")
         _check("dropout", 0 <= self.dropout < 1, self.dropout, "at least 0 and below 1")
         _check("seed", 0 <= self.seed < 2**32, self.seed, "at least 0 and below 2^32")
+        self._check_privacy()
         for kind, value, known in (
             ("data set", self.data, SOURCES),
             ("model", self.model, (*models.NAMES, None)),
@@ -79,6 +120,38 @@ class Experiment:
                 raise unknown(kind, str(value), filter(None, known))
         if self.data == "digits" and self.data_dir is not None:
             raise InputError("digits ships with scikit-learn and needs no --data-dir: leave it out.")
+
+    def _check_privacy(self) -> None:
+        """Refuse options that contradict each other, or that would do nothing."""
+        if self.clip is None:
+            for field in dataclasses.fields(self):
+                if field.name in _PRIVATE and getattr(self, field.name) != field.default:
+                    raise InputError(
+                        f"--{field.name.replace('_', '-')} needs --clip, the most that a client may add to "
+                        "a sum: give it, or nothing is private."
+                    )
+            return
+        noise, epsilon, delta = self.noise, self.epsilon, self.delta
+        _check("noise", noise is None or 0 <= noise < math.inf, noise, "at least 0 and finite")
+        _check("epsilon", epsilon is None or 0 < epsilon < math.inf, epsilon, "above 0 and finite")
+        _check("delta", delta is None or 0 < delta < 1, delta, "above 0 and below 1")
+        quantile, seed = self.adaptive_clip, self.noise_seed
+        _check("adaptive_clip", quantile is None or 0 < quantile < 1, quantile, "above 0 and below 1")
+        _check("noise_seed", seed is None or 0 <= seed < 2**32, seed, "at least 0 and below 2^32")
+        if noise is None and epsilon is None:
+            raise InputError("--clip alone hides nobody: give --noise, or --epsilon to have it computed.")
+        if delta is None:
+            raise InputError("--clip needs --delta, well below one in the number of clients, such as 1e-6.")
+        if self.amplified and self.dispatch != "poisson":
+            raise InputError(
+                f"--amplified is for clients that are drawn by --dispatch poisson, not {self.dispatch}: "
+                "give that, or --most in its place."
+            )
+        if not self.amplified and self.most is None:
+            raise InputError(
+                "without amplification privacy rests on how often a client contributes: give --most, or "
+                "--dispatch poisson and --amplified."
+            )
 
     def settings(self) -> dict[str, Any]:
         """As JSON-able values."""

@@ -3,13 +3,15 @@
 import torch
 
 from offbeat import trees
-from offbeat.core import AnyAlgorithm, TwoTrips
+from offbeat.core import AnyAlgorithm, Spans, TwoTrips
 from offbeat.errors import InputError
 from offbeat.schedule.dispatch import Dispatch, Phases
 from offbeat.schedule.staleness import Equal, Weights
 
 
-def check_fit(algorithm: AnyAlgorithm, dispatch: Dispatch, weights: Weights, rounds: int) -> None:
+def check_fit(
+    algorithm: AnyAlgorithm, dispatch: Dispatch, weights: Weights, rounds: int, limit: float
+) -> None:
     """Refuse a method under a protocol that it is not defined for."""
     name = type(algorithm).__name__
     if not isinstance(weights, Equal) and trees.leaves(algorithm.memory(torch.zeros(1))):
@@ -21,4 +23,11 @@ def check_fit(algorithm: AnyAlgorithm, dispatch: Dispatch, weights: Weights, rou
         if rounds % 2:
             raise InputError(
                 f"{name} takes two server steps a round: give an even number of rounds, not {rounds}."
+            )
+    if isinstance(algorithm, Spans) and algorithm.span is not None:
+        oldest = min(limit, rounds - 1)
+        if oldest >= algorithm.span:
+            raise InputError(
+                f"{name} with a span of {algorithm.span} takes updates of a staleness below that, "
+                f"and here it may reach {oldest:.0f}: lower the staleness limit, or raise the span."
             )

@@ -7,8 +7,9 @@ from torch import Tensor, nn
 
 from offbeat import draws
 from offbeat.errors import InputError, unknown
+from offbeat.resnet import resnet18
 
-NAMES = ("charformer", "cnn", "logistic", "mlp")
+NAMES = ("charformer", "cnn", "logistic", "mlp", "resnet18")
 
 
 def default_model(source: str) -> str:
@@ -33,6 +34,8 @@ def build(name: str, shape: tuple[int, ...], classes: int, seed: int) -> nn.Modu
                 return _charformer(shape, classes)
             case "cnn":
                 return _cnn(shape, classes)
+            case "resnet18":
+                return resnet18(shape, classes)
             case "mlp":
                 return _mlp(shape, classes)
             case _:

@@ -6,8 +6,9 @@ vector as its running statistics, and no algorithm knows of them.
 """
 
 import copy
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from enum import Enum
 from typing import Any, TypeAlias
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from offbeat import trees
+from offbeat.columns import as_columns
 from offbeat.core import Batch, Vector, where
 from offbeat.errors import InputError
 from offbeat.trees import Tree
@@ -26,6 +28,15 @@ Differentiate: TypeAlias = Callable[[Vector, Statistics, Batch], tuple[Vector, T
 _NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 
 
+class Precision(Enum):
+    """What a GPU may round products to; sums, weights and updates keep the module's own type."""
+
+    TORCH = "as torch is set"
+    FLOAT32 = "not at all"
+    TF32 = "to TensorFloat-32"
+    BFLOAT16 = "to bfloat16, by autocast"
+
+
 class Problem:
     """What is minimised: the mean over a client's examples of `loss(module(inputs), targets)`.
 
@@ -34,13 +45,21 @@ class Problem:
     over the module's arguments. The module is copied: training never touches the caller's.
     """
 
-    def __init__(self, module: nn.Module, loss: Loss, weight_decay: float = 0.0) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: Loss,
+        weight_decay: float = 0.0,
+        precision: Precision = Precision.TORCH,
+    ) -> None:
         if not 0 <= weight_decay < float("inf"):
             raise InputError(f"the weight decay must be at least 0 and finite, not {weight_decay}.")
         self.loss = loss
         self.weight_decay = weight_decay
+        self.precision = precision
         self._training = copy.deepcopy(module).train()
         self._evaluating = copy.deepcopy(module).eval()
+        self._mapping = self._training  # what is mapped over clients
         named = {name: p for name, p in self._training.named_parameters() if p.requires_grad}
         if not named:
             raise InputError("the module has no parameter that requires a gradient: nothing to train.")
@@ -51,10 +70,16 @@ class Problem:
         self._sizes = [p.numel() for p in named.values()]
         every = list(self._training.named_parameters(remove_duplicate=False))
         self._tied = len(every) > len({id(parameter) for _, parameter in every})
+        if next(iter(named.values())).is_cuda:
+            self._mapping = as_columns(self._training)
         self._initial = torch.cat([p.detach().reshape(-1) for p in named.values()])
         self._statistics = {name: buffer.detach().clone() for name, buffer in self._training.named_buffers()}
         norms = [norm for norm in self._training.modules() if isinstance(norm, _NORMS)]
         self.tracks = any(norm.track_running_stats for norm in norms)
+
+    def __repr__(self) -> str:
+        """The module's own words: what its speed depends on."""
+        return f"Problem({self._training})"
 
     def initial(self) -> tuple[Vector, Statistics]:
         """The module's own weights and running statistics."""
@@ -89,7 +114,7 @@ class Problem:
 
     def objective(self, x: Vector, statistics: Statistics, batch: Batch) -> tuple[Tensor, Statistics]:
         """The loss of one minibatch in training mode, and the statistics it leaves."""
-        return self._objective(self.parameters(x), statistics, batch)
+        return self._objective(self._mapping, self.parameters(x), statistics, batch)
 
     def differentiate(
         self, x: Vector, statistics: Statistics, batch: Batch
@@ -103,7 +128,7 @@ class Problem:
     ) -> tuple[Vector, Tensor, Statistics]:
         """The same for one client, by plain autograd on views of x: nothing is copied but the result."""
         views = {name: view.requires_grad_() for name, view in self.parameters(x.detach()).items()}
-        loss, left = self._objective(views, statistics, batch)
+        loss, left = self._objective(self._training, views, statistics, batch)
         slopes = torch.autograd.grad(loss, list(views.values()), allow_unused=True, materialize_grads=True)
         return self._decay(torch.cat([slope.reshape(-1) for slope in slopes]), x), loss.detach(), left
 
@@ -141,6 +166,30 @@ class Problem:
             )
             return torch.allclose(first, second) and all(map(torch.equal, before, self._drawn()))
 
+    def draws(self, batch: Batch) -> bool:
+        """Whether the module draws random numbers as it computes."""
+        with self._own_draws():
+            before = self._drawn()
+            self.differentiate_alone(self._initial, self._statistics, batch)
+            return not all(map(torch.equal, before, self._drawn()))
+
+    @contextmanager
+    def numerics(self) -> Iterator[None]:
+        """Torch's own switches as the precision asks, put back afterwards."""
+        if self.device.type != "cuda":
+            yield
+            return
+        matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+        before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark
+        # a run must repeat itself to the bit
+        cudnn.deterministic, cudnn.benchmark = True, False
+        if self.precision is not Precision.TORCH:
+            matmul.allow_tf32 = cudnn.allow_tf32 = self.precision is not Precision.FLOAT32
+        try:
+            yield
+        finally:
+            matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = before
+
     def _own_draws(self) -> AbstractContextManager[None]:
         """Torch's generators, put back afterwards."""
         fork: AbstractContextManager[None] = torch.random.fork_rng(
@@ -160,12 +209,12 @@ class Problem:
         return dict(self._statistics if statistics is None else statistics)
 
     def _losses(
-        self, parameters: dict[str, Tensor], statistics: Statistics, batch: Batch
+        self, module: nn.Module, parameters: dict[str, Tensor], statistics: Statistics, batch: Batch
     ) -> tuple[Tensor, Statistics]:
         inputs, targets = batch.data
         left = {name: value.clone() for name, value in statistics.items()}
         try:
-            outputs = self._call(self._training, parameters | left, inputs)
+            outputs = self._call(module, parameters | left, inputs)
         except ValueError as error:
             if "more than 1 value per channel" not in str(error):
                 raise
@@ -176,16 +225,20 @@ class Problem:
         return self.loss(outputs, targets), left
 
     def _objective(
-        self, parameters: dict[str, Tensor], statistics: Statistics, batch: Batch
+        self, module: nn.Module, parameters: dict[str, Tensor], statistics: Statistics, batch: Batch
     ) -> tuple[Tensor, Statistics]:
-        losses, left = self._losses(parameters, statistics, batch)
+        losses, left = self._losses(module, parameters, statistics, batch)
         return _mean(losses, batch), left
 
     def _call(self, module: nn.Module, given: dict[str, Tensor], inputs: Tree) -> Any:
         words = inputs if isinstance(inputs, dict) else {}
         places = () if words else inputs if isinstance(inputs, tuple) else (inputs,)
         # looking for tied weights is slow, and most modules have none
-        return functional_call(module, given, places, words, tie_weights=self._tied)
+        if self.precision is not Precision.BFLOAT16:
+            return functional_call(module, given, places, words, tie_weights=self._tied)
+        # its cache of rounded weights must not outlive a recording
+        with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
+            return functional_call(module, given, places, words, tie_weights=self._tied)
 
     def _decay(self, slope: Vector, x: Vector) -> Vector:
         return slope + self.weight_decay * x if self.weight_decay else slope

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from offbeat.aggregate.aggregation import Spent
+from offbeat.aggregate.private import Private
 from offbeat.checkpoint import Checkpoint
 from offbeat.errors import DivergedError
 from offbeat.evaluate import accuracy, ema, evaluate
@@ -18,6 +20,7 @@ from offbeat.trial import Trial, housed
 
 _PAUSE = 5.0  # seconds between checkpoints, at least
 _SHARE = 0.05  # of the time that saving may take
+_EPSILONS = 20  # about so many times epsilon is computed in a run, which can take a second each
 
 
 class Progress(NamedTuple):
@@ -28,6 +31,20 @@ class Progress(NamedTuple):
     trips: int
     staleness: float  # mean over the last buffer
     record: dict[str, Any] | None
+    outcome: "Outcome | None" = None  # of the last version
+
+
+class Outcome(NamedTuple):
+    """What else there is to say at the end."""
+
+    ended: str | None  # why it ended before the last version asked for
+    spent: Spent | None  # where privacy is counted
+
+
+def outcome_of(resumed: Checkpoint | None) -> Outcome:
+    """What a run's last checkpoint says of its end."""
+    ended, spent = resumed.facts["running"].get("outcome", (None, None)) if resumed else (None, None)
+    return Outcome(ended, None if spent is None else Spent(*spent))
 
 
 def run(
@@ -53,6 +70,7 @@ def run(
         rounds=experiment.rounds,
         weights=trial.weights,
         limit=trial.limit,
+        aggregate=trial.aggregate,
         seed=experiment.seed,
         resume=folder.resumed if folder else None,
         observe_start=lambda starting: state.start(starting, folder, save_every, observe_start),
@@ -61,16 +79,21 @@ def run(
         state.see(shot, experiment.average)
         if folder and shot.filled:
             folder.append("trace", _trace(shot))
-        last = shot.version == experiment.rounds or stop()
+        final = shot.version == experiment.rounds or shot.ended is not None
+        last = final or stop()
         record = None
-        if shot.version % experiment.every == 0 or shot.version == experiment.rounds:
+        if shot.version % experiment.every == 0 or final:
             record = state.record(shot, trial, experiment.average)
+            if isinstance(trial.aggregate, Private):
+                counted = final or shot.version % max(1, experiment.rounds // _EPSILONS) == 0
+                record["epsilon"] = _epsilon(shot) if counted else None
             if folder:
                 folder.append("records", record)
                 folder.flush()
+        outcome = Outcome(shot.ended, shot.spent()) if last else None
         if folder and (last or state.due(shot.version, save_every)):
-            state.save(shot, folder)
-        yield Progress(shot.version, shot.time, shot.counts.trips, _mean_staleness(shot), record)
+            state.save(shot, folder, outcome)
+        yield Progress(shot.version, shot.time, shot.counts.trips, _mean_staleness(shot), record, outcome)
         if last:
             return
 
@@ -137,15 +160,25 @@ class _Ongoing:
         if folder and self.due(0, save_every):
             self.save(starting, folder)
 
-    def save(self, shot: Snapshot | Starting, folder: Folder) -> None:
+    def save(self, shot: Snapshot | Starting, folder: Folder, outcome: Outcome | None = None) -> None:
         begun = time.monotonic()
         facts, tensors = shot.checkpoint()
-        running = {"ages": [self._total, self._count, self._worst], "elapsed": self.elapsed}
+        running = {
+            "ages": [self._total, self._count, self._worst],
+            "elapsed": self.elapsed,
+            "outcome": outcome or (None, None),
+        }
         average = {} if self._average is None else {"average": self._average}
         folder.save(Checkpoint(facts | {"running": running}, tensors | average))
         shot.confirm()
         self._saved = time.monotonic()
         self._cost = self._saved - begun
+
+
+def _epsilon(shot: Snapshot) -> float | None:
+    """So far; None where it is infinite, for which JSON has no number."""
+    spent = shot.spent()
+    return spent.epsilon if spent and math.isfinite(spent.epsilon) else None
 
 
 def _mean_staleness(shot: Snapshot) -> float:

@@ -40,7 +40,7 @@ def train(
     """
     if rounds < 1:
         raise InputError(f"rounds must be at least 1, not {rounds}.")
-    check_fit(algorithm, dispatch, weights, rounds)
+    check_fit(algorithm, dispatch, weights, rounds, limit)
     run = Course(algorithm, engine, dispatch, weights, buffer, rounds, limit, aggregate, seed)
     try:
         yield from _steps(run, resume, observe_start)

@@ -10,9 +10,12 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from offbeat import models
+from offbeat.aggregate.aggregation import Aggregate, Opening
+from offbeat.aggregate.mean import Mean
+from offbeat.aggregate.private import Private
 from offbeat.algorithms import Setting, build, find
 from offbeat.core import AnyAlgorithm
-from offbeat.engines.simulation import Sequential, Vectorised
+from offbeat.engines.simulated import Sequential, Vectorised
 from offbeat.errors import InputError
 from offbeat.experiment import Experiment
 from offbeat.fit import check_fit
@@ -22,6 +25,7 @@ from offbeat.population.partition import Partition, parse_partition
 from offbeat.population.population import Examples, Population
 from offbeat.population.sources import Source, load
 from offbeat.problem import Problem
+from offbeat.protection import aggregate_of, check_protection, with_noise
 from offbeat.schedule.availability import Dropout, parse_availability
 from offbeat.schedule.delays import parse_delay
 from offbeat.schedule.dispatch import Dispatch, parse_dispatch
@@ -41,6 +45,7 @@ class Trial(NamedTuple):
     problem: Problem
     test: Examples
     source: Source
+    aggregate: Aggregate = Mean()
 
 
 def timing(experiment: Experiment) -> Dispatch:
@@ -65,12 +70,31 @@ def prepare(experiment: Experiment, source: Source | None = None, folder: Path |
     partition = parse_partition(experiment.partition)
     delays.bind(dispatch.source(experiment.seed), experiment.clients)  # complains of a bad file of delays
     method = build(experiment.algorithm, Setting(1, 1, 1), dict(experiment.parameters))
-    check_fit(method, dispatch, weights, experiment.rounds)
+    limit = math.inf if experiment.limit is None else experiment.limit
+    check_fit(method, dispatch, weights, experiment.rounds, limit)
+    opening = Opening(
+        method,
+        torch.zeros(1),
+        dispatch,
+        weights,
+        experiment.buffer,
+        experiment.clients,
+        experiment.rounds,
+        limit,
+        experiment.seed,
+    )
+    aggregate = aggregate_of(with_noise(experiment, opening), method)
+    check_protection(aggregate, opening)
     device = _device(experiment.device)
     data_dir = Path(experiment.data_dir) if experiment.data_dir else None
     source = source or load(experiment.data, data_dir)
     population = _population(experiment, source, partition).to(device)
     problem = Problem(_module(experiment, source).to(device), _losses, experiment.weight_decay)
+    if problem.tracks and (experiment.clip is not None or experiment.secure):
+        raise InputError(
+            f"the model '{experiment.model}' keeps running statistics, which would leave clients in plain "
+            "sight: use a model without them."
+        )
     setting = Setting(experiment.buffer, _steps(population), experiment.rounds)
     algorithm = build(experiment.algorithm, setting, dict(experiment.parameters))
     together = experiment.engine == "vectorised" or (
@@ -81,8 +105,16 @@ def prepare(experiment: Experiment, source: Source | None = None, folder: Path |
     place = within(home, folder) if folder else home
     make_memories(place, algorithm.memory(problem.initial()[0]), len(population), device)  # or complains
     engine = kind(problem, population, delays, availability, dropout, memory=home)
-    limit = math.inf if experiment.limit is None else experiment.limit
-    return Trial(algorithm, engine, dispatch, weights, limit, problem, source.test.to(device), source)
+    return Trial(
+        algorithm, engine, dispatch, weights, limit, problem, source.test.to(device), source, aggregate
+    )
+
+
+def settled(experiment: Experiment, trial: Trial) -> Experiment:
+    """The same with the noise that was computed from its epsilon."""
+    if isinstance(trial.aggregate, Private):
+        return dataclasses.replace(experiment, noise=trial.aggregate.noise)
+    return experiment
 
 
 def housed(engine: Sequential | Vectorised, folder: Path) -> Sequential | Vectorised:
@@ -98,7 +130,8 @@ def resolved(experiment: Experiment, trial: Trial) -> dict[str, Any]:
     }
     return {
         "hyperparameters": {
-            name: getattr(trial.algorithm, name) if value is None else value for name, value in values.items()
+            name: getattr(trial.algorithm, name, None) if value is None else value
+            for name, value in values.items()
         },
         "model_size": trial.problem.size,
         "engine": type(trial.engine).__name__.lower(),

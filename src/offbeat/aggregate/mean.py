@@ -1,13 +1,11 @@
-"""The plain weighted mean."""
+"""The weighted mean as it is, without noise."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from offbeat import trees
 from offbeat.aggregate.aggregation import Opening
+from offbeat.aggregate.summation import PlainSum, Summation, Summing
 from offbeat.core import Cohort, Saved, Task
 from offbeat.schedule.participation import Participation
 from offbeat.trees import Tree
@@ -17,19 +15,25 @@ from offbeat.trees import Tree
 class Mean:
     """The sum of weighted uploads over how many there are, so that its sensitivity is known."""
 
+    summation: Summation = PlainSum()
+
     @property
     def participation(self) -> Participation:
         return Participation()
 
-    def open(self, opening: Opening) -> "Mean":
-        return self
+    def open(self, opening: Opening) -> "Averaging":
+        return Averaging(self.summation.open(opening), self.summation.secret)
 
-    @property
-    def private(self) -> bool:
-        return False
+
+@dataclass(frozen=True)
+class Averaging:
+    """One run's means."""
+
+    summing: Summing
+    private: bool  # what is summed in secret may not leave clients beside the sum either
 
     def collect(self, uploads: Tree, tasks: Sequence[Task], cohort: Cohort) -> Tree:
-        return weighted_sum(uploads, cohort)
+        return self.summing.total(uploads, tasks, cohort)
 
     def release(self, total: Tree, cohort: Cohort) -> Tree:
         return trees.over(lambda leaf: leaf / len(cohort.weights), total)
@@ -41,18 +45,7 @@ class Mean:
         return None
 
     def save(self) -> Saved:
-        return Saved({}, {})
+        return self.summing.save()
 
     def load(self, saved: Saved) -> None:
-        pass
-
-
-def weighted_sum(uploads: Tree, cohort: Cohort) -> Tree:
-    """Leaves (tasks, ...) to leaves (...)."""
-
-    def total(stack: Tensor) -> Tensor:
-        numbers = stack if stack.is_floating_point() else stack.to(torch.get_default_dtype())
-        weights = torch.tensor(cohort.weights, dtype=numbers.dtype, device=stack.device)
-        return (weights @ numbers.reshape(len(stack), -1)).view(stack.shape[1:])
-
-    return trees.over(total, uploads)
+        self.summing.load(saved)

@@ -12,8 +12,10 @@ beta = sqrt(SK/T) is capped at 1. `lazy` leaves the pass out, which the paper do
 the mean of all c_i, with zeros for clients not yet seen.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from types import MappingProxyType
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 from torch import zeros_like
@@ -52,6 +54,8 @@ class AdaMasFL:
     server_lr: float
     beta: float
     lazy: bool = False  # no start: everything at zero, and each client's first task fills its own
+    bounds: ClassVar[Mapping[str, float]] = MappingProxyType({"descent": 1.0})
+    shares: ClassVar[Mapping[str, float]] = MappingProxyType({})
 
     def __post_init__(self) -> None:
         check(self)

@@ -14,6 +14,7 @@ from offbeat.algorithms.fedcm import FedCM, FedCMVR
 from offbeat.algorithms.fedsps import FedSPS
 from offbeat.algorithms.masfl import MasFL
 from offbeat.algorithms.mime import Mime, MimeLite
+from offbeat.algorithms.momentum_methods import MOMENTUM_METHODS
 from offbeat.algorithms.scaffold import Scaffold
 from offbeat.algorithms.scaffold_m_vr import ScaffoldMVR
 from offbeat.core import AnyAlgorithm
@@ -182,6 +183,7 @@ CATALOGUE: Mapping[str, Entry] = MappingProxyType(
             "ICLR 2024",
             "synchronous",
         ),
+        **MOMENTUM_METHODS,
     }
 )
 

@@ -10,6 +10,8 @@ import torch
 from offbeat import trees
 from offbeat.core import AnyAlgorithm, Batch, Batches, Vector, Visit
 
+_SIZE = 1009  # of a model to try a method on: as long as nothing else that a method holds
+
 
 class Setting(NamedTuple):
     """What the system defines: S, K and T."""
@@ -29,6 +31,7 @@ class Entry:
     dispatch: str  # of the paper's protocol
     weights: str = "constant"  # of stale updates, unless the user says otherwise
     buffer: int | None = None  # of the paper's protocol, where it fixes one
+    limit: int | None = None  # of staleness, in the paper's protocol
     theory: str = ""  # the rates that the paper's theorem asks for
 
     def parameters(self) -> Mapping[str, inspect.Parameter]:
@@ -39,7 +42,7 @@ class Entry:
     def vectors(self) -> dict[str, int]:
         """What a round sends and what is kept, in model-sized vectors, read off the method at work."""
         algorithm = self.build(Setting(1, 1, 1))
-        x = torch.zeros(1)
+        x = torch.zeros(_SIZE)
         state, memory = algorithm.init(x), algorithm.memory(x)
         visit = Visit(torch.tensor(0), torch.tensor(0))
         empty = Batch((torch.zeros(1),))
@@ -47,14 +50,14 @@ class Entry:
         for version in range(2 if self.dispatch == "phases" else 1):
             message = algorithm.broadcast(state, version)
             upload, _ = algorithm.local(message, memory, Batches((empty,), (empty,)), visit, _Flat())
-            down += len(trees.leaves(message))
-            up += len(trees.leaves(upload))
-        return {
-            "down": down,
-            "up": up,
-            "client": len(trees.leaves(memory)),
-            "server": len(trees.leaves(state)),
-        }
+            down += _count(message)
+            up += _count(upload)
+        return {"down": down, "up": up, "client": _count(memory), "server": _count(state)}
+
+
+def _count(tree: trees.Tree) -> int:
+    """Vectors of the model's size; an empty one is a place for one."""
+    return sum(leaf.numel() in (0, _SIZE) for leaf in trees.leaves(tree))
 
 
 class _Flat:

@@ -9,20 +9,24 @@ may lower the rate by what the cohort looks like. Which of them make which metho
 | FedAvgM | `HeavyBall` or `Ema` | `Identity` | Hsu et al. 2019; arXiv 2402.09247 eq. 1 |
 | FedAdam, FedYogi, FedAdagrad | `Ema` | `Adam`, `Yogi`, `Adagrad` | Reddi et al. 2021 |
 | FedAMS | `Ema` | `AmsGrad` with a floor | Wang et al. 2022 |
+| any of them under delay | `Approximation`, `LightApproximation` | any | arXiv 2402.09247 |
 
 FedBuff is FedAvg on a buffer; what makes its weights fade is an argument of `train`. Whether
 moments are corrected for their start at zero is a choice (`unbiased`), since papers and their
 code differ; the papers' rule, without, is the default.
 """
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, ones_like, zeros_like
 
 from offbeat.algorithms.ranges import check, within
-from offbeat.core import Batches, Cohort, Gradient, Vector, Visit, sgd
+from offbeat.core import Batches, Cohort, Gradient, Spans, Vector, Visit, sgd
 from offbeat.trees import Tree
 
 
@@ -240,9 +244,17 @@ class FedOpt:
     momentum: Momentum = Plain()
     scale: Scale = Identity()
     damp: Damp = Steady()
+    bounds: ClassVar[Mapping[str, float]] = MappingProxyType({"stamp": 1.0})  # a one-hot, where there is one
+    shares: ClassVar[Mapping[str, float]] = MappingProxyType(
+        {"stamp": math.sqrt(1 - 1 / 1.1**2)}
+    )  # S = 1.1 S_delta
 
     def __post_init__(self) -> None:
         check(self)
+
+    @property
+    def span(self) -> int | None:
+        return self.momentum.span if isinstance(self.momentum, Spans) else None
 
     def warmup(self) -> None:
         return None

@@ -10,7 +10,9 @@ Start as PAdaMFed's, with x_before = x at version 0. Rates follow from S, K and 
 beta is capped at 1.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import ClassVar, NamedTuple, Self
 
 import torch
@@ -55,6 +57,8 @@ class PAdaMFedVR:
     beta: float
     lazy: bool = False  # no start: everything at zero, and each client's first task fills its own
     repeats: ClassVar[bool] = True
+    bounds: ClassVar[Mapping[str, float]] = MappingProxyType({"descent": 1.0})
+    shares: ClassVar[Mapping[str, float]] = MappingProxyType({})
 
     def __post_init__(self) -> None:
         check(self)

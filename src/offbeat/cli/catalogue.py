@@ -12,7 +12,7 @@ _NO_THEORY = "none usable"
 
 def algorithms(given: argparse.Namespace) -> int:
     """List the methods, or show one."""
-    names = [given.name] if given.name else list(CATALOGUE)
+    names = [given.name] if given.name else sorted(CATALOGUE)
     described = {name: _describe(name) for name in names}
     if given.json:
         print(json.dumps(described[given.name] if given.name else described))
@@ -36,6 +36,7 @@ def _describe(name: str) -> dict[str, Any]:
         "paper": entry.paper,
         "protocol": entry.dispatch,
         "weights of stale updates": entry.weights,
+        "staleness limit": entry.limit,
         "buffer": entry.buffer,
         "rates in theory": entry.theory or _NO_THEORY,
         "vectors": entry.vectors(),
@@ -47,6 +48,7 @@ def _show_one(name: str, described: dict[str, Any]) -> None:
     vectors, values = described.pop("vectors"), described.pop("parameters")
     buffer = described.pop("buffer")
     described["buffer"] = "any" if buffer is None else buffer
+    tuned = described["rates in theory"] != _NO_THEORY
     words = {
         "down": "sent down",
         "up": "sent up",
@@ -55,7 +57,8 @@ def _show_one(name: str, described: dict[str, Any]) -> None:
     }
     sends = {f"{words[key]} (model sizes)": value for key, value in vectors.items()}
     show.pairs(name, described | sends)
-    shown = {key: "from S, K and T" if value is None else value for key, value in values.items()}
+    open_ = "from S, K and T" if tuned else "none"
+    shown = {key: open_ if value is None else value for key, value in values.items()}
     show.pairs("parameters (--set NAME=VALUE) and their defaults", shown)
-    if None in values.values() or described["rates in theory"] != _NO_THEORY:
+    if tuned:
         print("S: updates per server step; K: local steps of a task; T: server steps.")

@@ -14,8 +14,9 @@ from offbeat.cli.process import Stop, settle_threads, stop_signals
 from offbeat.errors import DivergedError, InputError
 from offbeat.experiment import Experiment
 from offbeat.folder import Folder, check_free, claim, read_lines
+from offbeat.running import Outcome
 from offbeat.running import run as run_experiment
-from offbeat.trial import Trial, prepare, resolved
+from offbeat.trial import Trial, prepare, resolved, settled
 
 _AXES = {
     "version": "server steps",
@@ -45,43 +46,56 @@ def compare(given: argparse.Namespace) -> int:
     for name, experiment in experiments.items():
         trials[name] = prepare(experiment, source, Path(given.out or "runs"))
         source = trials[name].source
+    experiments = {name: settled(each, trials[name]) for name, each in experiments.items()}
     out = claim(Path("runs"), "compare") if given.out is None else Path(given.out)
     warn_of_unused(given, experiments.values())
     failures: dict[str, str] = {}
+    outcomes: dict[str, Outcome] = {}
     with stop_signals() as stop:
         for name, experiment in experiments.items():
-            failure = _train(experiment, trials[name], out / name, stop)
+            failure, outcomes[name] = _train(experiment, trials[name], out / name, stop)
             if failure:
                 failures[name] = failure
             if stop():
                 break
     records = {name: list(read_lines(out / name, "records")) for name in names if (out / name).exists()}
-    _report(given, records, failures, out)
+    _report(given, records, failures, outcomes, out)
     if stop():
         print(f"offbeat: stopped; what was done is in {out}.", file=sys.stderr)
         return stop.code
     return 1 if len(failures) == len(names) else 0
 
 
-def _train(experiment: Experiment, trial: Trial, out: Path, stop: Stop) -> str | None:
+def _train(experiment: Experiment, trial: Trial, out: Path, stop: Stop) -> tuple[str | None, Outcome]:
     """Run one; why it did not finish, if it did not."""
     settle_threads(experiment, trial)
+    outcome = Outcome(None, None)
     with Folder.begin(out, experiment.settings() | {"resolved": resolved(experiment, trial)}) as folder:
         try:
             with show.bar(experiment.algorithm, experiment.rounds) as bar:
                 for step in run_experiment(experiment, trial, folder, stop=stop, observe_start=bar.start):
                     bar.step(step)
+                    outcome = step.outcome or outcome
         except DivergedError as error:
-            return str(error)
-        return None if folder.version == experiment.rounds else f"it was stopped at version {folder.version}."
+            return str(error), outcome
+        if folder.version == experiment.rounds or outcome.ended:
+            return None, outcome
+        return f"it was stopped at version {folder.version}.", outcome
 
 
 def _report(
-    given: argparse.Namespace, records: dict[str, list[dict[str, Any]]], failures: dict[str, str], out: Path
+    given: argparse.Namespace,
+    records: dict[str, list[dict[str, Any]]],
+    failures: dict[str, str],
+    outcomes: dict[str, Outcome],
+    out: Path,
 ) -> None:
     best = max((record["accuracy"] for each in records.values() for record in each), default=0.0)
     target = 0.95 * best if given.target is None else given.target
-    rows = {name: _summary(each, target, failures.get(name)) for name, each in records.items()}
+    rows = {
+        name: _summary(each, target, failures.get(name)) | {"ended": outcomes[name].ended}
+        for name, each in records.items()
+    }
     if given.json:
         print(json.dumps({"target": target, "methods": rows, "records": records, "out": str(out)}))
         return
@@ -89,6 +103,11 @@ def _report(
     for axis, title in _AXES.items():
         _show_axis(shown, axis, title)
     _show_summary(rows, target)
+    for name, outcome in outcomes.items():
+        if outcome.ended:
+            print(f"{name} ended early: {outcome.ended}")
+        if outcome.spent:
+            print(f"{name}: {show.privacy(outcome.spent)}")
     print(f"written to {out}")
 
 

@@ -26,6 +26,8 @@ def experiment_options(given: argparse.Namespace) -> dict[str, Any]:
         raise InputError("--local-steps and --local-epochs exclude each other: give one of them.")
     if "data_dir" in options:
         options["data_dir"] = str(Path(options["data_dir"]).absolute())
+    if "clip" in options:
+        options["clip"] = ",".join(options["clip"])
     law, _, path = options.get("delays", "").partition(":")
     if law == "recorded" and path:
         options["delays"] = f"{law}:{Path(path).absolute()}"
@@ -39,6 +41,19 @@ def warn_of_unused(given: argparse.Namespace, experiments: Iterable[Experiment])
         logging.getLogger("offbeat").warning(
             "--concurrency is ignored: with %s dispatch as many clients are at work as --buffer takes.",
             " or ".join(sorted(rules)),
+        )
+
+
+def warn_of_end(experiment: Experiment) -> None:
+    """Say of bounded contributions that they cannot last for all server steps."""
+    if experiment.most is None:
+        return
+    steps = experiment.clients * experiment.most // experiment.buffer
+    if steps < experiment.rounds:
+        logging.getLogger("offbeat").warning(
+            "%d clients that contribute %d times at most last for %d of the %d server steps: "
+            "raise --most or --clients, or lower --rounds.",
+            *(experiment.clients, experiment.most, steps, experiment.rounds),
         )
 
 
@@ -71,6 +86,8 @@ def _convert(entry: Entry, algorithm: str, name: str, value: str, among: Collect
             )
         raise unknown(f"parameter of {algorithm}", name, entry.parameters())
     kind = _kind(entry.parameters()[name])
+    if kind is str:
+        return value
     try:
         converted = {"true": True, "false": False}[value.lower()] if kind is bool else kind(value)
         if not math.isfinite(converted):
@@ -82,7 +99,7 @@ def _convert(entry: Entry, algorithm: str, name: str, value: str, among: Collect
 
 
 def _kind(parameter: inspect.Parameter) -> type:
-    """float, int or bool, also where None is allowed."""
+    """float, int, bool or str, also where None is allowed."""
     annotation = parameter.annotation
     if isinstance(annotation, types.UnionType):
         annotation = next(kind for kind in typing.get_args(annotation) if kind is not types.NoneType)

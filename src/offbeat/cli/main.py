@@ -9,11 +9,18 @@ from collections.abc import Sequence
 from offbeat.cli.catalogue import algorithms
 from offbeat.cli.compare import compare
 from offbeat.cli.options import parse
+from offbeat.cli.privacy import privacy
 from offbeat.cli.run import run
 from offbeat.cli.schedule import schedule
 from offbeat.errors import DivergedError, InputError
 
-_COMMANDS = {"run": run, "compare": compare, "schedule": schedule, "algorithms": algorithms}
+_COMMANDS = {
+    "run": run,
+    "compare": compare,
+    "schedule": schedule,
+    "algorithms": algorithms,
+    "privacy": privacy,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

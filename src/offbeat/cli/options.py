@@ -9,26 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, NoReturn, TypeAlias
 
+from offbeat.cli import privacy as questions
+from offbeat.cli.numbers import number, whole
 from offbeat.errors import InputError, unknown
 from offbeat.experiment import Experiment
 
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Experiment)}
 
 _Table: TypeAlias = dict[str, tuple[Callable[[str], Any], str, str]]
-
-
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number") from None
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number") from None
 
 
 _DATA: _Table = {
@@ -43,11 +31,11 @@ _DATA: _Table = {
     ),
 }
 _TIME: _Table = {
-    "clients": (_whole, "N", "how many clients there are"),
+    "clients": (whole, "N", "how many clients there are"),
     "dispatch": (str, "NAME", "synchronous, asynchronous, rounds, poisson, phases or queues"),
     "hand_out": (str, "WHEN", "before or after the server step: when the client that fills it is replaced"),
-    "buffer": (_whole, "S", "updates per server step"),
-    "concurrency": (_whole, "N", "clients at work at the same time"),
+    "buffer": (whole, "S", "updates per server step"),
+    "concurrency": (whole, "N", "clients at work at the same time"),
     "delays": (
         str,
         "LAW",
@@ -55,22 +43,35 @@ _TIME: _Table = {
         "tiers:KIND[:GAMMA] or recorded:FILE; KIND is mild or large, a GAMMA below 1 makes more clients slow",
     ),
     "availability": (str, "LAW", "always or cycle:PERIOD:SHARE"),
-    "dropout": (_number, "P", "probability that a task is lost"),
-    "limit": (_whole, "N", "drop updates staler than this"),
-    "rounds": (_whole, "T", "server steps"),
-    "seed": (_whole, "N", "fixes everything"),
+    "dropout": (number, "P", "probability that a task is lost"),
+    "limit": (whole, "N", "drop updates staler than this"),
+    "rounds": (whole, "T", "server steps"),
+    "seed": (whole, "N", "fixes everything"),
 }
 _WORK: _Table = {
     "weights": (str, "LAW", "of stale updates: constant, polynomial:A or hinge:A:B"),
-    "local_steps": (_whole, "K", "minibatches per task"),
-    "local_epochs": (_whole, "E", "whole passes per task instead of a number of minibatches"),
-    "batch_size": (_whole, "N", "examples per minibatch"),
-    "weight_decay": (_number, "W", "added to the loss as W/2 |x|^2"),
-    "average": (_number, "DECAY", "evaluate the exponential average of the models, such as 0.99"),
-    "every": (_whole, "N", "evaluate every N server steps"),
+    "local_steps": (whole, "K", "minibatches per task"),
+    "local_epochs": (whole, "E", "whole passes per task instead of a number of minibatches"),
+    "batch_size": (whole, "N", "examples per minibatch"),
+    "weight_decay": (number, "W", "added to the loss as W/2 |x|^2"),
+    "average": (number, "DECAY", "evaluate the exponential average of the models, such as 0.99"),
+    "every": (whole, "N", "evaluate every N server steps"),
     "engine": (str, "NAME", "auto, sequential or vectorised"),
     "device": (str, "NAME", "cpu or cuda"),
     "memory": (str, "PLACE", "of what clients keep: ram, device, mapped (a file), or auto, by size"),
+}
+
+_PRIVACY: _Table = {
+    "noise": (number, "SIGMA", "multiplier of the noise on sums; default: computed from --epsilon"),
+    "epsilon": (number, "E", "budget: training ends before it would be exceeded"),
+    "delta": (number, "D", "probability beside epsilon, such as 1e-6"),
+    "most": (whole, "N", "contributions of a client at most; needed unless amplified"),
+    "apart": (whole, "N", "server steps between two of them at least; default: 1, or as the noise needs it"),
+    "noise_shape": (str, "SHAPE", "over server steps: independent, tree or banded:B"),
+    "accountant": (str, "NAME", "pld or rdp"),
+    "adaptive_clip": (number, "QUANTILE", "let the bounds follow this quantile of the clients' norms"),
+    "nominal_cohort": (whole, "N", "simulations only: noise as small as if a buffer were of this size"),
+    "noise_seed": (whole, "N", "simulations only: noise that anybody can repeat"),
 }
 
 # What stands in for a default of its own.
@@ -131,7 +132,7 @@ def _parsers() -> tuple[Parser, dict[str, Parser]]:
     run.add_argument("--resume", action="store_true", default=False, help="go on with the run in --out")
     run.add_argument(
         "--save-every",
-        type=_whole,
+        type=whole,
         default=None,
         metavar="N",
         help="checkpoint every N server steps; default: by time",
@@ -148,7 +149,7 @@ def _parsers() -> tuple[Parser, dict[str, Parser]]:
     _add_experiment(compare)
     compare.add_argument(
         "--target",
-        type=_number,
+        type=number,
         default=None,
         metavar="ACCURACY",
         help="accuracy to reach; default: 95 %% of the best",
@@ -158,17 +159,35 @@ def _parsers() -> tuple[Parser, dict[str, Parser]]:
         "schedule", help="simulate time alone, without training", argument_default=argparse.SUPPRESS
     )
     _add(schedule, _TIME, {})
+    schedule.add_argument(
+        "--momentum",
+        type=number,
+        default=None,
+        metavar="BETA",
+        help="also tell how far momentum BETA is from itself without delay, approximated or not",
+    )
     _add_json(schedule)
 
     algorithms = commands.add_parser("algorithms", help="list the methods, or show one")
     algorithms.add_argument("name", nargs="?", metavar="NAME")
     _add_json(algorithms)
-    return main, {"run": run, "compare": compare, "schedule": schedule, "algorithms": algorithms}
+
+    privacy = commands.add_parser("privacy", help="noise for an epsilon, or epsilon of a noise or of a run")
+    questions.add_options(privacy)
+    _add_json(privacy)
+    return main, {
+        "run": run,
+        "compare": compare,
+        "schedule": schedule,
+        "algorithms": algorithms,
+        "privacy": privacy,
+    }
 
 
 def _add_experiment(command: argparse.ArgumentParser) -> None:
     for table in (_DATA, _TIME, _WORK):
         _add(command, table, _METHODS_OWN)
+    _add_privacy(command)
     command.add_argument(
         "--set",
         action="append",
@@ -182,13 +201,28 @@ def _add_experiment(command: argparse.ArgumentParser) -> None:
     _add_json(command)
 
 
+def _add_privacy(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("privacy", "all but --secure need --clip")
+    group.add_argument(
+        "--clip",
+        action="append",
+        metavar="[FIELD=]BOUND",
+        help="norm of an upload at most, or of one field of it; may be repeated",
+    )
+    _add(group, _PRIVACY, {})
+    group.add_argument(
+        "--amplified", action="store_true", help="claim amplification by sampling; with --dispatch poisson"
+    )
+    group.add_argument("--secure", action="store_true", help="sums in secret, by two servers")
+
+
 def _add_json(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--json", action="store_true", default=False, help="the last line of the output is one JSON object"
     )
 
 
-def _add(command: argparse.ArgumentParser, table: _Table, own: Mapping[str, str]) -> None:
+def _add(command: argparse._ActionsContainer, table: _Table, own: Mapping[str, str]) -> None:
     for name, (kind, word, text) in table.items():
         default = own.get(name, _DEFAULTS[name])
         shown = text if default is None else f"{text} [{default}]"

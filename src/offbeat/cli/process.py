@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
-from offbeat.engines.simulation import Vectorised
+from offbeat.engines.simulated import Vectorised
 from offbeat.experiment import Experiment
 from offbeat.trial import Trial
 

@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from offbeat import settings
+from offbeat.aggregate.aggregation import Spent
 from offbeat.cli import show
-from offbeat.cli.given import experiment_options, parameters, warn_of_unused
+from offbeat.cli.given import experiment_options, parameters, warn_of_end, warn_of_unused
 from offbeat.cli.process import settle_threads, stop_signals
 from offbeat.errors import DivergedError, InputError
 from offbeat.experiment import Experiment
 from offbeat.folder import Folder, check_free, claim, read_lines
+from offbeat.running import Outcome, outcome_of
 from offbeat.running import run as run_experiment
-from offbeat.trial import Trial, prepare, resolved
+from offbeat.trial import Trial, prepare, resolved, settled
 
 _MOST_GAPS, _LEAST_GAPS = 12, 5  # between the rows of the table at the end
 
@@ -33,8 +35,16 @@ def run(given: argparse.Namespace) -> int:
     if given.out is not None:
         check_free(Path(given.out))
     trial = prepare(experiment, folder=Path(given.out or "runs"))
+    if experiment.epsilon is not None and experiment.noise is None:
+        experiment = settled(experiment, trial)
+        print(
+            f"offbeat: noise of multiplier {experiment.noise:g} keeps {experiment.rounds} server steps "
+            f"below epsilon {experiment.epsilon:g}.",
+            file=sys.stderr,
+        )
     out = claim(Path("runs"), f"{algorithm}-{experiment.data}") if given.out is None else Path(given.out)
     warn_of_unused(given, [experiment])
+    warn_of_end(experiment)
     asked = experiment.settings() | {"resolved": resolved(experiment, trial)}
     with Folder.begin(out, asked) as folder:
         return _train(given, experiment, trial, folder)
@@ -50,14 +60,18 @@ def _resume(given: argparse.Namespace) -> int:
     own = options["parameters"] | dict(parameters(options["algorithm"], given.set))
     experiment = Experiment.of(**options | {"parameters": tuple(sorted(own.items()))})
     with Folder.resume(out, experiment.settings()) as folder:
+        outcome = outcome_of(folder.resumed)
         if folder.version == experiment.rounds:
             print(f"offbeat: the run in {out} had finished already.", file=sys.stderr)
-            return _end(given, experiment, folder, 0)
+            return _end(given, experiment, folder, 0, outcome)
+        if outcome.ended:
+            return _end(given, experiment, folder, 0, outcome)
         return _train(given, experiment, prepare(experiment, folder=out), folder)
 
 
 def _train(given: argparse.Namespace, experiment: Experiment, trial: Trial, folder: Folder) -> int:
     settle_threads(experiment, trial)
+    outcome = Outcome(None, None)
     with stop_signals() as stop:
         try:
             with show.bar(experiment.algorithm, experiment.rounds, folder.version or 0) as bar:
@@ -71,29 +85,39 @@ def _train(given: argparse.Namespace, experiment: Experiment, trial: Trial, fold
                 )
                 for step in steps:
                     bar.step(step)
+                    outcome = step.outcome or outcome
         except DivergedError as error:
-            return _end(given, experiment, folder, 1, str(error))
+            return _end(given, experiment, folder, 1, outcome, str(error))
         except KeyboardInterrupt:
             pass
-        return _end(given, experiment, folder, 0 if folder.version == experiment.rounds else stop.code)
+        done = folder.version == experiment.rounds or outcome.ended
+        return _end(given, experiment, folder, 0 if done else stop.code, outcome)
 
 
 def _end(
-    given: argparse.Namespace, experiment: Experiment, folder: Folder, code: int, failure: str | None = None
+    given: argparse.Namespace,
+    experiment: Experiment,
+    folder: Folder,
+    code: int,
+    outcome: Outcome,
+    failure: str | None = None,
 ) -> int:
     """Show what is written, and say what to do next where that is not the end."""
     folder.flush()
     records = list(read_lines(folder.path, "records"))
     again = None if code == 0 or failure else f"offbeat run --out {shlex.quote(str(folder.path))} --resume"
     if not given.json:
-        _show(experiment, records, folder.path)
+        _show(experiment, records, outcome.spent, folder.path)
     if failure:
         failure = f"{failure.rstrip('.')}; {_kept(folder)} in {folder.path}."
         print(f"offbeat: {failure}", file=sys.stderr)
     elif again:
         print(f"offbeat: stopped; {_kept(folder)}; go on with:\n{again}", file=sys.stderr)
+    elif outcome.ended:
+        print(f"offbeat: {outcome.ended.rstrip('.')}; {_kept(folder)} in {folder.path}.", file=sys.stderr)
     if given.json:
-        print(json.dumps(_summary(experiment, records, folder) | {"error": failure, "resume": again}))
+        summary = _summary(experiment, records, folder, outcome)
+        print(json.dumps(summary | {"error": failure, "resume": again}))
     return code
 
 
@@ -101,20 +125,26 @@ def _kept(folder: Folder) -> str:
     return "no version was saved yet" if folder.version is None else f"version {folder.version} is saved"
 
 
-def _summary(experiment: Experiment, records: list[dict[str, Any]], folder: Folder) -> dict[str, Any]:
+def _summary(
+    experiment: Experiment, records: list[dict[str, Any]], folder: Folder, outcome: Outcome
+) -> dict[str, Any]:
     """A run in one object."""
+    spent = outcome.spent
+    finite = spent is not None and math.isfinite(spent.epsilon)
     return {
         "algorithm": experiment.algorithm,
         "finished": folder.version == experiment.rounds,
+        "ended": outcome.ended,
         "version": folder.version,
         "last": records[-1] if records else None,
         "best_accuracy": max((record["accuracy"] for record in records), default=None),
+        "privacy": spent._asdict() | {"epsilon": spent.epsilon if finite else None} if spent else None,
         "out": str(folder.path),
         "settings": experiment.settings(),
     }
 
 
-def _show(experiment: Experiment, records: list[dict[str, Any]], out: Path) -> None:
+def _show(experiment: Experiment, records: list[dict[str, Any]], spent: Spent | None, out: Path) -> None:
     columns = {
         "version": "version",
         "time": "time",
@@ -124,13 +154,17 @@ def _show(experiment: Experiment, records: list[dict[str, Any]], out: Path) -> N
         "staleness_mean": "staleness",
         "staleness_max": "at most",
     }
-    columns |= {name: name for name in ("dropped", "lost") if any(record[name] for record in records)}
+    columns |= {
+        name: name for name in ("dropped", "lost", "epsilon") if any(record.get(name) for record in records)
+    }
     rows = [[record[key] for key in columns] for record in _spread(records)]
     title = (
         f"{experiment.algorithm} on {experiment.data}: {experiment.clients} clients, {experiment.dispatch}, "
         f"{experiment.delays}"
     )
     show.table(title, list(columns.values()), rows)
+    if spent:
+        print(f"private: {show.privacy(spent)} Its noise has a multiplier of {experiment.noise:g}.")
     print(f"written to {out}")
 
 

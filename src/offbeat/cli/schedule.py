@@ -2,16 +2,20 @@
 
 import argparse
 import json
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from offbeat.algorithms.momentum_error import relative_errors
+from offbeat.algorithms.ranges import within
 from offbeat.cli import show
 from offbeat.cli.given import experiment_options, warn_of_unused
 from offbeat.experiment import Experiment
 from offbeat.schedule.availability import Dropout, parse_availability
 from offbeat.schedule.clock import Clock
 from offbeat.schedule.delays import parse_delay
+from offbeat.schedule.filled import Filled
 from offbeat.schedule.flow import Flow
-from offbeat.schedule.statistics import simulate
+from offbeat.schedule.statistics import fills, summarise
 from offbeat.trial import timing
 
 
@@ -25,17 +29,37 @@ def schedule(given: argparse.Namespace) -> int:
     limit = float("inf") if experiment.limit is None else experiment.limit
     availability = parse_availability(experiment.availability)
     flow = Flow(clock, dispatch, source, experiment.clients, experiment.buffer, limit, availability)
+    if given.momentum is not None:
+        within("momentum BETA", given.momentum, "(-1, 1)")
     warn_of_unused(given, [experiment])
-    result = simulate(flow, experiment.rounds).as_dict()
+    steps = fills(flow, experiment.rounds)
+    staleness: list[tuple[int, ...]] = []
+    wanted = given.momentum is not None
+    result = summarise(_noted(steps, staleness) if wanted else steps, flow).as_dict()
+    errors = _momentum(given.momentum, staleness) if wanted else {}
     if given.json:
-        print(json.dumps(result))
+        print(json.dumps(result | ({"momentum": errors} if errors else {})))
     else:
         histogram = result.pop("staleness_counts")
         show.pairs(
             f"{experiment.dispatch} dispatch, {experiment.delays}, {experiment.rounds:,} server steps", result
         )
+        if errors:
+            show.pairs("|AW - M|^2 / |M|^2, how far momentum is from momentum without delay", errors)
         _draw(histogram)
     return 0
+
+
+def _noted(steps: Iterable[Filled], staleness: list[tuple[int, ...]]) -> Iterator[Filled]:
+    """The same buffers, how stale their updates are being written down on the way."""
+    for step in steps:
+        staleness.append(step.staleness)
+        yield step
+
+
+def _momentum(beta: float, staleness: Sequence[tuple[int, ...]]) -> dict[str, float]:
+    span = 1 + max(map(max, staleness))
+    return {"beta": beta} | relative_errors(staleness, beta, span)._asdict()
 
 
 def _draw(histogram: Any) -> None:

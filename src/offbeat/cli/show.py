@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from offbeat.aggregate.aggregation import Spent
 from offbeat.running import Progress as Step
 
 
@@ -67,6 +68,11 @@ def pairs(title: str, values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         shown.add_row(name, figure(value))
     _print(title, shown)
+
+
+def privacy(spent: Spent) -> str:
+    """What was told about any one client, and on which terms."""
+    return f"(epsilon, delta) = ({spent.epsilon:.4g}, {spent.delta:g}); {spent.terms}"
 
 
 def _print(title: str, shown: Table) -> None:

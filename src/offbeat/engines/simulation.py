@@ -1,83 +1,44 @@
-"""Client work under a virtual clock: the sequential reference and the vectorised engine.
+"""Client work under a virtual clock: one run.
 
-Nothing is computed when a task starts or ends; `gather` computes a full buffer at once, each task
-from the message of its own version, and then commits memory. A task that was dropped or lost is
-never computed. If a client is twice in one buffer, the buffer is computed in waves, so that its
+Nothing has to be computed when a task starts or ends; `gather` computes a full buffer at once, each
+task from the message of its own version, and then commits memory. A task that was dropped or lost
+is never committed. If a client is twice in one buffer, the buffer is computed in waves, so that its
 second visit sees what its first left.
+
+To keep a GPU full, tasks that are still in flight may be computed ahead of their buffer: their
+version exists, their client has nothing else under way, and the clock knows who comes next. They
+are queued beside the server's own work, and what was computed but not yet used is in checkpoints.
 """
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from offbeat import trees
-from offbeat.core import AnyAlgorithm, Saved, Task, Vector, Visit
+from offbeat.core import AnyAlgorithm, ReadsStaleness, Saved, Task, Visit
 from offbeat.engines.engine import Gathered
-from offbeat.engines.work import OneByOne, Results, Start, Together, Work, check_module
-from offbeat.population.homes import Anywhere, Home, make_memories
-from offbeat.population.population import Population
+from offbeat.engines.fastest import Fastest
+from offbeat.engines.lane import Mark, lane_of
+from offbeat.engines.work import Results, Start, Work
+from offbeat.population.homes import Home, make_memories
 from offbeat.problem import Problem, Statistics, average
-from offbeat.schedule.availability import Always, Availability, Dropout
-from offbeat.schedule.chance import Draws
 from offbeat.schedule.clock import Clock
-from offbeat.schedule.delays import Delay, Tiers
 from offbeat.schedule.timeline import Arrival
 from offbeat.trees import Tree
 
-
-@dataclass(frozen=True)
-class Sequential:
-    """One client after another: the plain reference."""
-
-    problem: Problem
-    population: Population
-    delays: Delay = Tiers("mild")
-    availability: Availability = Always()
-    dropout: Dropout = Dropout()
-    memory: Home = Anywhere()
-
-    @property
-    def clients(self) -> int:
-        return len(self.population)
-
-    def initial(self) -> tuple[Vector, Statistics]:
-        return self.problem.initial()
-
-    def open(self, algorithm: AnyAlgorithm, seed: int, source: Draws) -> "Simulation":
-        clock = Clock(self.delays.bind(source, self.clients), source, self.dropout)
-        check_module(algorithm, self.problem, self.population, seed)
-        work = OneByOne(self.problem, self.population)
-        return Simulation(algorithm, self.problem, clock, work, seed, self.memory, self.clients)
+_LEAST = 8  # tasks that are worth computing together
 
 
-@dataclass(frozen=True)
-class Vectorised:
-    """All clients of a buffer at once, by `vmap`; at most `chunk` at a time."""
+class Computed(NamedTuple):
+    """One task's part of what was computed together."""
 
-    problem: Problem
-    population: Population
-    delays: Delay = Tiers("mild")
-    availability: Availability = Always()
-    dropout: Dropout = Dropout()
-    chunk: int | None = None
-    memory: Home = Anywhere()
-
-    @property
-    def clients(self) -> int:
-        return len(self.population)
-
-    def initial(self) -> tuple[Vector, Statistics]:
-        return self.problem.initial()
-
-    def open(self, algorithm: AnyAlgorithm, seed: int, source: Draws) -> "Simulation":
-        clock = Clock(self.delays.bind(source, self.clients), source, self.dropout)
-        check_module(algorithm, self.problem, self.population, seed)
-        work = Together(self.problem, self.population, self.chunk)
-        return Simulation(algorithm, self.problem, clock, work, seed, self.memory, self.clients)
+    results: Results
+    row: int
+    mark: Mark
 
 
 class Simulation:
@@ -92,6 +53,7 @@ class Simulation:
         seed: int,
         home: Home,
         clients: int,
+        ahead: int = 0,
     ) -> None:
         x, statistics = problem.initial()
         self._algorithm = algorithm
@@ -105,6 +67,11 @@ class Simulation:
         self._messages: dict[int, Tree] = {}
         self._holders: Counter[int] = Counter()  # tasks in flight or waiting, by version
         self._current = 0
+        self._lane = lane_of(problem.device)
+        reads = isinstance(algorithm, ReadsStaleness) and algorithm.reads_staleness
+        self._ahead = 0 if reads else ahead  # tasks to compute at once, where so many are in flight
+        self._ready: dict[Task, Computed] = {}
+        self._open: dict[int, list[int]] = {}  # visits of clients that are not settled yet, in order
 
     @property
     def now(self) -> float:
@@ -116,6 +83,8 @@ class Simulation:
 
     def start(self, task: Task, *, sure: bool = False) -> None:
         self._holders[task.version] += 1
+        if self._ahead:
+            self._open.setdefault(task.client, []).append(task.visit)
         self._clock.start(task, sure=sure)
 
     def next(self) -> Arrival:
@@ -132,13 +101,21 @@ class Simulation:
 
     def gather(self, tasks: Sequence[Task], version: int) -> Gathered:
         waves = _waves(tasks)
-        results = [self._compute([tasks[place] for place in wave], version) for wave in waves]
+        results = [self._wave([tasks[place] for place in wave], version) for wave in waves]
         whole = results[0] if len(waves) == 1 else self._join(waves, results)
         self.forget(tasks)
+        self._launch(self._upcoming(), version)
         return Gathered(whole.uploads, average(whole.statistics))
 
     def forget(self, tasks: Sequence[Task]) -> None:
         self._holders.subtract(task.version for task in tasks)
+        for task in tasks:
+            self._ready.pop(task, None)
+            visits = self._open.get(task.client, [])
+            if task.visit in visits:
+                visits.remove(task.visit)
+            if not visits:
+                self._open.pop(task.client, None)
         self._sweep()
 
     def save(self) -> Saved:
@@ -147,7 +124,13 @@ class Simulation:
         for version, message in self._messages.items():
             for leaf, tensor in enumerate(trees.leaves(message)):
                 tensors[f"message.{version}.{leaf}"] = tensor
+        ready = list(self._ready)
+        if ready:
+            for leaf, tensor in enumerate(trees.leaves(self._take(ready))):
+                tensors[f"ready.{leaf}"] = tensor
         facts = {
+            "ready": ready,
+            "way": self._work.chosen if isinstance(self._work, Fastest) else None,
             "clock": self._clock.save(),
             "holders": sorted(self._holders.items()),
             "current": self._current,
@@ -169,6 +152,13 @@ class Simulation:
         self._memories = self._make_memories(mapped=facts["mapped"])
         self._memories.load(facts["clients"], [tensors[f"memory.{leaf}"] for leaf in range(facts["columns"])])
         self._messages = {version: self._message(version, tensors) for version in facts["versions"]}
+        if isinstance(self._work, Fastest) and facts["way"] is not None:
+            self._work.choose(facts["way"])
+        self._open = {}
+        if self._ahead:
+            for task in sorted(self._clock.flying(), key=lambda task: task.visit):
+                self._open.setdefault(task.client, []).append(task.visit)
+        self._load_ready([Task(*task) for task in facts["ready"]], tensors)
 
     def close(self) -> None:
         self._work.close()
@@ -179,21 +169,65 @@ class Simulation:
         names = [f"message.{version}.{leaf}" for leaf in range(shape.num_leaves)]
         return trees.rebuild(shape, [tensors[name].to(self._device) for name in names])
 
-    def _compute(self, tasks: Sequence[Task], version: int) -> Results:
-        results = self._work(
-            self._algorithm, tasks, [self._begin(task, version) for task in tasks], self._seed
-        )
+    def _wave(self, tasks: list[Task], version: int) -> Results:
+        """Results of tasks of distinct clients; their memory is committed."""
+        missing = [task for task in tasks if task not in self._ready]
+        self._launch(missing, version)
+        results = self._take(tasks)
         self._memories.write([task.client for task in tasks], results.memories)
         return results
 
+    def _upcoming(self) -> list[Task]:
+        """Tasks in flight to compute next, those first that will arrive first; few are left for later."""
+        count = self._ahead - len(self._ready)
+        if count < min(_LEAST, self._ahead) or not count:
+            return []
+        flying = [task for task in self._clock.upcoming(self._ahead) if task not in self._ready]
+        able = [task for task in flying if self._open[task.client][0] == task.visit][:count]
+        return able if len(able) >= min(_LEAST, self._ahead) else []
+
+    def _launch(self, tasks: list[Task], version: int) -> None:
+        if not tasks:
+            return
+        starts = [self._begin(task, version) for task in tasks]
+        with self._lane.running(starts):
+            results = self._work(self._algorithm, tasks, starts, self._seed)
+        mark = self._lane.mark()
+        for row, task in enumerate(tasks):
+            self._ready[task] = Computed(results, row, mark)
+
+    def _take(self, tasks: Sequence[Task]) -> Results:
+        """What was computed for these tasks, in their order."""
+        found = [self._ready[task] for task in tasks]
+        first = found[0].results
+        for results, _, mark in {id(each.results): each for each in found}.values():
+            mark.take(results)
+        whole = len(trees.leaves(first)[0]) == len(tasks)
+        if whole and all(each.results is first and each.row == row for row, each in enumerate(found)):
+            return first
+        rows = [trees.over(lambda leaf, row=each.row: leaf[row], each.results) for each in found]
+        taken: Results = trees.stack(rows)
+        return taken
+
+    def _load_ready(self, tasks: list[Task], tensors: dict[str, Tensor]) -> None:
+        self._ready = {}
+        if not tasks:
+            return
+        start = self._begin(tasks[0], self._current)
+        shape = trees.shape(self._work(self._algorithm, tasks[:1], [start], self._seed))
+        leaves = [tensors[f"ready.{leaf}"].to(self._device) for leaf in range(shape.num_leaves)]
+        results = trees.rebuild(shape, leaves)
+        mark = self._lane.mark()
+        self._ready = {task: Computed(results, row, mark) for row, task in enumerate(tasks)}
+
     def _begin(self, task: Task, version: int) -> Start:
         message, statistics = self._messages[task.version]
-        began = torch.tensor(task.version, device=self._device)
+        began = torch.tensor(task.version)
         return Start(message, statistics, self._memories.read(task.client), Visit(began, version - began))
 
     def _join(self, waves: list[list[int]], results: list[Results]) -> Results:
         """Results of waves, in the order of their tasks."""
-        order = torch.tensor([place for wave in waves for place in wave], device=self._device).argsort()
+        order = torch.tensor([place for wave in waves for place in wave]).argsort().to(self._device)
         whole: Results = trees.over(lambda *parts: torch.cat(parts)[order], *results)
         return whole
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
@@ -17,6 +17,14 @@ from offbeat.trees import Tree
 Indices = NDArray[np.int64]
 
 _PIECE = 256  # examples of one piece of a pass over everything
+
+
+class Parts(Protocol):
+    """The examples of each client, by its number: a list, or something that computes them when asked."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, client: int, /) -> Indices: ...
 
 
 class Examples(NamedTuple):
@@ -44,12 +52,12 @@ class Examples(NamedTuple):
 class Population:
     """All clients; `parts[client]` are the indices of its examples in `data`.
 
-    Parts in a list or a tuple are checked at once. Any other sequence may be lazy and is never
-    scanned: a client in it is checked when it trains.
+    Parts in a list or a tuple are checked at once. Others may be lazy (`Blocks`, `Drawn`) and are
+    never scanned: a client's are checked when it trains.
     """
 
     data: Examples
-    parts: Sequence[Indices]
+    parts: Parts
     work: Steps | Epochs
 
     def __post_init__(self) -> None:
@@ -69,20 +77,24 @@ class Population:
 
     def indices(self, client: int, visit: int, seed: int) -> list[Indices]:
         """The examples of each minibatch of a client's n-th task."""
-        part = np.asarray(self.parts[client])
-        if not len(part):
-            raise _empty(client)
+        part = self._part(client)
         batches = self.work.draw(len(part), draws.generator(seed, "batches", client, visit))
         return [part[batch] for batch in batches]
 
     def everything(self, client: int) -> list[Indices]:
         """All of a client's examples once, in pieces of bounded size."""
-        part = np.asarray(self.parts[client])
+        part = self._part(client)
         return [part[start : start + _PIECE] for start in range(0, len(part), _PIECE)]
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
         """The same clients with their examples elsewhere."""
         return replace(self, data=self.data.to(device, dtype))
+
+    def _part(self, client: int) -> Indices:
+        part = np.asarray(self.parts[client])
+        if not isinstance(self.parts, list | tuple):
+            _check_part(client, part, self.data.total)
+        return part
 
 
 def _examples(data: Any) -> Examples:
@@ -109,10 +121,17 @@ def _check_parts(parts: Sequence[Indices], total: int) -> None:
         if not len(part):
             raise _empty(client)
     every = np.concatenate(parts)
-    if not np.issubdtype(every.dtype, np.integer):
-        raise InputError(f"the parts hold {every.dtype} values: give whole numbers, the indices of examples.")
-    if every.min() < 0 or every.max() >= total:
-        client = next(c for c, part in enumerate(parts) if np.min(part) < 0 or np.max(part) >= total)
+    if not np.issubdtype(every.dtype, np.integer) or every.min() < 0 or every.max() >= total:
+        for client, part in enumerate(parts):
+            _check_part(client, np.asarray(part), total)
+
+
+def _check_part(client: int, part: Indices, total: int) -> None:
+    if not len(part):
+        raise _empty(client)
+    if not np.issubdtype(part.dtype, np.integer):
+        raise InputError(f"the parts hold {part.dtype} values: give whole numbers, the indices of examples.")
+    if part.min() < 0 or part.max() >= total:
         raise InputError(
             f"client {client} has an example index outside 0..{total - 1}: "
             "split the very examples that the population is given."

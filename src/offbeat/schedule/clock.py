@@ -1,7 +1,7 @@
 """Virtual time: a heap of tasks by when they are due."""
 
 from collections.abc import Callable
-from heapq import heappop, heappush
+from heapq import heappop, heappush, nsmallest
 from typing import Any, TypeAlias, cast
 
 from offbeat.core import Task
@@ -55,6 +55,15 @@ class Clock:
         if due > self.now:
             self.now = due
         return Arrival(Task(client, version, visit), started, due, lost)
+
+    def upcoming(self, count: int) -> list[Task]:
+        """The tasks that will arrive first, less those that will be lost on the way."""
+        first = nsmallest(count, self._heap)
+        return [Task(client, version, visit) for _, _, client, version, visit, lost, _ in first if not lost]
+
+    def flying(self) -> list[Task]:
+        """All tasks in flight, in no order."""
+        return [Task(client, version, visit) for _, _, client, version, visit, _, _ in self._heap]
 
     def wait(self, until: float) -> None:
         """Let time pass; what falls due meanwhile arrives afterwards, with its own time."""

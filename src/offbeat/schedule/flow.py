@@ -12,7 +12,7 @@ from offbeat.schedule.availability import Always, Availability
 from offbeat.schedule.chance import Draws
 from offbeat.schedule.dispatch import Dispatch, Moment
 from offbeat.schedule.filled import Counts, Filled
-from offbeat.schedule.participation import Participation
+from offbeat.schedule.participation import Participation, Turns
 from offbeat.schedule.timeline import Arrival, Timeline
 
 MISSES = 64  # clients found away in a row before the rest are taken to be away too
@@ -48,6 +48,9 @@ class Flow:
         self._draws = draws
         self._back = (availability or Always()).bind(draws.seed)
         self._pool = dispatch.pool(population)
+        participation.check(self._pool, population, buffer)
+        self._participation = participation
+        self._turns = Turns(participation, population) if participation.bounded else None
         self._visits = array("I", bytes(4 * population))
         self._waiting: list[Arrival] = []
         self._started = self._consumed = self._dropped = self._lost = 0
@@ -60,13 +63,16 @@ class Flow:
 
     def ended(self) -> str | None:
         """Why the buffer cannot be filled again, in a sentence."""
-        return None
+        if self._turns is None:
+            return None
+        return self._turns.ended(len(self._pool) + self._timeline.busy, self._consumed, self.buffer)
 
     def fill(self, version: int) -> Filled:
         """Start tasks from `version` and wait until the buffer is full."""
         dropped: list[Task] = []
         lost: list[Task] = []
         timeline, pool, waiting, buffer = self._timeline, self._pool, self._waiting, self.buffer
+        turns = self._turns
         arrived, filled = Moment.ARRIVED, Moment.FILLED  # looked up once: an enumeration is slow to ask
         self._send(version, Moment.PUBLISHED)
         while len(waiting) < buffer:
@@ -74,8 +80,9 @@ class Flow:
                 self._publish_again(version)
             arrival = timeline.next()
             task = arrival.task
-            pool.rest(task.client)
             useful = not arrival.lost and version - task.version <= self.limit
+            if turns is None or not useful or not turns.hold(task.client, version):
+                pool.rest(task.client)
             if useful:
                 waiting.append(arrival)
             elif arrival.lost:
@@ -88,6 +95,9 @@ class Flow:
             if not useful:
                 pool.release(task.client)
         pool.settle()
+        if turns is not None:
+            for client in turns.rested(version + 1):
+                pool.give(client)
         return self._flush(version, dropped, lost)
 
     def everyone(self) -> Filled:
@@ -95,6 +105,7 @@ class Flow:
         timeline = self._timeline
         if timeline.busy:
             raise InputError("a step of everyone cannot begin while tasks are in flight: take it first.")
+        self._participation.check_start()
         now = timeline.now
         for back, client in sorted((self._back(client, now), client) for client in range(self.population)):
             if isinf(back):
@@ -108,6 +119,8 @@ class Flow:
             else:
                 self._waiting.append(arrival)
                 self._pool.give(arrival.task.client)
+        if self._turns is not None:
+            self._turns.begin()
         return self._flush(0, [], [])
 
     def save(self) -> dict[str, Any]:
@@ -120,7 +133,7 @@ class Flow:
             "pool": self._pool.save(),
             "counts": [self._started, self._consumed, self._dropped, self._lost],
             "draws": self._draws.save(),
-        }
+        } | ({} if self._turns is None else {"turns": self._turns.save()})
 
     def load(self, data: dict[str, Any]) -> None:
         """Go on from what `save` gave; the timeline is loaded on its own."""
@@ -130,6 +143,8 @@ class Flow:
         self._pool.load(data["pool"])
         self._started, self._consumed, self._dropped, self._lost = data["counts"]
         self._draws.load(data["draws"])
+        if self._turns is not None:
+            self._turns.load(data["turns"])
 
     def _send(self, version: int, moment: Moment) -> tuple[float, int] | None:
         """Start what the dispatcher asks for; if some were away, say who of them returns first."""

@@ -1,13 +1,23 @@
 """How often a client may contribute: what privacy without amplification rests on."""
 
+from array import array
+from collections import deque
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from offbeat.errors import InputError
+from offbeat.schedule.pool import IdleFirst, Pool
 
 
 @dataclass(frozen=True)
 class Participation:
-    """At most `most` contributions of a client, any two of them at least `apart` server steps apart."""
+    """At most `most` contributions of a client, any two of them at least `apart` server steps apart.
+
+    Two that are 0 apart may be in one buffer. The full-participation start is a contribution of everybody;
+    since it has a noise of its own, no gap has to follow it.
+    """
 
     most: int | None = None  # None: as often as it is chosen
     apart: int = 0
@@ -17,3 +27,92 @@ class Participation:
             raise InputError(f"a client must be allowed at least 1 contribution, not {self.most}.")
         if self.apart < 0:
             raise InputError(f"contributions cannot be {self.apart} server steps apart: give at least 0.")
+
+    @property
+    def bounded(self) -> bool:
+        """Whether there is anything to keep to."""
+        return self.most is not None or self.apart > 0
+
+    def check(self, pool: Pool, population: int, buffer: int) -> None:
+        """Refuse bounds that cannot be kept."""
+        if not self.bounded:
+            return
+        if not isinstance(pool, IdleFirst):
+            raise InputError(
+                "how often a client contributes cannot be bounded under phases or queues: "
+                "use another dispatch, or no bound."
+            )
+        if population < self.apart * buffer:
+            raise InputError(
+                f"contributions {self.apart} server steps apart take {self.apart * buffer} clients with a "
+                f"buffer of {buffer}, and there are {population}: lower one of them or add clients."
+            )
+
+    def check_start(self) -> None:
+        """Refuse bounds under which nothing can follow a full-participation start."""
+        if self.most == 1:
+            raise InputError(
+                "the start of everyone is a contribution, and only 1 of each client is allowed: "
+                "allow more, or use the method without a start."
+            )
+
+
+class Turns:
+    """How often each client has contributed, and who has to rest until a later version."""
+
+    def __init__(self, participation: Participation, population: int) -> None:
+        self._most, self._apart = participation.most, participation.apart
+        self._population = population
+        self._counts = array("I", bytes(4 * population if self._most is not None else 0))
+        self._resting: deque[tuple[int, int]] = deque()  # version, client; by version
+
+    def hold(self, client: int, version: int) -> bool:
+        """Count a contribution to the step from `version`; whether the client is out of the pool for now."""
+        if self._most is not None:
+            self._counts[client] += 1
+            if self._counts[client] >= self._most:
+                return True
+        if self._apart:
+            self._resting.append((version + self._apart, client))
+        return self._apart > 0
+
+    def begin(self) -> None:
+        """Count a contribution of everybody, before the first step."""
+        self._counts = array("I", [1]) * len(self._counts)
+
+    def rested(self, version: int) -> list[int]:
+        """Who may be chosen again from this version on; each is named once."""
+        clients = []
+        while self._resting and self._resting[0][0] <= version:
+            clients.append(self._resting.popleft()[1])
+        return clients
+
+    def ended(self, able: int, consumed: int, buffer: int) -> str | None:
+        """Why no further buffer can be filled: `able` clients may be chosen from now on or are in flight."""
+        if self._most is None:
+            return None
+        left = self._population * self._most - consumed
+        if (able if self._apart else left) >= buffer:
+            return None
+        rest = f", or must rest for {self._apart} server steps" if self._apart > 1 else ""
+        return (
+            f"too few clients may still contribute to fill a buffer of {buffer}: "
+            f"the others have done so {self._most} time{'s' if self._most > 1 else ''}{rest}."
+        )
+
+    def save(self) -> dict[str, Any]:
+        """As JSON."""
+        counts = np.frombuffer(self._counts, dtype=self._counts.typecode)
+        clients = counts.nonzero()[0]
+        return {
+            "clients": clients.tolist(),
+            "counts": counts[clients].tolist(),
+            "resting": [list(pair) for pair in self._resting],
+        }
+
+    def load(self, data: dict[str, Any]) -> None:
+        """Go on from what `save` gave."""
+        self._counts = array("I", bytes(4 * len(self._counts)))
+        for client, count in zip(data["clients"], data["counts"], strict=True):
+            self._counts[client] = count
+        self._resting = deque((version, client) for version, client in data["resting"])

@@ -1,0 +1,378 @@
+"""pfl-research's own CIFAR-10 benchmark, in offbeat and in its peers: time per server step, and accuracy.
+
+    python benchmarks/pfl_cifar.py [--data-dir DIR] [--device cuda] [--offbeat-engine NAME]
+        [--peers eager pfl flower] [--pfl-python PATH] [--pfl-processes 1 2] [--flower-python PATH]
+
+All train the same module from the same weights on the same clients (peers/workload.py), FedAvg with
+a cohort of 50. Each peer runs in a Python of its own, which has `pfl` (0.6) or `flwr[simulation]`
+(1.41) installed; `eager` is a plain PyTorch loop without a framework, in this process. Offbeat and
+one peer at a time take turns of a few steps, so that what else the machine does falls on both; a
+ratio is that of the fastest turns, and beside it stands that of processor time, all processes
+together, which a busy machine bends less. Nobody evaluates while it is timed. Without CIFAR-10 in DIR,
+images are patterns with noise, ten kinds of them: time does not depend on what they show.
+
+FLSim cannot be compared: version 0.1.0 installs beside a current torch, but its import fails on
+Python 3.11 and newer (dataclasses with mutable defaults), which no released version mends.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+sys.path.insert(0, str(Path(__file__).parent / "peers"))
+import workload
+from processor import spent
+
+from offbeat import Epochs, Examples, Population, Problem, Sequential, Synchronous, Vectorised, load, train
+from offbeat.algorithms import Setting, build
+from offbeat.engines.engine import Engine
+
+PEERS = ("eager", "pfl", "flower")
+ENGINES = ("sequential", "vectorised", "workers")
+START, TURN = 300, 600  # seconds that a peer may take to begin, and for one turn
+
+
+class Rival(Protocol):
+    """Somebody who does server steps."""
+
+    def turn(self, steps: int) -> float:
+        """Do so many; the seconds it took."""
+        ...
+
+    def accuracy(self) -> float:
+        """Of the model after the steps that were agreed on."""
+        ...
+
+    @property
+    def processes(self) -> list[int]:
+        """That do the work, or whose descendants do."""
+        ...
+
+
+class Offbeat:
+    """A run of offbeat, from the beginning."""
+
+    processes: ClassVar = [os.getpid()]
+
+    def __init__(self, task: workload.Workload, engine: str, device: str, workers: int, most: int) -> None:
+        shape = task.shape
+        data = Examples(torch.from_numpy(task.inputs), torch.from_numpy(task.targets)).to(device)
+        every = np.arange(shape.clients * shape.images).reshape(shape.clients, shape.images)
+        population = Population(data, list(every), Epochs(1, workload.BATCH))
+        self._problem = Problem(task.module().to(device), _losses)
+        setting = Setting(shape.cohort, shape.images // workload.BATCH, most)
+        method = build("fedavg", setting, {"local_lr": workload.LOCAL_LR, "server_lr": workload.SERVER_LR})
+        place = make_engine(engine, self._problem, population, workers)
+        self._task = task
+        self._shots = train(method, place, dispatch=Synchronous(shape.cohort), buffer=shape.cohort, rounds=most)
+        self._shot = next(self._shots)
+
+    def turn(self, steps: int) -> float:
+        begun = time.perf_counter()
+        for _ in range(steps):
+            self._shot = next(self._shots)
+        if self._problem.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - begun
+
+    def accuracy(self) -> float:
+        return self._task.accuracy(self._problem.module(self._shot.x))
+
+    def close(self) -> None:
+        """Let go of workers."""
+        self._shots.close()  # type: ignore[attr-defined]
+
+
+class Eager:
+    """One client after another, as a person would write it: one module, one optimiser, in place."""
+
+    processes: ClassVar = [os.getpid()]
+
+    def __init__(self, task: workload.Workload, device: str) -> None:
+        self._task = task
+        self._module = task.module().to(device)
+        self._inputs = torch.from_numpy(task.inputs).to(device)
+        self._targets = torch.from_numpy(task.targets).to(device)
+        self._rng = np.random.default_rng(0)
+
+    def turn(self, steps: int) -> float:
+        begun = time.perf_counter()
+        for _ in range(steps):
+            self._step()
+        if self._inputs.is_cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter() - begun
+
+    def accuracy(self) -> float:
+        return self._task.accuracy(self._module)
+
+    def _step(self) -> None:
+        weights = list(self._module.parameters())
+        before = [weight.detach().clone() for weight in weights]
+        total = [torch.zeros_like(weight) for weight in before]
+        optimiser = torch.optim.SGD(weights, workload.LOCAL_LR)
+        shape = self._task.shape
+        for client in self._rng.choice(shape.clients, shape.cohort, replace=False):
+            part = self._task.part(client)
+            for rows in torch.arange(part.start, part.stop).split(workload.BATCH):
+                optimiser.zero_grad()
+                outputs = self._module(self._inputs[rows[0] : rows[-1] + 1])
+                cross_entropy(outputs, self._targets[rows[0] : rows[-1] + 1]).backward()
+                optimiser.step()
+            with torch.no_grad():
+                torch._foreach_add_(total, weights)
+                torch._foreach_sub_(total, before)
+                torch._foreach_copy_(weights, before)
+        with torch.no_grad():
+            torch._foreach_add_(weights, total, alpha=workload.SERVER_LR / shape.cohort)
+
+
+class Peer:
+    """A peer in processes of its own; the first of them talks to us."""
+
+    def __init__(self, programs: list[list[str]], environments: list[dict[str, str]], log: Path) -> None:
+        self._log = log
+        self._accuracy = float("nan")
+        self._all = []
+        with log.open("w") as errors:
+            for place, (program, environment) in enumerate(zip(programs, environments, strict=True)):
+                out = errors if place else subprocess.PIPE
+                child = subprocess.Popen(
+                    program,
+                    stdin=subprocess.DEVNULL if place else subprocess.PIPE,
+                    stdout=out,
+                    stderr=errors,
+                    text=True,
+                    env=os.environ | environment,
+                )
+                self._all.append(child)
+        self._hear("ready", START)
+
+    @property
+    def processes(self) -> list[int]:
+        return [child.pid for child in self._all]
+
+    def turn(self, steps: int) -> float:
+        self._say(steps)
+        return float(self._hear("seconds", TURN))
+
+    def accuracy(self) -> float:
+        return float(self._hear("accuracy", TURN))
+
+    def close(self) -> None:
+        """Ask them to end; end them if they do not."""
+        with contextlib.suppress(OSError):
+            self._say(0)
+        for child in self._all:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(20)
+            child.kill()
+            child.wait()
+            for pipe in (child.stdin, child.stdout):
+                if pipe:
+                    with contextlib.suppress(OSError):
+                        pipe.close()
+
+    def _say(self, steps: int) -> None:
+        pipe = self._all[0].stdin
+        assert pipe
+        pipe.write(f"{steps}\n")
+        pipe.flush()
+
+    def _hear(self, name: str, limit: float) -> Any:
+        """The next fact of that name."""
+        pipe = self._all[0].stdout
+        assert pipe
+        end = time.monotonic() + limit
+        while time.monotonic() < end:
+            line = pipe.readline()
+            if not line:
+                tail = "\n".join(self._log.read_text().splitlines()[-15:])
+                raise SystemExit(f"pfl_cifar: {self._all[0].args} ended early:\n{tail}")
+            facts = workload.heard(line)
+            if facts and name in facts:
+                return facts[name]
+        raise SystemExit(f"pfl_cifar: {self._all[0].args} said nothing for {limit} s.")
+
+
+def make_engine(name: str, problem: Problem, population: Population, workers: int) -> Engine:
+    """By its name."""
+    match name:
+        case "sequential":
+            return Sequential(problem, population)
+        case "vectorised":
+            return Vectorised(problem, population)
+        case _:
+            from offbeat.engines.workers import Workers
+
+            return Workers(problem, population, workers=workers)
+
+
+def pfl(python: str, processes: int, folder: Path, steps: int, device: str, cores: int) -> Peer:
+    """Pfl with so many processes."""
+    program = [python, str(Path(workload.__file__).parent / "run_pfl.py"), str(folder), str(steps), device]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    threads = str(max(1, cores // processes))
+    shared = {"OMP_NUM_THREADS": threads, "WORLD_SIZE": str(processes), "MASTER_PORT": str(port)}
+    environments = [shared | {"RANK": str(rank)} for rank in range(processes)]
+    return Peer([program] * processes, environments, folder / f"pfl-{processes}.log")
+
+
+def flower(python: str, actors: int, folder: Path, steps: int) -> Peer:
+    """Flower's simulation with so many actors of one core each."""
+    program = [python, str(Path(workload.__file__).parent / "run_flower.py"), str(folder), str(steps), str(actors)]
+    home = {"FLWR_HOME": str(folder), "OMP_NUM_THREADS": "1"}
+    return Peer([program], [home], folder / "flower.log")
+
+
+def make_workload(given: argparse.Namespace) -> tuple[workload.Workload, str]:
+    """Data, initial weights, and where the data come from."""
+    shape = workload.Shape(dropout=given.dropout)
+    if given.quick:
+        shape = workload.Shape(clients=20, images=20, cohort=4, dropout=given.dropout)
+    torch.manual_seed(0)
+    weights = [weight.detach().numpy() for weight in workload.build(shape.dropout).parameters()]
+    count = shape.clients * shape.images
+    rng = np.random.default_rng(0)
+    if given.data_dir:
+        source = load("cifar10", given.data_dir)
+        order = rng.permutation(source.train.total)[:count]
+        arrays = [source.train.inputs[order], source.train.targets[order], *source.test]
+        flat = [array.movedim(1, -1).contiguous() if array.ndim > 1 else array for array in arrays]
+        return workload.Workload(shape, *(array.numpy() for array in flat), weights), "CIFAR-10"
+    kinds = np.kron(rng.standard_normal((10, 8, 8, 3)), np.ones((1, 4, 4, 1)))
+    arrays = []
+    for total in (count, min(count, 10_000)):
+        targets = rng.integers(0, 10, total)
+        noise = rng.standard_normal((total, 32, 32, 3), np.float32)
+        arrays += [(0.25 * kinds[targets]).astype(np.float32) + noise, targets]
+    return workload.Workload(shape, *arrays, weights), "patterns with noise"
+
+
+class Cost(NamedTuple):
+    """Of one server step."""
+
+    seconds: float
+    processor: float  # seconds, of all processes together; NaN where the system does not tell
+
+
+def turn(who: Rival, steps: int, other: Rival) -> Cost:
+    """One turn, while the other waits."""
+    before = spent(who.processes, other.processes)
+    seconds = who.turn(steps)
+    return Cost(seconds / steps, (spent(who.processes, other.processes) - before) / steps)
+
+
+def compare(offbeat: Offbeat, rival: Rival, given: argparse.Namespace, scored: bool) -> dict[str, float]:
+    """Turn by turn; offbeat is scored in the first comparison, after as many steps as the rival."""
+    mine, theirs = [], []
+    for _ in range(given.steps // given.turn):
+        mine.append(turn(offbeat, given.turn, rival))
+        theirs.append(turn(rival, given.turn, offbeat))
+    own, other = (Cost(*map(min, zip(*costs, strict=True))) for costs in (mine, theirs))
+    facts = {
+        "ms": 1000 * other.seconds,
+        "offbeat_ms": 1000 * own.seconds,
+        "ratio": other.seconds / own.seconds,
+        "processor_ratio": other.processor / max(own.processor, 0.01),  # 0.01: what the system counts in
+        "accuracy": rival.accuracy(),
+    }
+    return facts | ({"offbeat_accuracy": offbeat.accuracy()} if scored else {})
+
+
+def rivals(given: argparse.Namespace, task: workload.Workload, folder: Path) -> Iterator[tuple[str, Rival]]:
+    """One after another; each ends before the next begins."""
+    if "eager" in given.peers:
+        yield "eager", Eager(task, given.device)
+    peers = []
+    if "pfl" in given.peers:
+        for count in given.pfl_processes:
+            make = lambda n=count: pfl(given.pfl_python, n, folder, given.steps, given.device, given.cores)
+            peers.append((f"pfl {count}", make))
+    if "flower" in given.peers:
+        peers.append(("flower", lambda: flower(given.flower_python, given.cores, folder, given.steps)))
+    for name, make in peers:
+        with contextlib.closing(make()) as peer:
+            yield name, peer
+
+
+def _losses(outputs: Tensor, targets: Tensor) -> Tensor:
+    return cross_entropy(outputs, targets, reduction="none")
+
+
+def parse() -> argparse.Namespace:
+    """What the caller wants."""
+    parser = argparse.ArgumentParser(description="pfl-research's CIFAR-10 benchmark in offbeat and its peers.")
+    parser.add_argument("--data-dir", type=Path, help="a folder with CIFAR-10")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--steps", type=int, default=20, help="server steps of each peer")
+    parser.add_argument("--turn", type=int, default=2, help="of them in a row")
+    parser.add_argument("--cores", type=int, default=os.cpu_count(), help="threads or processes to use")
+    parser.add_argument("--offbeat-engine", choices=ENGINES, default="sequential")
+    parser.add_argument("--peers", nargs="*", choices=PEERS, default=["eager"])
+    parser.add_argument("--pfl-python", default=sys.executable)
+    parser.add_argument("--pfl-processes", type=int, nargs="+", default=[1])
+    parser.add_argument("--flower-python", default=sys.executable)
+    parser.add_argument("--no-dropout", dest="dropout", action="store_false", help="leave the module's out")
+    parser.add_argument("--quick", action="store_true", help="a few steps of a few clients, to see that it runs")
+    given = parser.parse_args()
+    if given.quick:
+        given.steps, given.turn = 2, 1
+    if given.steps % given.turn:
+        parser.error("--steps is not a multiple of --turn")
+    return given
+
+
+def main() -> None:
+    """Print a table and, on the last line, the same as JSON."""
+    given = parse()
+    task, origin = make_workload(given)
+    torch.set_num_threads(1 if given.offbeat_engine == "workers" else given.cores)
+    print(f"{origin}, {given.device}, {given.cores} cores, dropout {given.dropout}, {task.shape}")
+    print(f"{'':<10}{'ms a step':>12}{'offbeat ms':>12}{'ratio':>8}{'processor':>11}{'accuracy':>10}", flush=True)
+    found: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory(prefix="offbeat-") as name:
+        folder = Path(name)
+        task.save(folder)
+        most = given.steps * (len(given.pfl_processes) + len(PEERS))
+        offbeat = Offbeat(task, given.offbeat_engine, given.device, given.cores, most)
+        with contextlib.closing(offbeat):
+            for rival, peer in rivals(given, task, folder):
+                facts = found[rival] = compare(offbeat, peer, given, scored=not found)
+                row = "{ms:>12.1f}{offbeat_ms:>12.1f}{ratio:>8.2f}{processor_ratio:>11.2f}{accuracy:>10.4f}".format(**facts)
+                print(f"{rival:<10}{row}", flush=True)
+    accuracy = next((facts["offbeat_accuracy"] for facts in found.values()), float("nan"))
+    print(f"offbeat ({given.offbeat_engine}) after as many steps: accuracy {accuracy:.4f}")
+    own = [facts["ratio"] for rival, facts in found.items() if rival.startswith("pfl")]
+    summary = {
+        "data": origin,
+        "device": given.device,
+        "cores": given.cores,
+        "engine": given.offbeat_engine,
+        "dropout": given.dropout,
+        "steps": given.steps,
+        "accuracy": accuracy,
+        "peers": found,
+        "ratio_pfl_best": min(own, default=None),
+    }
+    print(json.dumps(summary))
+
+
+if __name__ == "__main__":
+    main()

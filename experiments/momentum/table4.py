@@ -1,0 +1,90 @@
+"""Table 4 of arXiv 2402.09247, by schedules alone: how far momentum is from momentum without delay.
+
+Prints the paper's figures beside those that `table4.json` holds; `--measure` simulates them anew (some
+minutes) and `--write` puts the table into README.md.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from offbeat.algorithms.momentum_error import relative_errors
+from offbeat.schedule.availability import Dropout
+from offbeat.schedule.clock import Clock
+from offbeat.schedule.delays import parse_delay
+from offbeat.schedule.dispatch import Poisson
+from offbeat.schedule.flow import Flow
+from offbeat.schedule.statistics import fills
+
+HERE = Path(__file__).parent
+PAGE, RECORDS = HERE / "README.md", HERE / "table4.json"
+
+# In per cent, MA and MA-light.
+PAPER = {"half-normal": (2.58, 33.07), "uniform": (8.35, 36.78), "exponential": (2.41, 33.89)}
+LAWS = {"half-normal": "half-normal:1", "uniform": "uniform:0:1", "exponential": "exponential:1"}
+STARTED = (1.2, 2.0, 4.0)  # tasks started from each version, per task that a step takes
+BETA, COHORT, LIMIT, ROUNDS, CLIENTS, SEED = 0.9, 200, 20, 2000, 1_000_000, 0
+
+
+def staleness(law: str, started: float, rounds: int, clients: int = CLIENTS) -> list[tuple[int, ...]]:
+    """That of each server step's updates, clients being sampled from each version by Poisson."""
+    dispatch = Poisson(started * COHORT / clients)
+    source = dispatch.source(SEED)
+    clock = Clock(parse_delay(law).bind(source, clients), source, Dropout())
+    flow = Flow(clock, dispatch, source, clients, COHORT, LIMIT)
+    return [step.staleness for step in fills(flow, rounds)]
+
+
+def measure(rounds: int = ROUNDS) -> dict[str, dict[str, dict[str, float]]]:
+    """Relative errors, by law and by tasks started."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for law, text in LAWS.items():
+        for started in STARTED:
+            ages = staleness(text, started, rounds)
+            errors = relative_errors(ages, BETA, LIMIT + 1)._asdict()
+            mean = sum(map(sum, ages)) / (COHORT * rounds)
+            found.setdefault(law, {})[f"{started:g}"] = {"staleness": mean} | errors
+    return found
+
+
+def table(records: dict[str, Any]) -> str:
+    """The paper's figures and this project's, in per cent: MA / MA-light, and naive momentum."""
+    head = ["delays", "paper", *(f"K = {started:g} C" for started in STARTED)]
+    lines = [head, ["---"] * len(head)]
+    for law, (full, light) in PAPER.items():
+        cells = [_cell(records[law][f"{started:g}"]) for started in STARTED]
+        lines.append([law, f"{full:.2f} / {light:.2f}", *cells])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def written(page: str, made: str) -> str:
+    """The page with the table between its markers."""
+    start, end = "<!-- table 4 -->\n", "<!-- end -->"
+    if page.count(start) != 1:
+        raise SystemExit(f"{PAGE.name} must have one marker for 'table 4', not {page.count(start)}.")
+    before, _, rest = page.partition(start)
+    return f"{before}{start}\n{made}\n\n{end}{rest.partition(end)[2]}"
+
+
+def _cell(one: dict[str, float]) -> str:
+    full, light, naive = (f"{100 * one[name]:.2f}" for name in ("approximation", "light", "naive"))
+    return f"{full} / {light}, naive {naive}"
+
+
+def main() -> None:
+    """Print the table; measure it first, or put it into the page, if asked to."""
+    parser = argparse.ArgumentParser(description="Make table 4 of arXiv 2402.09247 from schedules alone.")
+    parser.add_argument("--measure", action="store_true", help="simulate anew, into table4.json")
+    parser.add_argument("--write", action="store_true", help="put the table into README.md")
+    given = parser.parse_args()
+    if given.measure:
+        RECORDS.write_text(json.dumps(measure(), indent=1) + "\n")
+    made = table(json.loads(RECORDS.read_text()))
+    if given.write:
+        PAGE.write_text(written(PAGE.read_text(), made))
+    print(f"|AW - M|^2 / |M|^2 in %, MA / MA-light; beta {BETA}, C = {COHORT}, T = {ROUNDS:,}\n\n{made}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""Under which assumptions a run's epsilon holds, in words."""
+
+from offbeat.privacy.correlated import Independent
+from offbeat.privacy.spending import Spending
+
+
+def terms(spending: Spending, start: bool, buffer: int, nominal: int | None, seeded: bool) -> str:
+    """One sentence."""
+    if not spending.noise:
+        return "no noise was added, so nothing is private."
+    if spending.rate is not None:
+        parts = [
+            f"amplified by Poisson sampling at rate {spending.rate:g}, taking the sample to be secret and "
+            "a buffer of fixed size to amplify as much, which is assumed and not proved"
+        ]
+        if start:
+            parts.append("the start of everybody is counted without amplification")
+    else:
+        times = f"{spending.most} time{'s' if spending.most != 1 else ''}"
+        parts = [f"no amplification: no client contributes more than {times}, and when it did is public"]
+    if not isinstance(spending.correlation, Independent):
+        parts.append(f"noise is correlated over server steps ({spending.correlation.name})")
+    parts.append("neighbouring runs differ by one client, added or removed with all it contributes")
+    parts.append(f"accountant {spending.accountant.name}")
+    if nominal is not None:
+        parts.append(
+            f"SIMULATION: the noise is scaled by {buffer}/{nominal}, so this epsilon is that of cohorts of "
+            f"{nominal} and not of this run"
+        )
+    if seeded:
+        parts.append("SIMULATION: the noise follows from a seed, so it hides nothing from who knows it")
+    return "; ".join(parts) + "."

@@ -1,0 +1,229 @@
+"""Weight prediction (arXiv 2402.09247, Algorithm 2): clients start from where the server will be.
+
+Around any algorithm whose message has a field `x`. The server also sends how far it moves in a
+step, the drift; a client whose update will be tau versions old starts from x - tau drift, and all
+else is the inner algorithm's. Two drifts:
+
+- `MeanDrift` is the paper's, for `FedOpt`: lr x_h / h, where x_h averages the means of the buffers,
+  and lr and h are the inner rule's at its last step. The inner momentum is not in it.
+- `StepDrift` is for any algorithm: the average of the steps that the server took. Where the
+  inner rule is FedAvg or FedBuff the two are the same.
+
+The paper gives no decay of the average; 0.9 is this project's choice. Two ways to tell tau:
+
+- `Foreseen`, the paper's: the staleness that the update is going to have, which a simulator knows.
+- `Remembered`: that of the client's own last update, which it learns as it uploads; 0 at its first
+  visit. It asks for no foresight, but does nothing for clients that come once; and since clients
+  keep it, fading weights are refused.
+
+Both read `Visit.staleness`, the one before local work and the other for the memory after it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol, Self
+
+from torch import Tensor, zeros_like
+
+from offbeat.algorithms.fedopt import FedOpt
+from offbeat.algorithms.ranges import within
+from offbeat.core import (
+    AnyAlgorithm,
+    Batches,
+    Bounded,
+    Cohort,
+    Gradient,
+    Repeats,
+    Spans,
+    TwoTrips,
+    Vector,
+    Visit,
+    wants_whole,
+)
+from offbeat.errors import InputError
+from offbeat.trees import Tree
+
+
+class Stepped(NamedTuple):
+    """One step of the inner algorithm."""
+
+    inner: AnyAlgorithm
+    before: Any  # its state
+    after: Any
+    mean: Any
+    cohort: Cohort
+
+
+class Drift(Protocol):
+    """How far the server moves in a step."""
+
+    def init(self, x: Vector) -> Tree: ...
+
+    def __call__(self, drift: Vector, past: Any, stepped: Stepped) -> tuple[Vector, Any]: ...
+
+
+class Foresight(Protocol):
+    """How stale an update is going to be."""
+
+    def init(self, x: Vector) -> Tree:
+        """What a client keeps for it."""
+        ...
+
+    def __call__(self, kept: Any, visit: Visit) -> tuple[Tensor, Any]: ...
+
+
+@dataclass(frozen=True)
+class MeanDrift:
+    """x_h <- decay x_h + (1 - decay) r; drift = lr x_h / h."""
+
+    decay: float = 0.9
+
+    def __post_init__(self) -> None:
+        within("decay of the drift", self.decay, "[0, 1)")
+
+    def init(self, x: Vector) -> Vector:
+        return zeros_like(x)
+
+    def __call__(self, drift: Vector, past: Vector, stepped: Stepped) -> tuple[Vector, Vector]:
+        rule, r, cohort = stepped.inner, stepped.mean.delta, stepped.cohort
+        assert isinstance(rule, FedOpt)
+        x_h = self.decay * past + (1 - self.decay) * r
+        h, _ = rule.scale(stepped.before.scale, r, cohort)
+        return rule.damp(rule.server_lr, cohort) * x_h / h, x_h
+
+
+@dataclass(frozen=True)
+class StepDrift:
+    """drift <- decay drift + (1 - decay) (x before - x after)."""
+
+    decay: float = 0.9
+
+    def __post_init__(self) -> None:
+        within("decay of the drift", self.decay, "[0, 1)")
+
+    def init(self, x: Vector) -> tuple[()]:
+        return ()
+
+    def __call__(self, drift: Vector, past: tuple[()], stepped: Stepped) -> tuple[Vector, tuple[()]]:
+        return self.decay * drift + (1 - self.decay) * (stepped.before.x - stepped.after.x), past
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """The staleness that it will have."""
+
+    def init(self, x: Vector) -> tuple[()]:
+        return ()
+
+    def __call__(self, kept: tuple[()], visit: Visit) -> tuple[Tensor, tuple[()]]:
+        return visit.staleness, kept
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """That of the client's last update; 0 at first."""
+
+    def init(self, x: Vector) -> Tensor:
+        return x.new_zeros(())
+
+    def __call__(self, kept: Tensor, visit: Visit) -> tuple[Tensor, Tensor]:
+        return kept, visit.staleness.to(kept.dtype)
+
+
+class State(NamedTuple):
+    """The server's."""
+
+    inner: Any
+    drift: Vector
+    past: Tree  # of the drift
+
+    @property
+    def x(self) -> Vector:
+        """The model."""
+        model: Vector = self.inner.x
+        return model
+
+
+class Message(NamedTuple):
+    """Down."""
+
+    inner: Any
+    drift: Vector
+
+
+class Memory(NamedTuple):
+    """What a client keeps."""
+
+    inner: Tree
+    staleness: Tree
+
+
+@dataclass(frozen=True)
+class WeightPrediction:
+    """The inner algorithm, its clients starting from where the server is expected to be."""
+
+    inner: AnyAlgorithm
+    drift: Drift = StepDrift()
+    foresight: Foresight = Foreseen()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.drift, MeanDrift) and not isinstance(self.inner, FedOpt):
+            name = type(self.inner).__name__
+            raise InputError(f"MeanDrift goes with FedOpt, and this is around {name}: use StepDrift.")
+
+    @property
+    def reads_staleness(self) -> bool:
+        return True
+
+    @property
+    def whole(self) -> bool:
+        return wants_whole(self.inner)
+
+    @property
+    def repeats(self) -> bool:
+        return isinstance(self.inner, Repeats) and self.inner.repeats
+
+    @property
+    def two_trips(self) -> bool:
+        return isinstance(self.inner, TwoTrips) and self.inner.two_trips
+
+    @property
+    def span(self) -> int | None:
+        return self.inner.span if isinstance(self.inner, Spans) else None
+
+    @property
+    def bounds(self) -> Mapping[str, float]:
+        return self.inner.bounds if isinstance(self.inner, Bounded) else MappingProxyType({})
+
+    @property
+    def shares(self) -> Mapping[str, float]:
+        return self.inner.shares if isinstance(self.inner, Bounded) else MappingProxyType({})
+
+    def warmup(self) -> Self | None:
+        inner = self.inner.warmup()
+        return None if inner is None else replace(self, inner=inner)
+
+    def init(self, x: Vector) -> State:
+        return State(self.inner.init(x), zeros_like(x), self.drift.init(x))
+
+    def memory(self, x: Vector) -> Memory:
+        return Memory(self.inner.memory(x), self.foresight.init(x))
+
+    def broadcast(self, state: State, version: int) -> Message:
+        return Message(self.inner.broadcast(state.inner, version), state.drift)
+
+    def local(
+        self, message: Message, memory: Memory, batches: Batches, visit: Visit, grad: Gradient
+    ) -> tuple[Any, Memory]:
+        tau, kept = self.foresight(memory.staleness, visit)
+        ahead = message.inner._replace(x=message.inner.x - tau * message.drift)
+        upload, inner = self.inner.local(ahead, memory.inner, batches, visit, grad)
+        return upload, Memory(inner, kept)
+
+    def step(self, state: State, mean: Any, cohort: Cohort) -> State:
+        inner = self.inner.step(state.inner, mean, cohort)
+        drift, past = self.drift(
+            state.drift, state.past, Stepped(self.inner, state.inner, inner, mean, cohort)
+        )
+        return State(inner, drift, past)

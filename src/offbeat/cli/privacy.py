@@ -1,0 +1,214 @@
+"""`offbeat privacy`: noise for an epsilon, epsilon of a noise, or of what a run has released."""
+
+import argparse
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from offbeat import checkpoint
+from offbeat.cli import show
+from offbeat.cli.numbers import count, number
+from offbeat.errors import InputError
+from offbeat.privacy.accountant import Accountant, Pld, Rdp, Releases, calibrate, check_delta, check_epsilon
+from offbeat.privacy.banded import Banded
+from offbeat.privacy.correlated import Independent, contributions
+from offbeat.privacy.wording import parse_accountant, parse_shape
+
+_OPTIONS: dict[str, tuple[Callable[[str], Any], str, str]] = {
+    "epsilon": (number, "E", "to be told the noise"),
+    "noise": (number, "SIGMA", "multiplier; to be told epsilon"),
+    "delta": (number, "D", "probability beside epsilon, such as 1e-7"),
+    "population": (count, "N", "how many clients there are"),
+    "cohort": (count, "S", "how many of them are in a server step, on average"),
+    "rounds": (count, "T", "server steps"),
+    "most": (count, "N", "no sampling is claimed: contributions of a client at most"),
+    "apart": (count, "N", "server steps between two of them at least; default: 1, or as the noise needs it"),
+    "noise_shape": (str, "SHAPE", "over server steps: independent, tree or banded:B [independent]"),
+    "accountant": (str, "NAME", "pld or rdp [pld]"),
+}
+_OF_RUNS = ("delta", "accountant")
+_DIGITS = 4  # of the noise, which is rounded up to them
+
+
+class Claim(NamedTuple):
+    """What is released, if noise of `scale` is so many `times` a Gaussian of 1, and what it rests on."""
+
+    times: int
+    rate: float | None
+    scale: float
+    assumption: str
+    neighbours: str
+
+    def releases(self, noise: float) -> list[Releases]:
+        """As an accountant adds them up."""
+        return [Releases(noise / self.scale, self.times, self.rate)]
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """The words of this command."""
+    command.add_argument("folder", nargs="?", metavar="RUN_FOLDER", help="to be told epsilon of a run so far")
+    for name, (kind, word, text) in _OPTIONS.items():
+        command.add_argument(f"--{name.replace('_', '-')}", type=kind, default=None, metavar=word, help=text)
+
+
+def privacy(given: argparse.Namespace) -> int:
+    """Answer, and say what the answer rests on."""
+    answer = _of_run(given) if given.folder else _of_numbers(given)
+    if given.json:
+        print(json.dumps({name: _plain(value) for name, value in answer.items()}))
+        return 0
+    epsilons = answer.pop("epsilons")
+    others = {f"epsilon by {name}": value for name, value in epsilons.items() if name != answer["accountant"]}
+    title = f"epsilon {show.figure(answer['epsilon'])} at delta {answer['delta']:g}"
+    if answer.get("noise") is not None:
+        title += f" with noise of {show.figure(answer['noise'])} times the sensitivity"
+    shown = {name.replace("_", " "): value for name, value in answer.items() if value is not None}
+    show.pairs(title, {name: _text(value) for name, value in (shown | others).items()})
+    return 0
+
+
+def _of_numbers(given: argparse.Namespace) -> dict[str, Any]:
+    if (given.epsilon is None) == (given.noise is None):
+        raise InputError("give either --epsilon, to be told the noise, or --noise, to be told epsilon.")
+    if given.delta is None:
+        raise InputError("give --delta, well below one in the number of clients, such as 1e-7.")
+    check_delta(given.delta)
+    accountant = parse_accountant(given.accountant or "pld")
+    claim = _sampled(given) if given.most is None else _bounded(given)
+    if given.noise is None:
+        check_epsilon(given.epsilon)
+        least = calibrate(given.epsilon, given.delta, claim.times, claim.rate, accountant) * claim.scale
+        noise = _rounded_up(least)
+    else:
+        noise = given.noise
+        if not 0 < noise < math.inf:
+            raise InputError(f"--noise is {noise:g}: give a finite number above 0.")
+    return {
+        "noise": noise,
+        **_epsilons(claim.releases(noise), given.delta, accountant),
+        "rate": claim.rate,
+        "contributions": None if claim.rate is not None else given.most,
+        "assumption": claim.assumption,
+        "neighbours": claim.neighbours,
+    }
+
+
+def _of_run(given: argparse.Namespace) -> dict[str, Any]:
+    for name in _OPTIONS:
+        if name not in _OF_RUNS and getattr(given, name) is not None:
+            raise InputError(f"--{name.replace('_', '-')} is not asked of a run: leave it out.")
+    folder = Path(given.folder)
+    place = folder / "checkpoint" / "state.safetensors"
+    if not place.exists():
+        raise InputError(
+            f"{folder} holds no run with a checkpoint: name the folder that a run was written to."
+        )
+    spent = checkpoint.load(place).facts["aggregate"].get("spent")
+    if spent is None:
+        raise InputError(f"the run in {folder} is not a private one: no clipping and no noise was asked for.")
+    delta = spent["delta"] if given.delta is None else given.delta
+    check_delta(delta)
+    releases = [Releases(*each) for each in spent["releases"]]
+    accountant = parse_accountant(given.accountant or spent["accountant"])
+    return {
+        **_epsilons(releases, delta, accountant),
+        "releases": spent["made"],
+        "assumption": spent["terms"],
+    }
+
+
+def _epsilons(releases: list[Releases], delta: float, accountant: Accountant) -> dict[str, Any]:
+    """By the accountant that was asked for; by the other too, where it can tell."""
+    found: dict[str, float | None] = {accountant.name: accountant.epsilon(releases, delta)}
+    for other in (Pld(), Rdp()):
+        if other.name not in found:
+            try:
+                found[other.name] = other.epsilon(releases, delta)
+            except InputError:
+                found[other.name] = None
+    return {
+        "epsilon": found[accountant.name],
+        "delta": delta,
+        "accountant": accountant.name,
+        "epsilons": found,
+    }
+
+
+def _sampled(given: argparse.Namespace) -> Claim:
+    """Poisson sampling."""
+    for name in ("population", "cohort", "rounds"):
+        if getattr(given, name) is None:
+            raise InputError(
+                f"give --{name} too: sampling needs --population, --cohort and --rounds; "
+                "give --most instead where clients are not sampled."
+            )
+    _check_counts(given)
+    if given.apart is not None or not isinstance(
+        parse_shape(given.noise_shape or "independent"), Independent
+    ):
+        raise InputError("--apart and correlated noise rest on how often a client contributes: give --most.")
+    rate = given.cohort / given.population
+    return Claim(
+        given.rounds,
+        rate,
+        1.0,
+        f"amplified by Poisson sampling: at each of {given.rounds:,} server steps each client is drawn with "
+        f"probability {rate:.4g}, independently of all else, and nobody learns who was",
+        "runs that differ by one client, added or removed",
+    )
+
+
+def _bounded(given: argparse.Namespace) -> Claim:
+    """No amplification."""
+    _check_counts(given)
+    shape = parse_shape(given.noise_shape or "independent")
+    default = shape.bands if isinstance(shape, Banded) else 1
+    apart = default if given.apart is None else given.apart
+    times = f"at most {given.most:,} time{'s' if given.most > 1 else ''}"
+    if apart > 1:
+        times += f", at least {apart:,} server steps apart"
+    words = f"no amplification: each client contributes {times}, once to a server step, and when is public"
+    neighbours = "runs that differ by one client, added or removed with all it contributes"
+    if isinstance(shape, Independent):
+        most = given.most if given.rounds is None else contributions(given.rounds, given.most, apart)
+        return Claim(most, None, 1.0, words, neighbours)
+    if given.rounds is None:
+        raise InputError("correlated noise depends on how long a run is: give --rounds.")
+    scale = shape.sensitivity(given.rounds, given.most, apart)
+    words += f"; noise is correlated over {given.rounds:,} server steps ({shape.name})"
+    return Claim(1, None, scale, f"{words}, which a client moves by at most {scale:.4g}", neighbours)
+
+
+def _check_counts(given: argparse.Namespace) -> None:
+    for name in ("population", "cohort", "rounds", "most", "apart"):
+        value = getattr(given, name)
+        if value is not None and value < 1:
+            raise InputError(f"--{name} is {value}: give at least 1.")
+    population, cohort, rounds, most = given.population, given.cohort, given.rounds, given.most
+    if None not in (population, cohort) and cohort > population:
+        raise InputError(
+            f"a cohort of {cohort:,} cannot come from {population:,} clients: lower it, or add clients."
+        )
+    if None not in (population, cohort, rounds, most) and cohort * rounds > population * most:
+        raise InputError(
+            f"{rounds:,} server steps of {cohort:,} clients take more than {most:,} contributions of each of "
+            f"{population:,}: raise --most, or lower --rounds."
+        )
+
+
+def _rounded_up(noise: float) -> float:
+    unit = 10.0 ** (math.floor(math.log10(noise)) + 1 - _DIGITS)
+    return float(f"{math.ceil(noise / unit) * unit:.{_DIGITS}g}")
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no infinity."""
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _text(value: Any) -> Any:
+    return "infinite" if value == math.inf else value

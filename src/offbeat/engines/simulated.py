@@ -1,0 +1,83 @@
+"""Engines under a virtual clock, in one process: the sequential reference and the vectorised one."""
+
+from dataclasses import dataclass
+
+import torch
+
+from offbeat.core import AnyAlgorithm, Vector
+from offbeat.engines.how import How, Measured
+from offbeat.engines.simulation import Simulation
+from offbeat.engines.work import OneByOne, check_module
+from offbeat.population.homes import Anywhere, Home
+from offbeat.population.population import Population
+from offbeat.problem import Problem, Statistics
+from offbeat.schedule.availability import Always, Availability, Dropout
+from offbeat.schedule.chance import Draws
+from offbeat.schedule.clock import Clock
+from offbeat.schedule.delays import Delay, Tiers
+
+_AHEAD = 64  # tasks that fill a GPU
+_PART = 0.1  # of its memory that what was computed ahead may take
+
+
+@dataclass(frozen=True)
+class Sequential:
+    """One client after another: the plain reference."""
+
+    problem: Problem
+    population: Population
+    delays: Delay = Tiers("mild")
+    availability: Availability = Always()
+    dropout: Dropout = Dropout()
+    memory: Home = Anywhere()
+
+    @property
+    def clients(self) -> int:
+        return len(self.population)
+
+    def initial(self) -> tuple[Vector, Statistics]:
+        return self.problem.initial()
+
+    def open(self, algorithm: AnyAlgorithm, seed: int, source: Draws) -> Simulation:
+        clock = Clock(self.delays.bind(source, self.clients), source, self.dropout)
+        check_module(algorithm, self.problem, self.population, seed)
+        work = OneByOne(self.problem, self.population)
+        return Simulation(algorithm, self.problem, clock, work, seed, self.memory, self.clients)
+
+
+@dataclass(frozen=True)
+class Vectorised:
+    """Many clients at once, at most `chunk` of them; on a GPU also ahead of their buffer."""
+
+    problem: Problem
+    population: Population
+    delays: Delay = Tiers("mild")
+    availability: Availability = Always()
+    dropout: Dropout = Dropout()
+    chunk: int | None = None
+    memory: Home = Anywhere()
+    how: How | None = None  # None: by trial
+    ahead: int | None = None  # tasks computed at once, some ahead of their buffer; None: 64 on a GPU
+
+    @property
+    def clients(self) -> int:
+        return len(self.population)
+
+    def initial(self) -> tuple[Vector, Statistics]:
+        return self.problem.initial()
+
+    def open(self, algorithm: AnyAlgorithm, seed: int, source: Draws) -> Simulation:
+        clock = Clock(self.delays.bind(source, self.clients), source, self.dropout)
+        check_module(algorithm, self.problem, self.population, seed)
+        how = self.how or Measured(self.chunk)
+        work = how.work(self.problem, self.population)
+        ahead = room(self.problem) if self.ahead is None else self.ahead
+        return Simulation(algorithm, self.problem, clock, work, seed, self.memory, self.clients, ahead)
+
+
+def room(problem: Problem) -> int:
+    """How many tasks to compute at once: on a CPU, those of the buffer."""
+    if problem.device.type != "cuda":
+        return 0
+    total = torch.cuda.get_device_properties(problem.device).total_memory
+    return max(1, min(_AHEAD, int(_PART * total / (8 * problem.size))))

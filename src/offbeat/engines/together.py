@@ -1,0 +1,144 @@
+"""All clients at once by `vmap`."""
+
+import logging
+from collections.abc import Sequence
+
+import torch
+from torch.func import vmap
+
+from offbeat import trees
+from offbeat.core import AnyAlgorithm, Task
+from offbeat.engines.capture import Captured, Latest, signature
+from offbeat.engines.local import Drawn, Inputs, Padding, inputs, join, local_work
+from offbeat.engines.places import alike, rung
+from offbeat.engines.work import OneByOne, Results, Start
+from offbeat.errors import InputError
+from offbeat.population.population import Population
+from offbeat.problem import Problem
+
+log = logging.getLogger(__name__)
+
+_GRAPHS = 4  # recorded shapes that are kept; each holds the memory of a whole launch
+
+
+class Together:
+    """Clients of like length in one `vmap`, at most `chunk` at a time.
+
+    What cannot be mapped runs one by one, and a chunk that does not fit into memory is halved;
+    both are said once. On a GPU a shape that comes again is recorded as a graph, unless `graphs` is off.
+    """
+
+    def __init__(
+        self, problem: Problem, population: Population, chunk: int | None = None, graphs: bool = True
+    ) -> None:
+        if chunk is not None and chunk < 1:
+            raise InputError(f"a chunk of {chunk} clients cannot be computed: give at least 1.")
+        self._problem = problem
+        self._population = population
+        self._chunk = chunk
+        self._alone = OneByOne(problem, population)
+        self._padding = Padding(problem, population)
+        self._mappable = True
+        self._shrunk = False
+        self._graphs: Latest[tuple[object, ...]] | None = None
+        if graphs and problem.device.type == "cuda":
+            self._graphs = Latest(_GRAPHS)
+            self._stream = torch.cuda.Stream(problem.device)  # type: ignore[no-untyped-call]
+
+    def __call__(
+        self, algorithm: AnyAlgorithm, tasks: Sequence[Task], starts: Sequence[Start], seed: int
+    ) -> Results:
+        """The tasks' results, in order."""
+        if not self._mappable:
+            return self._alone(algorithm, tasks, starts, seed)
+        drawn = Drawn.of(algorithm, tasks, self._population, seed)
+        groups, parts = alike(drawn.items), []
+        for rows in groups:
+            mine = [starts[row] for row in rows]
+            result = self._group(algorithm, mine, drawn, rows)
+            if result is None:
+                result = self._alone(algorithm, [tasks[row] for row in rows], mine, seed)
+            parts.append(result)
+        return join(groups, parts)
+
+    def close(self) -> None:
+        if self._graphs is not None:
+            self._graphs.clear()
+
+    def _group(
+        self, algorithm: AnyAlgorithm, starts: list[Start], drawn: Drawn, rows: list[int]
+    ) -> Results | None:
+        """Tasks of like length, chunk by chunk; nothing if they cannot be mapped."""
+        parts: list[Results] = []
+        done = 0
+        while done < len(rows) and self._mappable:
+            size = min(self._chunk or len(rows), len(rows) - done)
+            places = drawn.pick(rows[done : done + size])
+            if not self._padding.allows(places):
+                return None
+            try:
+                given = inputs(starts[done : done + size], places, self._problem.device)
+                parts.append(self._map(algorithm, given, size))
+            except torch.OutOfMemoryError:
+                self._shrink(size)
+                continue
+            except RuntimeError as error:
+                if not _unmappable(error):
+                    raise
+                self._give_up(str(error).splitlines()[0])
+            done += size
+        if not self._mappable:
+            return None
+        whole: Results = parts[0] if len(parts) == 1 else trees.over(lambda *p: torch.cat(p), *parts)
+        return whole
+
+    def _map(self, algorithm: AnyAlgorithm, given: Inputs, count: int) -> Results:
+        one = local_work(algorithm, self._problem, self._population, self._problem.differentiate)
+        mapped = vmap(one, randomness="error")
+        with self._problem.numerics():
+            if self._graphs is None:
+                return Results(*mapped(given))
+            given = trees.over(lambda leaf: _repeat_last(leaf, rung(count)), given)
+            key = (id(algorithm), *signature(given))
+            graph = self._graphs.find(key, lambda: Captured(mapped, given, self._stream))
+            results = mapped(given) if graph is None else graph(given)
+            fresh: Results = trees.over(lambda leaf: leaf[:count].clone(), Results(*results))
+            return fresh
+
+    def _shrink(self, size: int) -> None:
+        if self._graphs is not None:
+            self._graphs.clear()
+        torch.cuda.empty_cache()
+        if size == 1:
+            raise InputError(
+                "the local work of a single client does not fit into the device's memory: "
+                "use smaller minibatches, fewer local steps or a smaller model."
+            ) from None
+        self._chunk = size // 2
+        if not self._shrunk:
+            self._shrunk = True
+            log.warning(
+                "%d clients at once do not fit into memory, so they are computed in smaller groups.", size
+            )
+
+    def _give_up(self, reason: str) -> None:
+        self._mappable = False
+        if "random operation" in reason:  # torch goes on to advise flags that are not the user's
+            log.warning("this module draws random numbers, so its clients are computed one by one.")
+        else:
+            log.warning(
+                "this module cannot be computed for many clients at once, so it runs one by one: %s", reason
+            )
+
+
+def _repeat_last(leaf: torch.Tensor, count: int) -> torch.Tensor:
+    """As many rows as one of few shapes has, for each shape is a recording of its own."""
+    if len(leaf) == count:
+        return leaf
+    return torch.cat([leaf, leaf[-1:].expand(count - len(leaf), *leaf.shape[1:])])
+
+
+def _unmappable(error: RuntimeError) -> bool:
+    """Whether `vmap` itself refused: random numbers, in-place writes, control flow on data."""
+    text = str(error)
+    return "vmap" in text or "functorch" in text or "Batching rule" in text

@@ -1,0 +1,203 @@
+"""What releases come to: epsilon at a delta, and the noise or the number of releases for an epsilon.
+
+All of it holds between runs that differ by one client, added or removed. Releases with a `rate` are
+amplified by Poisson sampling: whoever claims it must draw each client for each release with that
+probability, independently and in secret. The others are those one client contributes to.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from offbeat.errors import InputError
+from offbeat.privacy.exact import epsilon_of
+from offbeat.privacy.search import last
+
+# Below, what the Fourier transforms of privacy loss distributions round away is no longer small.
+_LEAST_DELTA = 1e-10
+_ROUNDING = 1e-12
+
+
+class Releases(NamedTuple):
+    """Gaussian releases whose standard deviation is `noise` times the sensitivity, so many `times`."""
+
+    noise: float
+    times: int
+    rate: float | None = None  # of Poisson sampling; None: no amplification
+
+
+class Accountant(Protocol):
+    """A way to add up releases; its epsilon is never too small."""
+
+    @property
+    def name(self) -> str: ...
+
+    def epsilon(self, releases: Sequence[Releases], delta: float) -> float:
+        """What they come to together."""
+        ...
+
+    def rougher(self) -> "Accountant | None":
+        """One that is quicker and hardly different, to begin a search with."""
+        ...
+
+
+@dataclass(frozen=True)
+class Pld:
+    """Privacy loss distributions, discretised pessimistically; exact where nothing is amplified."""
+
+    cells: int = 100_000  # of a release's loss distribution, at most
+
+    @property
+    def name(self) -> str:
+        return "pld"
+
+    def epsilon(self, releases: Sequence[Releases], delta: float) -> float:
+        check_delta(delta)
+        shift, sampled = _split(releases)
+        if not sampled or math.isinf(shift):
+            return epsilon_of(shift, delta)
+        if delta < _LEAST_DELTA:
+            raise InputError(
+                f"delta {delta:g} is too small for the pld accountant, which counts to {_LEAST_DELTA:g} "
+                "where sampling amplifies: use rdp."
+            )
+        from dp_accounting.pld.privacy_loss_distribution import (  # seconds to import
+            from_gaussian_mechanism,
+        )
+
+        def composed(each: Releases) -> Any:
+            sampling = 1.0 if each.rate is None else each.rate
+            made = from_gaussian_mechanism(
+                each.noise, value_discretization_interval=interval, sampling_prob=sampling
+            )
+            return made.self_compose(each.times)
+
+        interval = self._interval(sampled)
+        parts = [*sampled, *([Releases(1 / shift, 1)] if shift else [])]
+        total = composed(parts[0])
+        for each in parts[1:]:
+            total = total.compose(composed(each))
+        return float(total.get_epsilon_for_delta(delta - _ROUNDING))
+
+    def rougher(self) -> "Pld | None":
+        return Pld(10_000) if self.cells > 10_000 else None
+
+    def _interval(self, sampled: Sequence[Releases]) -> float:
+        """Fine enough for the bulk of the losses, about rate / noise, as far as there are cells for it."""
+        bulk = min((each.rate or 1.0) / each.noise for each in sampled)
+        span = max(0.5 / each.noise**2 + 10 / each.noise for each in sampled)
+        whole = sum(each.times * min(0.5, each.rate or 1.0) / each.noise**2 for each in sampled)
+        return max(min(1e-3, bulk / 10), span / self.cells, whole / 1e9)
+
+
+@dataclass(frozen=True)
+class Rdp:
+    """Rényi divergences at many orders: quicker, and looser."""
+
+    @property
+    def name(self) -> str:
+        return "rdp"
+
+    def epsilon(self, releases: Sequence[Releases], delta: float) -> float:
+        check_delta(delta)
+        shift, sampled = _split(releases)
+        if math.isinf(shift):
+            return math.inf
+        from dp_accounting import dp_event  # seconds to import
+        from dp_accounting.rdp import RdpAccountant
+
+        accountant = RdpAccountant()
+        if shift:
+            accountant.compose(dp_event.GaussianDpEvent(1 / shift))
+        for noise, count, rate in sampled:
+            event = dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(noise))
+            accountant.compose(event, count)
+        return float(accountant.get_epsilon(delta)) if shift or sampled else 0.0
+
+    def rougher(self) -> None:
+        return None
+
+
+def calibrate(
+    epsilon: float, delta: float, count: int, rate: float | None = None, accountant: Accountant = Pld()
+) -> float:
+    """The least noise multiplier for `count` releases, to 0.1 %; without amplification to a millionth."""
+    check_epsilon(epsilon)
+    check_delta(delta)
+    if count < 1:
+        raise InputError(f"noise for {count} releases cannot be found: give at least 1.")
+    grain = 1e-6 if rate is None else 1e-3
+
+    def noise(place: int) -> float:
+        return math.exp(-grain * place)
+
+    def spent(place: int) -> float:
+        return accountant.epsilon([Releases(noise(place), count, rate)], delta)
+
+    rougher = None if rate is None else accountant.rougher()
+    start = calibrate(epsilon, delta, count, rate, rougher) if rougher else 1.0
+    far = int(25 / grain)  # noise between 1e-11 and 1e11
+    found = last(spent, epsilon, -math.ceil(math.log(start) / grain), 10, -far, far)
+    if found < -far:
+        raise InputError(
+            f"no noise brings epsilon down to {epsilon:g} by the {accountant.name} accountant: "
+            "raise epsilon or delta."
+        )
+    return noise(found)
+
+
+def allowed(
+    epsilon: float,
+    delta: float,
+    noise: float,
+    rate: float | None = None,
+    accountant: Accountant = Pld(),
+    most: int = 10**9,
+    before: Sequence[Releases] = (),
+) -> int:
+    """How many releases, at most `most`, fit the budget after those that were made `before`."""
+    check_epsilon(epsilon)
+
+    def spent(count: int) -> float:
+        return accountant.epsilon([*before, Releases(noise, count, rate)], delta)
+
+    rougher = None if rate is None else accountant.rougher()
+    if rougher:
+        start = allowed(epsilon, delta, noise, rate, rougher, most, before)
+    else:
+        start = most if 1 <= most <= 10**5 and spent(most) <= epsilon else 1
+    return last(spent, epsilon, start, max(1, start // 100), 1, most)
+
+
+def check_epsilon(epsilon: float) -> None:
+    """Refuse what is no budget."""
+    if not (math.isfinite(epsilon) and epsilon > 0):
+        raise InputError(f"epsilon is {epsilon:g}: give a finite number above 0.")
+
+
+def check_delta(delta: float) -> None:
+    """Refuse what is no probability."""
+    if not 0 < delta < 1:
+        raise InputError(f"delta is {delta:g}: give a number between 0 and 1, such as 1e-7.")
+
+
+def _split(releases: Sequence[Releases]) -> tuple[float, list[Releases]]:
+    """Those without amplification as one shift, and the amplified ones; nothing is left of none."""
+    shift, sampled = 0.0, []
+    for each in releases:
+        noise, count, rate = each
+        if not noise >= 0 or count < 0 or not (rate is None or 0 <= rate <= 1):
+            raise InputError(
+                f"{count} releases of noise {noise:g} at rate {rate} cannot be added up: "
+                "no number may be negative and the rate at most 1."
+            )
+        if count == 0 or rate == 0 or math.isinf(noise):
+            continue
+        if noise == 0:
+            shift = math.inf
+        elif rate is None or rate == 1:
+            shift = math.hypot(shift, math.sqrt(count) / noise)
+        else:
+            sampled.append(each)
+    return shift, sampled

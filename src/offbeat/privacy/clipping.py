@@ -1,0 +1,65 @@
+"""A bound on what any one upload can add to a sum: each field of it is one vector, shortened to its bound."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from offbeat import trees
+from offbeat.errors import InputError
+from offbeat.trees import Tree
+
+_SAFE = (1e-140, 1e140)  # norms whose squares neither vanish nor overflow
+
+
+def fields(upload: Tree) -> dict[str, Tree]:
+    """The parts of an upload that hold anything, by name; what is not a named tuple is one part."""
+    names = getattr(upload, "_fields", None)
+    parts = {"upload": upload} if names is None else dict(zip(names, upload, strict=True))
+    held = {name: part for name, part in parts.items() if trees.leaves(part)}
+    for name, part in held.items():
+        if not all(leaf.is_floating_point() for leaf in trees.leaves(part)):
+            raise InputError(f"the upload's field {name} holds more than floats, which noise cannot hide.")
+    return held
+
+
+def replace(upload: Tree, parts: dict[str, Tree]) -> Tree:
+    """The upload with these parts in place of its own."""
+    return upload._replace(**parts) if hasattr(upload, "_fields") else parts["upload"]
+
+
+def norms(part: Tree) -> Tensor:
+    """(tasks,) in double precision, from leaves (tasks, ...)."""
+    leaves = trees.leaves(part)
+    columns = [leaf.reshape(len(leaf), -1) for leaf in leaves if leaf.numel()]
+    if not columns:
+        return torch.zeros(len(leaves[0]), dtype=torch.float64, device=leaves[0].device)
+    result = _root(columns)
+    extreme = ~((result >= _SAFE[0]) & (result <= _SAFE[1]))
+    if bool(extreme.any()):
+        rows = [column[extreme].double() for column in columns]
+        largest = torch.stack([row.abs().amax(1) for row in rows]).amax(0)
+        unit = largest.clamp_min(torch.finfo(torch.float64).tiny)
+        result[extreme] = unit * _root([row / unit[:, None] for row in rows])
+    return result
+
+
+def clip(part: Tree, bound: float) -> tuple[Tree, Tensor]:
+    """The part with no task's norm above the bound, whatever is rounded; and (tasks,) whose was not."""
+    if math.isinf(bound):
+        return part, torch.ones(len(trees.leaves(part)[0]), dtype=torch.bool)
+    norm = norms(part)
+    below = norm <= bound
+
+    def shorten(leaf: Tensor) -> Tensor:
+        # less by a few units of the last place, so that rounding cannot bring it above the bound again
+        factor = torch.where(below, 1.0, bound / norm * (1 - 4 * torch.finfo(leaf.dtype).eps))
+        return leaf * factor.to(leaf.dtype).view(-1, *[1] * (leaf.dim() - 1))
+
+    return trees.over(shorten, part), below
+
+
+def _root(columns: list[Tensor]) -> Tensor:
+    each = [torch.linalg.vector_norm(column, dim=1, dtype=torch.float64) for column in columns]
+    total: Tensor = torch.linalg.vector_norm(torch.stack(each), dim=0)
+    return each[0] if len(each) == 1 else total

@@ -1,0 +1,54 @@
+"""A client's part: one upload in, one share and one sealed seed out."""
+
+import secrets
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
+from torch import Tensor
+
+from offbeat.core import Task
+from offbeat.privacy.secure.fixed import Residues, check_range, encode
+from offbeat.privacy.secure.refusals import LengthError, name
+from offbeat.privacy.secure.sealing import SEED, seal, stream
+from offbeat.privacy.secure.terms import Terms
+
+
+class Report(NamedTuple):
+    """What leaves a client: the share is for the leader, the seed for the helper, by way of the leader."""
+
+    task: Task
+    share: Residues  # (length,)
+    sealed: bytes
+
+
+def report(
+    parts: Sequence[Tensor],
+    task: Task,
+    terms: Terms,
+    key: X25519PublicKey,
+    rounding: torch.Generator | None = None,
+) -> Report:
+    """Split an upload, given as the flat CPU vectors that it consists of."""
+    length = sum(len(part) for part in parts)
+    if length != terms.length:
+        raise LengthError(f"{name(task)} has {length} numbers, not the {terms.length} agreed on.", [task])
+    for part in parts:
+        check_range(part, terms, task.client)
+    share = np.empty(length, np.uint32)
+    start = 0
+    for part in parts:
+        encode(part, terms.bits, share[start : start + len(part)], rounding)
+        start += len(part)
+    # Never from a keyed draw: whoever knows the seed and the share knows the upload.
+    seed = secrets.token_bytes(SEED)
+    hide(share, seed)
+    return Report(task, share, seal(seed, task, terms, key))
+
+
+def hide(residues: Residues, seed: bytes) -> None:
+    """Take the seed's share away, in place; what is left is the other."""
+    for place, numbers in stream(seed, len(residues)):
+        residues[place] -= numbers

@@ -1,0 +1,92 @@
+"""What clients and both servers agree on before a run."""
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from offbeat.core import Task
+from offbeat.errors import InputError
+from offbeat.privacy.secure.refusals import WeightError, name
+
+HALF = 1 << 31  # residues from here on stand for negative numbers
+
+
+def alike(staleness: int) -> float:
+    """Age does not matter."""
+    return 1.0
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Public and fixed for a run.
+
+    A weight is a whole number of 2^-weight_bits, the nearest one but never 0; both servers find it
+    from the version that a report is bound to, so that the leader cannot choose it.
+    """
+
+    run: bytes
+    length: int
+    most: int  # reports in one sum
+    minimum: int = 5  # distinct clients in one sum
+    bits: int = 16  # fractional
+    weight_bits: int = 0
+    weigh: Callable[[int], float] = alike  # from staleness to a weight in (0, 1]
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.run) <= 255:
+            raise InputError(f"a run needs a name of 1 to 255 bytes, not {len(self.run)}.")
+        if self.length < 1:
+            raise InputError(f"there is nothing to sum in uploads of {self.length} numbers.")
+        if self.minimum < 2:
+            raise InputError(
+                f"a secure sum of {self.minimum} clients hides nobody: give a minimum of at least 2."
+            )
+        if self.most < self.minimum:
+            raise InputError(
+                f"at most {self.most} reports in a sum can never be {self.minimum} clients: "
+                "raise the buffer or lower the minimum."
+            )
+        if not 1 <= self.bits <= 30:
+            raise InputError(f"fixed point needs 1 to 30 fractional bits, not {self.bits}.")
+        if not 0 <= self.weight_bits <= 16:
+            raise InputError(f"weights need 0 to 16 bits, not {self.weight_bits}.")
+        if self.limit < 1:
+            raise InputError(
+                f"{self.most} reports with weights of {self.weight_bits} bits leave no room in 32 bits: "
+                "lower the buffer or the bits of weights."
+            )
+
+    @property
+    def limit(self) -> int:
+        """The largest coordinate, in units of 2^-bits, with which no sum can overflow."""
+        return (HALF - 1) // (self.most << self.weight_bits)
+
+    @property
+    def largest(self) -> float:
+        """The same as a number."""
+        return self.limit / (1 << self.bits)
+
+    @property
+    def unit(self) -> float:
+        """What 1 stands for in a weighted sum."""
+        return 2.0 ** -(self.bits + self.weight_bits)
+
+    def weight(self, task: Task, version: int) -> int:
+        """How often a report counts in a sum of that version."""
+        if task.version > version:
+            raise WeightError(
+                f"{name(task)} started from version {task.version}, which is after version {version}: "
+                "sum it at a later version.",
+                [task],
+            )
+        weight = self.weigh(version - task.version)
+        if not 0 < weight <= 1:
+            raise WeightError(
+                f"{name(task)} has weight {weight:g}: secure sums need weights above 0 and at most 1.", [task]
+            )
+        return max(1, round(weight * (1 << self.weight_bits)))
+
+    def binding(self, task: Task) -> bytes:
+        """What a sealed seed is good for: this report, under these terms."""
+        numbers = (*task, self.length, self.most, self.minimum, self.bits, self.weight_bits)
+        return b"offbeat secure sum" + struct.pack(f"<B{len(numbers)}q", len(self.run), *numbers) + self.run

@@ -1,0 +1,60 @@
+"""Weight prediction (arXiv 2402.09247, Algorithm 2): clients start where the model is going to be.
+
+With version v go the model and the drift server_lr H^-1 x_h, where x_h averages the mean descents so far
+and H is what the last step divided by; before the first step there is no drift. The staleness that a
+client reckons with is the one its upload is going to have, or with `previous` the one that its last
+upload had, which is 0 at first. The server's momentum is the ordinary one.
+
+Not in the paper: `stepwise` takes for drift the same average of the steps that the server took, which
+asks nothing of how it takes them.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from oracles.replay import Problem, Step, Vector, begin, local_sgd
+from oracles.server_rules import Rule, identity
+from oracles.weights import Weight, constant
+
+
+def weight_prediction(
+    problem: Problem,
+    population: int,
+    x0: npt.ArrayLike,
+    steps: Sequence[Step],
+    *,
+    local_lr: float,
+    server_lr: float,
+    beta: float = 0.9,
+    decay: float = 0.9,
+    previous: bool = False,
+    stepwise: bool = False,
+    rule: Rule = identity,
+    weight: Weight = constant,
+) -> list[Vector]:
+    """Start from x - staleness * drift; upload that start minus the end."""
+    models = begin(x0)
+    drifts = [np.zeros_like(models[0])]
+    history: list[Vector] = []
+    m = np.zeros_like(models[0])
+    x_h = np.zeros_like(models[0])
+    last = [0] * population
+    for t, step in enumerate(steps):
+        r = np.zeros_like(m)
+        for client, version, visit in step:
+            reckoned = last[client] if previous else t - version
+            last[client] = t - version
+            start = models[version] - reckoned * drifts[version]
+            r += weight(t - version) * (start - local_sgd(problem, client, visit, start, local_lr))
+        history.append(r / len(step))
+        H = rule(history)
+        m = beta * m + (1 - beta) * history[t]
+        models.append(models[t] - server_lr * m / H)
+        if stepwise:
+            drifts.append(decay * drifts[t] + (1 - decay) * (models[t] - models[t + 1]))
+        else:
+            x_h = decay * x_h + (1 - decay) * history[t]
+            drifts.append(server_lr * x_h / H)
+    return models

@@ -1,0 +1,90 @@
+"""Computing tasks ahead of their buffer changes nothing but rounding."""
+
+import pytest
+import torch
+
+from offbeat import (
+    AdaMasFL,
+    Asynchronous,
+    Dropout,
+    Exponential,
+    FedOpt,
+    Queues,
+    Sequential,
+    Vectorised,
+    train,
+)
+from offbeat.core import AnyAlgorithm
+from offbeat.schedule.dispatch import Dispatch
+from worlds import make_world, play
+
+METHODS: dict[str, AnyAlgorithm] = {"adamasfl": AdaMasFL(0.05, 0.1, 0.5), "fedavg": FedOpt(0.1, 1.0)}
+
+
+@pytest.mark.parametrize("dispatch", [Asynchronous(5), Asynchronous(8, eager=False), Queues(8)])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("ahead", [1, 4, 50])
+def test_the_trajectory_is_that_of_the_sequential_engine(method: str, dispatch: Dispatch, ahead: int) -> None:
+    world = make_world()
+    plain = Sequential(world.problem, world.population, Exponential(1.0), dropout=Dropout(0.2))
+    forward = Vectorised(world.problem, world.population, Exponential(1.0), dropout=Dropout(0.2), ahead=ahead)
+    for one, other in zip(
+        play(METHODS[method], plain, dispatch), play(METHODS[method], forward, dispatch), strict=True
+    ):
+        torch.testing.assert_close(one.x, other.x, rtol=0, atol=1e-10)
+
+
+def test_fewer_and_larger_groups_are_computed() -> None:
+    world = make_world()
+    sizes: dict[int, list[int]] = {}
+    for ahead in (0, 6):
+        engine = Vectorised(world.problem, world.population, Exponential(1.0), ahead=ahead)
+        sizes[ahead] = []
+
+        class Counting:
+            def __init__(self, sizes: list[int]) -> None:
+                self.sizes = sizes
+
+            def work(self, problem, population):  # type: ignore[no-untyped-def]
+                from offbeat.engines.together import Together
+
+                inner, sizes = Together(problem, population), self.sizes
+
+                class Wrapped:
+                    def __call__(self, algorithm, tasks, starts, seed):  # type: ignore[no-untyped-def]
+                        sizes.append(len(tasks))
+                        return inner(algorithm, tasks, starts, seed)
+
+                    def close(self) -> None:
+                        inner.close()
+
+                return Wrapped()
+
+        import dataclasses
+
+        engine = dataclasses.replace(engine, how=Counting(sizes[ahead]))
+        list(train(FedOpt(0.1, 1.0), engine, dispatch=Asynchronous(8), buffer=2, rounds=12))
+    assert len(sizes[6]) < len(sizes[0])
+    assert max(sizes[6]) > max(sizes[0])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_that_goes_on_from_a_checkpoint_has_the_same_bits(method: str) -> None:
+    world = make_world()
+    engine = Vectorised(world.problem, world.population, Exponential(1.0), ahead=6)
+
+    def run(**options: object) -> list[torch.Tensor]:
+        shots = train(METHODS[method], engine, dispatch=Asynchronous(7), buffer=2, rounds=10, **options)  # type: ignore[arg-type]
+        models = []
+        for shot in shots:
+            models.append(shot.x)
+            if shot.version == 4 and "resume" not in options:
+                saved.append(shot.checkpoint())
+        return models
+
+    saved: list[object] = []
+    whole = run()
+    assert any(name.startswith("session.ready") for name in saved[0].tensors)  # type: ignore[attr-defined]
+    rest = run(resume=saved[0])
+    assert len(rest) == 6
+    assert all(torch.equal(one, other) for one, other in zip(whole[5:], rest, strict=True))

@@ -1,8 +1,10 @@
 """Momentum approximation: what it must be without delay, and what keeps it sound with it."""
 
+import importlib.util
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -160,7 +162,6 @@ def test_regularisation_bounds_the_weights_where_plain_least_squares_explodes(sc
         for name, solver in solvers.items():
             a = fit(rows, 0.9, version, solver)
             largest[name] = max(largest.get(name, 0.0), float(a.abs().max()))
-    print(largest)
     assert largest["plain"] > 100
     assert largest["ridge"] < 2.5
     assert largest["truncated"] < 2.5
@@ -398,3 +399,41 @@ def test_a_run_refuses_a_span_that_its_limit_exceeds(capsys, tmp_path: Path) -> 
     assert main(words) == 2
     assert "lower the staleness limit, or raise the span" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+FOLDER = Path(__file__).parent.parent / "experiments" / "momentum"
+
+
+@pytest.fixture(scope="module")
+def table4() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("table4", FOLDER / "table4.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_experiments_page_shows_table_4_as_it_was_measured(table4: ModuleType) -> None:
+    page = table4.PAGE.read_text()
+    records = json.loads(table4.RECORDS.read_text())
+    assert table4.written(page, table4.table(records)) == page
+    changed = json.loads(json.dumps(records))
+    changed["uniform"]["2"]["light"] += 0.01
+    assert table4.written(page, table4.table(changed)) != page
+
+
+def test_the_order_of_the_laws_in_table_4_is_the_papers(table4: ModuleType) -> None:
+    """Uniform delays are the worst for both."""
+    records = json.loads(table4.RECORDS.read_text())
+    for started in ("1.2", "2", "4"):
+        for kind in ("approximation", "light"):
+            errors = {law: records[law][started][kind] for law in table4.PAPER}
+            assert max(errors, key=errors.__getitem__) == "uniform"
+
+
+def test_under_poisson_sampling_staleness_does_not_depend_on_the_scale_of_delays(table4: ModuleType) -> None:
+    """A factor of 2^10 changes no rounding."""
+    one, other = (table4.staleness(f"half-normal:{scale}", 1.5, 40, 20_000) for scale in (1, 1024))
+    assert one == other
+    assert max(map(max, one)) > 3

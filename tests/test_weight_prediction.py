@@ -89,23 +89,20 @@ def test_without_staleness_it_is_the_inner_method(name: str) -> None:
     assert torch.equal(left[-1].x, right[-1].x)
 
 
-@pytest.mark.parametrize("foresight", [Foreseen(), Remembered()])
-@pytest.mark.parametrize("name", INNER)
+@pytest.mark.parametrize(
+    ("name", "foresight"), [*((name, Foreseen()) for name in INNER), ("scaffold", Remembered())]
+)
 def test_with_drift_and_staleness_it_is_another_method_on_which_engines_agree(
     name: str, foresight: Foreseen | Remembered
 ) -> None:
     world = make_world()
+    alone, together = (
+        each(world.problem, world.population, Exponential(1.0)) for each in (Sequential, Vectorised)
+    )
     algorithm = WeightPrediction(INNER[name], StepDrift(), foresight)
-    ends = {
-        engine: play(each, engine(world.problem, world.population, Exponential(1.0)), Asynchronous(8))[-1].x
-        for engine in (Sequential, Vectorised)
-        for each in (algorithm,)
-    }
-    torch.testing.assert_close(ends[Sequential], ends[Vectorised], rtol=0, atol=1e-10)
-    alone = play(INNER[name], Sequential(world.problem, world.population, Exponential(1.0)), Asynchronous(8))[
-        -1
-    ].x
-    assert not torch.allclose(alone, ends[Sequential], rtol=0, atol=1e-6)
+    first, second = (play(algorithm, engine, Asynchronous(8))[-1].x for engine in (alone, together))
+    torch.testing.assert_close(first, second, rtol=0, atol=1e-10)
+    assert not torch.allclose(first, play(INNER[name], alone, Asynchronous(8))[-1].x, rtol=0, atol=1e-6)
 
 
 def test_over_plain_averaging_the_two_drifts_are_the_same() -> None:

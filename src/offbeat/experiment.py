@@ -11,7 +11,7 @@ from offbeat.errors import InputError, unknown
 from offbeat.population.homes import HOMES
 from offbeat.population.sources import NAMES as SOURCES
 
-ENGINES = ("auto", "sequential", "vectorised")
+ENGINES = ("auto", "sequential", "vectorised", "workers", "ray")
 _COUNTS = (
     "clients",
     "concurrency",
@@ -21,6 +21,7 @@ _COUNTS = (
     "batch_size",
     "rounds",
     "every",
+    "workers",
     "most",
     "apart",
     "nominal_cohort",
@@ -71,6 +72,8 @@ class Experiment:
     engine: str = "auto"
     device: str = "cpu"
     memory: str = "auto"
+    workers: int | None = None  # None: as many as there are cores, or room on the cluster
+    ray_address: str | None = None  # None: a cluster of our own
     seed: int = 0
     clip: str | None = None  # None: nothing is private
     noise: float | None = None  # None: by epsilon
@@ -118,6 +121,10 @@ class Experiment:
         ):
             if value not in known:
                 raise unknown(kind, str(value), filter(None, known))
+        if self.workers is not None and self.engine in ("sequential", "vectorised"):
+            raise InputError(f"the engine '{self.engine}' has no --workers: use workers or ray.")
+        if self.ray_address is not None and self.engine != "ray":
+            raise InputError("--ray-address is for --engine ray: give that, too.")
         if self.data == "digits" and self.data_dir is not None:
             raise InputError("digits ships with scikit-learn and needs no --data-dir: leave it out.")
 

@@ -9,6 +9,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from enum import Enum
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -23,6 +24,7 @@ from offbeat.trees import Tree
 
 Loss: TypeAlias = Callable[[Any, Any], Tensor]  # outputs, targets -> () or (examples,)
 Statistics: TypeAlias = dict[str, Tensor]
+Objective: TypeAlias = Callable[[dict[str, Tensor], Statistics, Batch], tuple[Tensor, Statistics]]
 Differentiate: TypeAlias = Callable[[Vector, Statistics, Batch], tuple[Vector, Tensor, Statistics]]
 
 _NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
@@ -127,8 +129,18 @@ class Problem:
         self, x: Vector, statistics: Statistics, batch: Batch
     ) -> tuple[Vector, Tensor, Statistics]:
         """The same for one client, by plain autograd on views of x: nothing is copied but the result."""
+        return self._by_autograd(partial(self._objective, self._training), x, statistics, batch)
+
+    def compiled(self, backend: str = "inductor") -> Differentiate:
+        """`differentiate_alone` with the objective compiled by torch, once for every shape of minibatch."""
+        objective = torch.compile(partial(self._objective, self._training), backend=backend, dynamic=False)
+        return partial(self._by_autograd, objective)
+
+    def _by_autograd(
+        self, objective: Objective, x: Vector, statistics: Statistics, batch: Batch
+    ) -> tuple[Vector, Tensor, Statistics]:
         views = {name: view.requires_grad_() for name, view in self.parameters(x.detach()).items()}
-        loss, left = self._objective(self._training, views, statistics, batch)
+        loss, left = objective(views, statistics, batch)
         slopes = torch.autograd.grad(loss, list(views.values()), allow_unused=True, materialize_grads=True)
         return self._decay(torch.cat([slope.reshape(-1) for slope in slopes]), x), loss.detach(), left
 

@@ -10,6 +10,8 @@ from typing import Any
 
 from offbeat.errors import InputError
 
+_WHERE = ("--workers", "--ray-address")  # where it is computed, which may change on the way
+
 
 def write(folder: Path, settings: Mapping[str, Any]) -> None:
     """Write, then move into place."""
@@ -36,6 +38,7 @@ def compare(folder: Path, asked: Mapping[str, Any]) -> None:
     known = read(folder)
     before, now = _flat(known), _flat(json.loads(json.dumps(dict(asked))))
     names = [name for name in before | now if name in now or name.startswith("--set ")]
+    names = [name for name in names if name not in _WHERE]
     different = [
         f"{name} was {_word(before.get(name))} and is now {_word(now.get(name))}"
         for name in names

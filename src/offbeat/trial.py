@@ -2,8 +2,10 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
@@ -15,7 +17,10 @@ from offbeat.aggregate.mean import Mean
 from offbeat.aggregate.private import Private
 from offbeat.algorithms import Setting, build, find
 from offbeat.core import AnyAlgorithm
+from offbeat.engines.cluster import Cluster
+from offbeat.engines.reach import check_cluster
 from offbeat.engines.simulated import Sequential, Vectorised
+from offbeat.engines.workers import Workers, cores
 from offbeat.errors import InputError
 from offbeat.experiment import Experiment
 from offbeat.fit import check_fit
@@ -32,13 +37,16 @@ from offbeat.schedule.dispatch import Dispatch, parse_dispatch
 from offbeat.schedule.staleness import Weights, parse_weights
 
 _TOGETHER = 50_000  # parameters up to which a CPU gains from computing clients together
+_WORTH = 2_000  # gradients of larger models that pay for the start of worker processes
+
+Simulated: TypeAlias = Sequential | Vectorised | Workers | Cluster
 
 
 class Trial(NamedTuple):
     """What a run needs."""
 
     algorithm: AnyAlgorithm
-    engine: Sequential | Vectorised
+    engine: Simulated
     dispatch: Dispatch
     weights: Weights
     limit: float
@@ -86,6 +94,8 @@ def prepare(experiment: Experiment, source: Source | None = None, folder: Path |
     aggregate = aggregate_of(with_noise(experiment, opening), method)
     check_protection(aggregate, opening)
     device = _device(experiment.device)
+    if experiment.engine == "ray":
+        check_cluster(experiment.ray_address)
     data_dir = Path(experiment.data_dir) if experiment.data_dir else None
     source = source or load(experiment.data, data_dir)
     population = _population(experiment, source, partition).to(device)
@@ -97,17 +107,40 @@ def prepare(experiment: Experiment, source: Source | None = None, folder: Path |
         )
     setting = Setting(experiment.buffer, _steps(population), experiment.rounds)
     algorithm = build(experiment.algorithm, setting, dict(experiment.parameters))
-    together = experiment.engine == "vectorised" or (
-        experiment.engine == "auto" and (device.type != "cpu" or problem.size <= _TOGETHER)
-    )
-    kind = Vectorised if together else Sequential
     home = parse_home(experiment.memory)
     place = within(home, folder) if folder else home
     make_memories(place, algorithm.memory(problem.initial()[0]), len(population), device)  # or complains
+    kind = _kind(experiment, problem, setting)
     engine = kind(problem, population, delays, availability, dropout, memory=home)
     return Trial(
         algorithm, engine, dispatch, weights, limit, problem, source.test.to(device), source, aggregate
     )
+
+
+def _kind(experiment: Experiment, problem: Problem, setting: Setting) -> Callable[..., Simulated]:
+    """The engine that was named; by itself, one that suits the model and is worth its start."""
+    name, count = experiment.engine, experiment.workers or cores()
+    if name == "auto":
+        enough = setting.rounds * setting.cohort * setting.steps >= _WORTH
+        if problem.device.type != "cpu" or (problem.size <= _TOGETHER and experiment.workers is None):
+            name = "vectorised"
+        else:
+            name = "workers" if experiment.workers or (count > 1 and enough) else "sequential"
+    # a small buffer alone would leave workers idle
+    many: dict[str, Any] = {
+        "workers": experiment.workers,
+        "ahead": 2 * count if setting.cohort < 2 * count else 0,
+    }
+    match name:
+        case "sequential":
+            return Sequential
+        case "vectorised":
+            return Vectorised
+        case "workers":
+            return partial(Workers, **many)
+        case _:
+            gpus = 1.0 if problem.device.type == "cuda" else 0.0
+            return partial(Cluster, address=experiment.ray_address, gpus=gpus, **many)
 
 
 def settled(experiment: Experiment, trial: Trial) -> Experiment:
@@ -117,7 +150,7 @@ def settled(experiment: Experiment, trial: Trial) -> Experiment:
     return experiment
 
 
-def housed(engine: Sequential | Vectorised, folder: Path) -> Sequential | Vectorised:
+def housed(engine: Simulated, folder: Path) -> Simulated:
     """The same, with the file of what clients keep in this folder, where it needs one."""
     return dataclasses.replace(engine, memory=within(engine.memory, folder))
 
@@ -134,7 +167,7 @@ def resolved(experiment: Experiment, trial: Trial) -> dict[str, Any]:
             for name, value in values.items()
         },
         "model_size": trial.problem.size,
-        "engine": type(trial.engine).__name__.lower(),
+        "engine": "ray" if isinstance(trial.engine, Cluster) else type(trial.engine).__name__.lower(),
     }
 
 

@@ -56,8 +56,10 @@ _WORK: _Table = {
     "weight_decay": (number, "W", "added to the loss as W/2 |x|^2"),
     "average": (number, "DECAY", "evaluate the exponential average of the models, such as 0.99"),
     "every": (whole, "N", "evaluate every N server steps"),
-    "engine": (str, "NAME", "auto, sequential or vectorised"),
+    "engine": (str, "NAME", "auto, sequential, vectorised, workers (processes here) or ray (a cluster)"),
     "device": (str, "NAME", "cpu or cuda"),
+    "workers": (whole, "N", "of the engines workers and ray; default: one for each core"),
+    "ray_address": (str, "HOST:PORT", "a Ray cluster that runs already, or auto to find it"),
     "memory": (str, "PLACE", "of what clients keep: ram, device, mapped (a file), or auto, by size"),
 }
 

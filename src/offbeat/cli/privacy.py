@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -55,6 +56,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 def privacy(given: argparse.Namespace) -> int:
     """Answer, and say what the answer rests on."""
+    logging.getLogger("absl").setLevel(logging.ERROR)  # dp-accounting warns of rounding to zero
     answer = _of_run(given) if given.folder else _of_numbers(given)
     if given.json:
         print(json.dumps({name: _plain(value) for name, value in answer.items()}))

@@ -39,6 +39,11 @@ class Cluster:
     how: How | None = None  # None: one by one on a core, by trial on a GPU
     ahead: int = 0  # tasks to compute at once, some ahead of a buffer too small to keep all busy
 
+    def __post_init__(self) -> None:
+        check_count(self.workers)
+        if not 0 <= self.gpus < float("inf"):
+            raise InputError(f"the number of GPUs of a worker is {self.gpus}: give at least 0.")
+
     @property
     def clients(self) -> int:
         return len(self.population)
@@ -47,9 +52,6 @@ class Cluster:
         return self.problem.initial()
 
     def open(self, algorithm: AnyAlgorithm, seed: int, source: Draws) -> Simulation:
-        check_count(self.workers)
-        if not 0 <= self.gpus < float("inf"):
-            raise InputError(f"the number of GPUs of a worker is {self.gpus}: give at least 0.")
         clock = Clock(self.delays.bind(source, self.clients), source, self.dropout)
         check_module(algorithm, self.problem, self.population, seed)
         how = self.how or (Measured() if self.gpus else Alone())

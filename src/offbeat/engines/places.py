@@ -46,15 +46,15 @@ def alike(tasks: list[list[Indices]]) -> list[list[int]]:
     """Rows of tasks so like in length that computing them together wastes little."""
     groups: dict[tuple[int, int], list[int]] = {}
     for row, task in enumerate(tasks):
-        groups.setdefault((rung(len(task)), rung(max(map(len, task)))), []).append(row)
+        groups.setdefault((_rung(len(task)), _rung(max(map(len, task)))), []).append(row)
     return list(groups.values())
 
 
 def _common(lengths: list[int]) -> int:
-    return lengths[0] if len(set(lengths)) == 1 else rung(max(lengths))
+    return lengths[0] if len(set(lengths)) == 1 else _rung(max(lengths))
 
 
-def rung(length: int) -> int:
+def _rung(length: int) -> int:
     """The length rounded up to four leading bits: at most an eighth is padding."""
     step = 1 << max(0, length.bit_length() - 4)
     return -(-length // step) * step

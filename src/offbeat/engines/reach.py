@@ -29,23 +29,13 @@ def find_ray() -> Any:
 
 
 def check_cluster(address: str | None) -> None:
-    """Refuse an address where no cluster answers; Ray itself would try for two minutes."""
-    find_ray()
-    if address is None or address == "auto":
-        return
-    host, _, port = address.rpartition(":")
-    if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 2**16:
-        raise InputError(f"'{address}' is no address of a cluster: give HOST:PORT of its head, or auto.")
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), _PATIENCE) as line:
-            line.settimeout(_PATIENCE)
-            if not os.environ.get("RAY_USE_TLS"):
-                line.sendall(_HELLO)
-                answer = line.recv(9)
-                if len(answer) < 4 or answer[3] != _SETTINGS:
-                    raise ConnectionError
-    except OSError:
-        raise _nobody(address) from None
+    """Refuse an address where no cluster answers, before anything is begun."""
+    ray = find_ray()
+    if address == "auto":
+        if connect(address, 1):
+            ray.shutdown()
+    elif address is not None:
+        _knock(address)
 
 
 def connect(address: str | None, cpus: int) -> bool:
@@ -53,7 +43,8 @@ def connect(address: str | None, cpus: int) -> bool:
     ray = find_ray()
     if ray.is_initialized():
         return False
-    check_cluster(address)
+    if address not in (None, "auto"):
+        _knock(str(address))
     own: dict[str, Any] = {} if address else {"num_cpus": cpus, "include_dashboard": False}
     if address is None:
         _secure()
@@ -64,6 +55,22 @@ def connect(address: str | None, cpus: int) -> bool:
         except (ConnectionError, SystemExit):
             raise _nobody(address or "this machine") from None
     return True
+
+
+def _knock(address: str) -> None:
+    """See whether somebody answers; Ray itself would try for two minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 2**16:
+        raise InputError(f"'{address}' is no address of a cluster: give HOST:PORT of its head, or auto.")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), _PATIENCE) as line:
+            if not os.environ.get("RAY_USE_TLS"):
+                line.sendall(_HELLO)
+                answer = line.recv(9)
+                if len(answer) < 4 or answer[3] != _SETTINGS:
+                    raise ConnectionError
+    except OSError:
+        raise _nobody(address) from None
 
 
 def _secure() -> None:
@@ -89,4 +96,6 @@ def _signals() -> Iterator[None]:
 
 
 def _nobody(address: str) -> InputError:
+    if address == "auto":
+        return InputError("no Ray cluster runs here: give the address of one, or leave out --ray-address.")
     return InputError(f"no Ray cluster answers at {address}: start one there, or leave out --ray-address.")

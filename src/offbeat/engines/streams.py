@@ -35,7 +35,9 @@ class Streams:
     whose grouped kernels are slow. What cannot be recorded runs one by one, which is said once.
     """
 
-    def __init__(self, problem: Problem, population: Population, slots: int = 8) -> None:
+    def __init__(
+        self, problem: Problem, population: Population, slots: int = 8, compiled: bool = False
+    ) -> None:
         if problem.device.type != "cuda":
             raise InputError("streams of graphs need a GPU: use --device cuda, or another way to compute.")
         if slots < 1:
@@ -46,6 +48,7 @@ class Streams:
         self._padding = Padding(problem, population)
         self._slots = [Slot(_stream(problem.device), Latest(_GRAPHS)) for _ in range(slots)]
         self._recordable: bool | None = None
+        self._differentiate = problem.compiled() if compiled else problem.differentiate_alone
 
     def __call__(
         self, algorithm: AnyAlgorithm, tasks: Sequence[Task], starts: Sequence[Start], seed: int
@@ -88,7 +91,7 @@ class Streams:
             return None
 
     def _spread(self, algorithm: AnyAlgorithm, given: list[Inputs]) -> Results:
-        one = local_work(algorithm, self._problem, self._population, self._problem.differentiate_alone)
+        one = local_work(algorithm, self._problem, self._population, self._differentiate)
         caller = torch.cuda.current_stream(self._problem.device)
         key = (id(algorithm), *signature(given[0]))
         results: Results | None = None

@@ -10,7 +10,7 @@ from offbeat import trees
 from offbeat.core import AnyAlgorithm, Task
 from offbeat.engines.capture import Captured, Latest, signature
 from offbeat.engines.local import Drawn, Inputs, Padding, inputs, join, local_work
-from offbeat.engines.places import alike, rung
+from offbeat.engines.places import alike
 from offbeat.engines.work import OneByOne, Results, Start
 from offbeat.errors import InputError
 from offbeat.population.population import Population
@@ -18,7 +18,8 @@ from offbeat.problem import Problem
 
 log = logging.getLogger(__name__)
 
-_GRAPHS = 4  # recorded shapes that are kept; each holds the memory of a whole launch
+_GRAPHS = 8  # recorded shapes that are kept; each holds the memory of a whole launch
+_SMALL = 8  # tasks of the smallest recorded shape
 
 
 class Together:
@@ -72,7 +73,7 @@ class Together:
         parts: list[Results] = []
         done = 0
         while done < len(rows) and self._mappable:
-            size = min(self._chunk or len(rows), len(rows) - done)
+            size = self._portion(len(rows) - done)
             places = drawn.pick(rows[done : done + size])
             if not self._padding.allows(places):
                 return None
@@ -98,12 +99,19 @@ class Together:
         with self._problem.numerics():
             if self._graphs is None:
                 return Results(*mapped(given))
-            given = trees.over(lambda leaf: _repeat_last(leaf, rung(count)), given)
+            given = trees.over(lambda leaf: _repeat_last(leaf, _power(count)), given)
             key = (id(algorithm), *signature(given))
             graph = self._graphs.find(key, lambda: Captured(mapped, given, self._stream))
             results = mapped(given) if graph is None else graph(given)
             fresh: Results = trees.over(lambda leaf: leaf[:count].clone(), Results(*results))
             return fresh
+
+    def _portion(self, left: int) -> int:
+        """How many to compute next: where shapes are recorded, powers of two and few of them."""
+        size = min(self._chunk or left, left)
+        if self._graphs is None or size <= _SMALL:
+            return size
+        return 1 << (size.bit_length() - 1)
 
     def _shrink(self, size: int) -> None:
         if self._graphs is not None:
@@ -129,6 +137,11 @@ class Together:
             log.warning(
                 "this module cannot be computed for many clients at once, so it runs one by one: %s", reason
             )
+
+
+def _power(count: int) -> int:
+    """The shape to compute so many in."""
+    return max(_SMALL, 1 << (count - 1).bit_length())
 
 
 def _repeat_last(leaf: torch.Tensor, count: int) -> torch.Tensor:

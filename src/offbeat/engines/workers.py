@@ -35,6 +35,13 @@ class Workers:
     how: How = Alone()
     ahead: int = 0  # tasks to compute at once, some ahead of a buffer too small to keep all busy
 
+    def __post_init__(self) -> None:
+        check_count(self.workers)
+        if self.problem.device.type != "cpu":
+            raise InputError("worker processes compute on the CPU: use --device cpu, or another engine.")
+        if not hasattr(socket, "send_fds"):
+            raise InputError("this system cannot share memory with workers: use the sequential engine.")
+
     @property
     def clients(self) -> int:
         return len(self.population)
@@ -43,11 +50,6 @@ class Workers:
         return self.problem.initial()
 
     def open(self, algorithm: AnyAlgorithm, seed: int, source: Draws) -> Simulation:
-        check_count(self.workers)
-        if self.problem.device.type != "cpu":
-            raise InputError("worker processes compute on the CPU: put the problem there, or use Vectorised.")
-        if not hasattr(socket, "send_fds"):
-            raise InputError("this system cannot share memory with workers: use the sequential engine.")
         clock = Clock(self.delays.bind(source, self.clients), source, self.dropout)
         check_module(algorithm, self.problem, self.population, seed)
         crew = Processes(send_off(self.problem, self.population, self.how), self.workers or cores())

@@ -17,6 +17,7 @@ from offbeat.privacy.search import last
 # Below, what the Fourier transforms of privacy loss distributions round away is no longer small.
 _LEAST_DELTA = 1e-10
 _ROUNDING = 1e-12
+_MANY = 10**7  # releases, which take seconds to add up
 
 
 class Releases(NamedTuple):
@@ -61,6 +62,10 @@ class Pld:
             raise InputError(
                 f"delta {delta:g} is too small for the pld accountant, which counts to {_LEAST_DELTA:g} "
                 "where sampling amplifies: use rdp."
+            )
+        if sum(each.times for each in sampled) > _MANY:
+            raise InputError(
+                f"the pld accountant adds up at most {_MANY:,} releases where sampling amplifies: use rdp."
             )
         from dp_accounting.pld.privacy_loss_distribution import (  # seconds to import
             from_gaussian_mechanism,
@@ -136,7 +141,13 @@ def calibrate(
         return accountant.epsilon([Releases(noise(place), count, rate)], delta)
 
     rougher = None if rate is None else accountant.rougher()
-    start = calibrate(epsilon, delta, count, rate, rougher) if rougher else 1.0
+    if rougher:
+        start = calibrate(epsilon, delta, count, rate, rougher)
+    elif rate:
+        # The limit for many releases, shift^2 = rate^2 count (exp(1 / noise^2) - 1), taken generously.
+        start = 1.5 / math.sqrt(math.log1p(1 / (calibrate(epsilon, delta, 1) ** 2 * rate**2 * count)))
+    else:
+        start = 1.0
     far = int(25 / grain)  # noise between 1e-11 and 1e11
     found = last(spent, epsilon, -math.ceil(math.log(start) / grain), 10, -far, far)
     if found < -far:
@@ -153,7 +164,7 @@ def allowed(
     noise: float,
     rate: float | None = None,
     accountant: Accountant = Pld(),
-    most: int = 10**9,
+    most: int = _MANY,
     before: Sequence[Releases] = (),
 ) -> int:
     """How many releases, at most `most`, fit the budget after those that were made `before`."""

@@ -1,0 +1,435 @@
+"""Client work in other processes: the sequential engine's results, whoever dies on the way."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from offbeat import (
+    AdaMasFL,
+    Asynchronous,
+    Epochs,
+    Exponential,
+    FedOpt,
+    InputError,
+    Problem,
+    Sequential,
+    Setting,
+    Synchronous,
+    Task,
+    build,
+    trees,
+)
+from offbeat.cli import main
+from offbeat.engines import packing
+from offbeat.engines.body import Alone, Body, attempt, send_off
+from offbeat.engines.how import Mapped
+from offbeat.engines.orders import Done, Failed, Lost, Order
+from offbeat.engines.processes import Processes
+from offbeat.engines.segments import Shelf
+from offbeat.engines.simulation import Simulation
+from offbeat.engines.spread import Spread, carry_out, even, guided
+from offbeat.engines.workers import Workers
+from offbeat.errors import DivergedError
+from offbeat.experiment import Experiment
+from offbeat.schedule.clock import Clock
+from offbeat.trial import prepare, resolved
+from worlds import CLASSES, FEATURES, World, make_world, play
+
+METHODS = {
+    "adamasfl": AdaMasFL(0.05, 0.1, 0.5),  # clients keep a vector
+    "fedavg": FedOpt(0.1, 1.0),
+    "scaffold": build("scaffold", Setting(3, 3, 8), {}),
+    "ca2fl": build("ca2fl", Setting(3, 3, 8), {}),
+}
+DELAYS = Exponential(1.0)
+
+
+class Lasting:
+    """An engine whose workers serve one run after another, since their start takes seconds."""
+
+    def __init__(self, world: World, how: Any = Alone(), ahead: int = 0) -> None:
+        self.engine = Sequential(world.problem, world.population, DELAYS)
+        self.crew = Processes(send_off(world.problem, world.population, how), 2)
+        self.ahead = ahead
+        self.clients, self.availability = self.engine.clients, self.engine.availability
+        self.initial = self.engine.initial
+
+    def open(self, algorithm: Any, seed: int, source: Any) -> Simulation:
+        clock = Clock(DELAYS.bind(source, self.clients), source)
+        work = Spread(self.crew, torch.device("cpu"), guided)
+        work.close = lambda: None  # type: ignore[method-assign]
+        home = self.engine.memory
+        return Simulation(algorithm, self.engine.problem, clock, work, seed, home, self.clients, self.ahead)
+
+
+def ragged() -> World:
+    torch.manual_seed(3)
+    layers = nn.Linear(FEATURES, 6), nn.BatchNorm1d(6), nn.Dropout(0.2), nn.Linear(6, CLASSES)
+    return make_world(work=Epochs(2, 4, least=2), module=nn.Sequential(*layers).double())
+
+
+@pytest.fixture(scope="module")
+def lasting() -> Iterator[tuple[World, Lasting]]:
+    """Ragged epochs, a norm with statistics and a module that draws."""
+    world = ragged()
+    engine = Lasting(world)
+    yield world, engine
+    engine.crew.close()
+
+
+def same(one: Any, other: Any) -> None:
+    for left, right in zip(one, other, strict=True):
+        torch.testing.assert_close(left.x, right.x, rtol=0, atol=1e-10)
+        torch.testing.assert_close(left.statistics, right.statistics, rtol=0, atol=1e-10)
+        assert left.time == right.time
+    assert not torch.equal(one[0].x, one[-1].x)
+
+
+def identical(one: Any, other: Any) -> None:
+    for left, right in zip(one, other, strict=True):
+        assert torch.equal(left.x, right.x)
+
+
+@pytest.mark.parametrize("ahead", [0, 6])
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_give_the_sequential_trajectory_and_repeat_it_to_the_bit(
+    method: str, ahead: int, lasting: tuple[World, Lasting]
+) -> None:
+    _, engine = lasting
+    engine.ahead = ahead
+    one = play(METHODS[method], engine.engine, Asynchronous(5))
+    first, second = (play(METHODS[method], engine, Asynchronous(5)) for _ in range(2))
+    same(one, first)
+    identical(first, second)
+
+
+def test_workers_that_are_killed_again_and_again_change_nothing(lasting: tuple[World, Lasting]) -> None:
+    _, engine = lasting
+    engine.ahead = 0
+    whole = play(METHODS["adamasfl"], engine, Asynchronous(5), rounds=20)
+    done = threading.Event()
+    killed: set[int] = set()
+
+    def kill() -> None:
+        while not done.wait(0.15):
+            fresh = [process for process in forks(engine.crew) if process not in killed]
+            for process in fresh[: 1 + len(killed) % 2]:  # one of them, or both
+                os.kill(process, signal.SIGKILL)
+                killed.add(process)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        while len(killed) < 6:
+            identical(whole, play(METHODS["adamasfl"], engine, Asynchronous(5), rounds=20))
+    finally:
+        done.set()
+        killer.join()
+
+
+def forks(crew: Processes) -> list[int]:
+    nursery = crew._nursery._process.pid
+    return [int(word) for word in Path(f"/proc/{nursery}/task/{nursery}/children").read_text().split()]
+
+
+def test_a_nursery_that_is_killed_changes_nothing(lasting: tuple[World, Lasting]) -> None:
+    _, engine = lasting
+    whole = play(METHODS["fedavg"], engine, Asynchronous(5))
+    nursery, workers = engine.crew._nursery._process, forks(engine.crew)
+    for process in (nursery.pid, *workers):
+        os.kill(process, signal.SIGKILL)
+    identical(whole, play(METHODS["fedavg"], engine, Asynchronous(5)))
+    assert engine.crew._nursery._process.pid != nursery.pid
+
+
+def test_vmap_inside_workers_is_the_same_but_for_rounding_and_what_it_says_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = ragged()
+    with caplog.at_level(logging.WARNING):
+        many = play(
+            METHODS["fedavg"],
+            Workers(world.problem, world.population, DELAYS, workers=2, how=Mapped()),
+            Asynchronous(5),
+        )
+    same(play(METHODS["fedavg"], Sequential(world.problem, world.population, DELAYS), Asynchronous(5)), many)
+    assert [record.message for record in caplog.records] == [
+        "this module draws random numbers, so its clients are computed one by one."
+    ]
+
+
+class Faulty(nn.Module):
+    """Complains as it is told."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.linear = nn.Linear(FEATURES, CLASSES).double()
+        self.error = error
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        raise self.error
+
+
+class TwoWordsError(Exception):
+    """Cannot be unpickled: its constructor wants other words than it keeps."""
+
+    def __init__(self, one: str, two: str) -> None:
+        super().__init__(f"{one} {two}")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "said"),
+    [
+        (InputError("this is wrong: do that."), InputError, "this is wrong: do that."),
+        (DivergedError("it became NaN."), DivergedError, "it became NaN."),
+        (KeyError("name"), KeyError, "'name'"),
+        (TwoWordsError("quite", "wrong"), RuntimeError, "TwoWordsError: quite wrong"),
+    ],
+)
+def test_an_error_in_a_worker_reaches_the_caller_as_it_is(
+    error: Exception, kind: type[Exception], said: str
+) -> None:
+    body, order = _body(Faulty(error)), _order()
+    failed = body(order)
+    assert isinstance(failed, Failed)
+    assert type(failed.error) is kind
+    assert str(failed.error) == said
+    assert "in forward" in "".join(failed.error.__notes__)
+
+
+def _order() -> Order:
+    return Order(1, METHODS["fedavg"], 0, [Task(0, 0, 0)], [0], [], [0], [()])
+
+
+def _body(module: nn.Module) -> Any:
+    world = make_world(module=module)
+    x, statistics = world.problem.initial()
+    algorithm = METHODS["fedavg"]
+    message = algorithm.broadcast(algorithm.init(x), 0)
+    logger = logging.getLogger("offbeat")
+    handlers, propagate = logger.handlers[:], logger.propagate
+    body = Body(send_off(world.problem, world.population, Alone()), torch.device("cpu"))
+    logger.handlers, logger.propagate = handlers, propagate
+    return lambda order: attempt(order.number, lambda: body.do(order, [(message, statistics)]))
+
+
+def test_what_is_defined_on_the_spot_can_be_sent_and_its_errors_come_back() -> None:
+    class Local(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(FEATURES, CLASSES).double()
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            outputs: Tensor = self.linear(inputs)
+            return outputs
+
+    world = make_world()
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        if float(outputs.abs().max()) > 1e3:
+            raise InputError("this is too large: lower the rate.")
+        return nn.functional.cross_entropy(outputs, targets)
+
+    problem = Problem(Local(), loss)
+    engine = Workers(problem, world.population, DELAYS, workers=2)
+    with pytest.raises(InputError, match=r"^this is too large: lower the rate\.$"):
+        play(FedOpt(1e4, 1.0), engine, Asynchronous(5))
+
+
+def test_what_cannot_be_sent_is_one_sentence() -> None:
+    world = make_world()
+    lock = threading.Lock()
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        with lock:
+            return nn.functional.cross_entropy(outputs, targets)
+
+    problem = Problem(nn.Linear(FEATURES, CLASSES).double(), loss)
+    engine = Workers(problem, world.population, workers=2)
+    with pytest.raises(InputError, match=r"cannot be sent to another process \(.*lock.*\): leave out"):
+        play(METHODS["fedavg"], engine, Synchronous(3))
+
+
+def test_numbers_that_cannot_be_are_refused() -> None:
+    world = make_world()
+    with pytest.raises(InputError, match="the number of workers is 0: give at least 1"):
+        Workers(world.problem, world.population, workers=0)
+
+
+PROGRAM = """
+import sys
+from offbeat import Asynchronous, FedOpt, train
+from offbeat.engines.workers import Workers
+from worlds import make_world
+world = make_world()
+run = train(FedOpt(0.1, 1.0), Workers(world.problem, world.population, workers=2),
+            dispatch=Asynchronous(5), buffer=3, rounds=10**6)
+for shot in run:
+    if shot.version == 1:
+        session = run.gi_frame.f_locals["run"].session
+        print(*session._work._crew.ids(), session._work._crew._nursery._process.pid, flush=True)
+"""
+
+
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_no_process_outlives_the_one_that_started_it(number: int) -> None:
+    """A script without a guard for its main part, interrupted as by Ctrl-C, or killed."""
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+    ) as program:
+        assert program.stdout
+        processes = [int(word) for word in program.stdout.readline().split()]
+        assert len(processes) == 3
+        program.send_signal(number)
+        program.communicate(timeout=60)
+    patience = time.monotonic() + 20
+    while any(map(alive, processes)) and time.monotonic() < patience:
+        time.sleep(0.02)
+    assert not any(map(alive, processes))
+
+
+def alive(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def test_the_command_line_runs_workers_and_says_so(tmp_path: Path) -> None:
+    words = "run fedavg --clients 12 --buffer 3 --rounds 2 --local-steps 1 --engine workers --workers 2"
+    assert main([*words.split(), "--out", str(tmp_path / "run")]) == 0
+    settings = (tmp_path / "run" / "settings.json").read_text()
+    assert '"engine": "workers"' in settings
+
+
+def test_the_engine_is_workers_where_a_large_model_and_much_to_do_are_worth_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        "offbeat.models._mlp",
+        lambda shape, classes: nn.Sequential(
+            nn.Flatten(), nn.Linear(64, 800), nn.ReLU(), nn.Linear(800, classes)
+        ),
+    )
+    for cores, rounds, name in ((2, 200, "workers"), (2, 10, "sequential"), (1, 200, "sequential")):
+        monkeypatch.setattr("offbeat.trial.cores", lambda cores=cores: cores)
+        experiment = Experiment.of(clients=12, buffer=3, rounds=rounds)
+        assert resolved(experiment, prepare(experiment))["engine"] == name
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--engine sequential --workers 2", "the engine 'sequential' has no --workers: use workers or ray."),
+        ("--ray-address a:1", "--ray-address is for --engine ray: give that, too."),
+        ("--engine workers --workers 0", "--workers must be at least 1 and below 2^31, not 0."),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(
+    words: str, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["run", *words.split(), "--out", str(tmp_path / "run")]) == 2
+    assert capsys.readouterr().err == f"offbeat: {said}\n"
+    assert not (tmp_path / "run").exists()
+
+
+class Clumsy:
+    """A crew whose workers die as often as told before each order is done."""
+
+    def __init__(self, workers: int, deaths: dict[int, int], failing: frozenset[int] = frozenset()) -> None:
+        self.workers = workers
+        self.deaths = deaths
+        self.failing = failing
+        self.given: dict[int, Order] = {}
+        self.seen: list[int] = []
+
+    def give(self, worker: int, order: Order) -> None:
+        assert worker not in self.given
+        self.given[worker] = order
+
+    def wait(self) -> list[Any]:
+        worker, order = self.given.popitem()
+        if self.deaths.get(order.number, 0):
+            self.deaths[order.number] -= 1
+            return [Lost(worker, "signal 9")]
+        self.seen.append(order.number)
+        if order.number in self.failing:
+            return [(worker, Failed(order.number, ValueError(str(order.number))))]
+        return [(worker, Done(order.number, (torch.tensor([order.number]),)))]
+
+    def replace(self, worker: int) -> None:
+        pass
+
+
+def orders(count: int) -> list[Order]:
+    return [_order()._replace(number=number) for number in range(count)]
+
+
+@given(st.integers(1, 4), st.dictionaries(st.integers(0, 9), st.integers(0, 7)), st.integers(0, 10))
+def test_every_order_is_done_once_and_in_its_place(workers: int, deaths: dict[int, int], count: int) -> None:
+    crew = Clumsy(workers, deaths)
+    assert [done.number for done in carry_out(crew, orders(count))] == list(range(count))  # type: ignore[arg-type]
+    assert sorted(crew.seen) == list(range(count))
+
+
+def test_an_order_that_kills_whoever_has_it_is_given_up_with_one_sentence() -> None:
+    with pytest.raises(InputError, match=r"8 workers died in turn at the tasks of client 0 \(signal 9\)"):
+        carry_out(Clumsy(2, {1: 100}), orders(3))  # type: ignore[arg-type]
+
+
+def test_the_first_failure_is_raised_when_nobody_is_at_work() -> None:
+    crew = Clumsy(3, {}, frozenset({1, 2}))
+    with pytest.raises(ValueError, match="1"):
+        carry_out(crew, orders(9))  # type: ignore[arg-type]
+    assert not crew.given
+
+
+@given(st.integers(1, 300), st.integers(1, 70))
+def test_parts_cover_all_tasks_once(tasks: int, workers: int) -> None:
+    for parts in (guided(tasks, workers), even(tasks, workers)):
+        assert [place for part in parts for place in range(tasks)[part]] == list(range(tasks))
+    assert len(even(tasks, workers)) <= workers
+
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.uint8]
+
+
+@given(st.lists(st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 4), max_size=3)), max_size=6))
+def test_a_packed_tree_comes_back_as_it_was(leaves: list[tuple[torch.dtype, list[int]]]) -> None:
+    generator = torch.Generator().manual_seed(1)
+    tensors = [
+        torch.randint(0, 2, shape, generator=generator).to(dtype).reshape(shape) for dtype, shape in leaves
+    ]
+    tree = {"some": tuple(tensors[:2]), "more": tensors[2:]}
+    back = packing.read(*packing.pack(tree))
+    assert trees.shape(back) == trees.shape(tree)
+    assert all(map(torch.equal, trees.leaves(back), trees.leaves(tree)))
+    assert [leaf.dtype for leaf in trees.leaves(back)] == [leaf.dtype for leaf in trees.leaves(tree)]
+
+
+def test_room_on_a_shelf_is_used_again() -> None:
+    shelf = Shelf()
+    first, _ = shelf.put((torch.zeros(1000),))
+    second, _ = shelf.put((torch.zeros(1000),))
+    assert first.number != second.number
+    shelf.take_off(first)
+    third, slots = shelf.put((torch.arange(900.0),))
+    assert third.number == first.number
+    assert torch.equal(packing.read(slots, third.room)[0], torch.arange(900.0))
+    shelf.close()

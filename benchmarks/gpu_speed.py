@@ -121,9 +121,8 @@ class Case:
         before = matmul.allow_tf32, cudnn.allow_tf32
         if self.precision is not Precision.TORCH:
             matmul.allow_tf32 = cudnn.allow_tf32 = rounded
-        with cudnn.flags(
-            enabled=True, benchmark=True, allow_tf32=cudnn.allow_tf32
-        ):  # the library's best, repeatable or not
+        # the library's best, repeatable or not
+        with cudnn.flags(enabled=True, benchmark=True, allow_tf32=cudnn.allow_tf32):
             for _ in range(tries + 1):
                 began = self.now()
                 work()

@@ -78,7 +78,9 @@ class Offbeat:
         method = build("fedavg", setting, {"local_lr": workload.LOCAL_LR, "server_lr": workload.SERVER_LR})
         place = make_engine(engine, self._problem, population, workers)
         self._task = task
-        self._shots = train(method, place, dispatch=Synchronous(shape.cohort), buffer=shape.cohort, rounds=most)
+        self._shots = train(
+            method, place, dispatch=Synchronous(shape.cohort), buffer=shape.cohort, rounds=most
+        )
         self._shot = next(self._shots)
 
     def turn(self, steps: int) -> float:
@@ -236,7 +238,13 @@ def pfl(python: str, processes: int, folder: Path, steps: int, device: str, core
 
 def flower(python: str, actors: int, folder: Path, steps: int) -> Peer:
     """Flower's simulation with so many actors of one core each."""
-    program = [python, str(Path(workload.__file__).parent / "run_flower.py"), str(folder), str(steps), str(actors)]
+    program = [
+        python,
+        str(Path(workload.__file__).parent / "run_flower.py"),
+        str(folder),
+        str(steps),
+        str(actors),
+    ]
     home = {"FLWR_HOME": str(folder), "OMP_NUM_THREADS": "1"}
     return Peer([program], [home], folder / "flower.log")
 
@@ -245,7 +253,7 @@ def make_workload(given: argparse.Namespace) -> tuple[workload.Workload, str]:
     """Data, initial weights, and where the data come from."""
     shape = workload.Shape(dropout=given.dropout)
     if given.quick:
-        shape = workload.Shape(clients=20, images=20, cohort=4, dropout=given.dropout)
+        shape = workload.Shape(clients=10, images=10, cohort=2, dropout=given.dropout)
     torch.manual_seed(0)
     weights = [weight.detach().numpy() for weight in workload.build(shape.dropout).parameters()]
     count = shape.clients * shape.images
@@ -318,7 +326,9 @@ def _losses(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def parse() -> argparse.Namespace:
     """What the caller wants."""
-    parser = argparse.ArgumentParser(description="pfl-research's CIFAR-10 benchmark in offbeat and its peers.")
+    parser = argparse.ArgumentParser(
+        description="pfl-research's CIFAR-10 benchmark in offbeat and its peers."
+    )
     parser.add_argument("--data-dir", type=Path, help="a folder with CIFAR-10")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--steps", type=int, default=20, help="server steps of each peer")
@@ -330,7 +340,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--pfl-processes", type=int, nargs="+", default=[1])
     parser.add_argument("--flower-python", default=sys.executable)
     parser.add_argument("--no-dropout", dest="dropout", action="store_false", help="leave the module's out")
-    parser.add_argument("--quick", action="store_true", help="a few steps of a few clients, to see that it runs")
+    parser.add_argument(
+        "--quick", action="store_true", help="a few steps of a few clients, to see that it runs"
+    )
     given = parser.parse_args()
     if given.quick:
         given.steps, given.turn = 2, 1
@@ -345,7 +357,10 @@ def main() -> None:
     task, origin = make_workload(given)
     torch.set_num_threads(1 if given.offbeat_engine == "workers" else given.cores)
     print(f"{origin}, {given.device}, {given.cores} cores, dropout {given.dropout}, {task.shape}")
-    print(f"{'':<10}{'ms a step':>12}{'offbeat ms':>12}{'ratio':>8}{'processor':>11}{'accuracy':>10}", flush=True)
+    print(
+        f"{'':<10}{'ms a step':>12}{'offbeat ms':>12}{'ratio':>8}{'processor':>11}{'accuracy':>10}",
+        flush=True,
+    )
     found: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory(prefix="offbeat-") as name:
         folder = Path(name)
@@ -355,7 +370,9 @@ def main() -> None:
         with contextlib.closing(offbeat):
             for rival, peer in rivals(given, task, folder):
                 facts = found[rival] = compare(offbeat, peer, given, scored=not found)
-                row = "{ms:>12.1f}{offbeat_ms:>12.1f}{ratio:>8.2f}{processor_ratio:>11.2f}{accuracy:>10.4f}".format(**facts)
+                row = "{ms:>12.1f}{offbeat_ms:>12.1f}{ratio:>8.2f}{processor_ratio:>11.2f}{accuracy:>10.4f}".format(
+                    **facts
+                )
                 print(f"{rival:<10}{row}", flush=True)
     accuracy = next((facts["offbeat_accuracy"] for facts in found.values()), float("nan"))
     print(f"offbeat ({given.offbeat_engine}) after as many steps: accuracy {accuracy:.4f}")

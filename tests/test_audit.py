@@ -87,7 +87,7 @@ def claimed(private: Private) -> float:
     """The epsilon of one run by the run's own account."""
     made = opened(private)
     look(made)
-    return made.spent().epsilon
+    return made.spent()().epsilon
 
 
 def proved(present: Scores, absent: Scores) -> float:

@@ -193,10 +193,10 @@ def test_a_budget_that_is_spent_ends_the_run_which_says_so_and_is_whole(
     asked = [*COUNTED, *shlex.split("--noise 1.1 --epsilon 8 --rounds 40 --out out")]
     assert main(["run", "fedbuff", *SMALL, *asked]) == 0
     out, err = capsys.readouterr()
-    assert "offbeat: the privacy budget of epsilon 8 is spent after" in err
+    assert "offbeat: the privacy budget is spent: too few clients" in err
     assert "is saved in out." in err
     assert "private: (epsilon, delta) = (" in out
-    assert "no client contributes more than 5 times" in out
+    assert "no client contributes more than 3 times" in out
     assert "accountant pld" in out
     last = records(here / "out")[-1]
     assert 0 < last["version"] < 40
@@ -207,10 +207,10 @@ def test_a_budget_that_is_spent_ends_the_run_which_says_so_and_is_whole(
     before = {path: path.read_bytes() for path in (here / "out").rglob("*") if path.is_file()}
     assert main(["run", "--out", "out", "--resume", "--json"]) == 0
     out, err = capsys.readouterr()
-    assert "offbeat: the privacy budget of epsilon 8 is spent after" in err
+    assert "offbeat: the privacy budget is spent: too few clients" in err
     again = json.loads(out.splitlines()[-1])
     assert not again["finished"]
-    assert again["ended"].startswith("the privacy budget of epsilon 8 is spent after")
+    assert again["ended"].startswith("the privacy budget is spent: too few clients")
     assert again["resume"] is None
     assert again["error"] is None
     assert again["privacy"]["epsilon"] == last["epsilon"]
@@ -329,6 +329,6 @@ def test_a_comparison_says_what_each_method_spent_and_which_ended(
     assert main(["compare", "fedbuff", "fedavgm", *SMALL, *COUNTED, *words]) == 0
     out = capsys.readouterr().out
     for name in ("fedbuff", "fedavgm"):
-        assert f"{name} ended early: too few clients may still contribute" in out
+        assert f"{name} ended early: the privacy budget is spent: too few clients may still contribute" in out
         assert f"{name}: (epsilon, delta) = (" in out
         assert read(here / "out" / name)["noise"] > 1

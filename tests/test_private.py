@@ -160,7 +160,7 @@ def test_the_noise_has_the_promised_standard_deviation(nominal: int | None) -> N
         # the standard error of a standard deviation of n draws is its 1 / sqrt(2 n)-th part
         assert field.std().item() == pytest.approx(promised, rel=4 / math.sqrt(2 * 20_000))
         assert abs(field.mean().item()) < 4 * promised / math.sqrt(20_000)
-    assert ("SIMULATION: the noise is scaled by 5/50" in made.spent().terms) == (nominal is not None)
+    assert ("SIMULATION: the noise is scaled by 5/50" in made.spent()().terms) == (nominal is not None)
 
 
 def test_stamps_are_noised_as_equations_16_to_19_have_it() -> None:
@@ -508,3 +508,10 @@ def test_engines_agree_under_noise() -> None:
         for kind in (Sequential, Vectorised)
     )
     torch.testing.assert_close(left, right, rtol=0, atol=1e-11)
+
+
+def test_a_snapshot_tells_what_was_spent_when_it_was_taken() -> None:
+    shots = run(Private.of(PLAIN, 1.0, 1.0, 1e-5, participation=Participation(9, 1)))
+    told = [shot.spent().epsilon for shot in shots]  # type: ignore[union-attr]
+    assert told == sorted(told)
+    assert told[0] == 0.0 < told[1] < told[-1]

@@ -1,6 +1,6 @@
 """The workload in Flower's simulation, inside Flower's own environment; started by pfl_cifar.py.
 
-    python run_flower.py FOLDER STEPS ACTORS
+python run_flower.py FOLDER STEPS ACTORS
 """
 
 import os

@@ -93,7 +93,10 @@ def main() -> None:
     module.loss = loss
     module.metrics = lambda inputs, targets: {}
     inputs, targets = to_tensor(np.asarray(task.inputs)), to_tensor(np.asarray(task.targets))
-    users = {client: (inputs[task.part(client)], targets[task.part(client)]) for client in range(task.shape.clients)}
+    users = {
+        client: (inputs[task.part(client)], targets[task.part(client)])
+        for client in range(task.shape.clients)
+    }
     data = FederatedDataset.from_slices(users, get_user_sampler("random", range(task.shape.clients)))
     model = PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), workload.SERVER_LR))
     if RANK == 0:

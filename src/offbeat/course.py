@@ -89,7 +89,10 @@ class Course:
 
     def ended(self) -> str | None:
         """Why no further step may be taken."""
-        return self.aggregation.ended() or self.flow.ended()
+        used_up = self.flow.ended()
+        if used_up and self.aggregation.private:
+            used_up = f"the privacy budget is spent: {used_up}"
+        return self.aggregation.ended() or used_up
 
     def learned(self, gathered: Gathered) -> Statistics:
         """The running statistics after a step; what is private leaves clients by the aggregation alone."""
@@ -147,7 +150,7 @@ class Course:
             filled,
             self.flow.counts,
             self.sent,
-            self.aggregation.spent,
+            self.aggregation.spent(),
             self.ended() if self.version < self.rounds else None,
             partial(self.save, self.version),
             self.session.confirm,

@@ -7,11 +7,14 @@ from typing import Any, Self
 
 from offbeat import models
 from offbeat.algorithms import find
+from offbeat.engines.how import HOWS
 from offbeat.errors import InputError, unknown
 from offbeat.population.homes import HOMES
 from offbeat.population.sources import NAMES as SOURCES
+from offbeat.problem import Precision
 
 ENGINES = ("auto", "sequential", "vectorised", "workers", "ray")
+PRECISIONS = tuple(precision.name.lower() for precision in Precision)
 _COUNTS = (
     "clients",
     "concurrency",
@@ -71,6 +74,8 @@ class Experiment:
     every: int = 10
     engine: str = "auto"
     device: str = "cpu"
+    how: str = "auto"
+    precision: str = "torch"
     memory: str = "auto"
     workers: int | None = None  # None: as many as there are cores, or room on the cluster
     ray_address: str | None = None  # None: a cluster of our own
@@ -117,6 +122,8 @@ class Experiment:
             ("data set", self.data, SOURCES),
             ("model", self.model, (*models.NAMES, None)),
             ("engine", self.engine, ENGINES),
+            ("way to compute", self.how, HOWS),
+            ("precision", self.precision, PRECISIONS),
             ("memory", self.memory, HOMES),
         ):
             if value not in known:

@@ -53,26 +53,45 @@ def aggregate_of(experiment: Experiment, algorithm: AnyAlgorithm) -> Aggregate:
 
 
 def with_noise(experiment: Experiment, opening: Opening) -> Experiment:
-    """The same with the noise that keeps all its server steps below its epsilon, where none was given."""
-    if experiment.clip is None or experiment.noise is not None:
+    """The same with the noise that keeps all its server steps below its epsilon, where none was given.
+
+    Where noise and epsilon are given and nothing is amplified, a client may contribute as often as fits.
+    """
+    if experiment.clip is None or (experiment.noise is not None and experiment.epsilon is None):
         return experiment
+    if experiment.noise is not None:
+        return _fitting(experiment, opening)
     draft = aggregate_of(dataclasses.replace(experiment, noise=1.0, epsilon=None), opening.algorithm)
     check_protection(draft, opening)
     assert isinstance(draft, Private)
     assert experiment.epsilon is not None
-    spending = Spending(
-        draft.noise,
-        draft.delta,
-        amplifying(opening.dispatch, opening.buffer, opening.population) if draft.amplified else None,
-        draft.participation.most,
-        draft.participation.apart,
-        draft.correlation,
-        draft.accountant,
-    )
+    spending = _spending(draft, opening)
     start, most = opening.algorithm.warmup() is not None, draft.participation.most
     times = opening.rounds if most is None else min(opening.rounds, most - start)
     noise = _least_noise(spending, Tally(start, opening.rounds, times), experiment.epsilon)
     return dataclasses.replace(experiment, noise=noise)
+
+
+def _fitting(experiment: Experiment, opening: Opening) -> Experiment:
+    aggregate = aggregate_of(experiment, opening.algorithm)
+    check_protection(aggregate, opening)
+    assert isinstance(aggregate, Private)
+    assert experiment.epsilon is not None
+    start = opening.algorithm.warmup() is not None
+    fit = _spending(aggregate, opening).budget(experiment.epsilon, start, opening.rounds).contributions
+    return experiment if math.isinf(fit) else dataclasses.replace(experiment, most=int(fit) + start)
+
+
+def _spending(private: Private, opening: Opening) -> Spending:
+    return Spending(
+        private.noise,
+        private.delta,
+        amplifying(opening.dispatch, opening.buffer, opening.population) if private.amplified else None,
+        private.participation.most,
+        private.participation.apart,
+        private.correlation,
+        private.accountant,
+    )
 
 
 def check_protection(aggregate: Aggregate, opening: Opening) -> None:

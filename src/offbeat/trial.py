@@ -18,6 +18,7 @@ from offbeat.aggregate.private import Private
 from offbeat.algorithms import Setting, build, find
 from offbeat.core import AnyAlgorithm
 from offbeat.engines.cluster import Cluster
+from offbeat.engines.how import HOWS
 from offbeat.engines.reach import check_cluster
 from offbeat.engines.simulated import Sequential, Vectorised
 from offbeat.engines.workers import Workers, cores
@@ -29,7 +30,7 @@ from offbeat.population.homes import make_memories, parse_home, within
 from offbeat.population.partition import Partition, parse_partition
 from offbeat.population.population import Examples, Population
 from offbeat.population.sources import Source, load
-from offbeat.problem import Problem
+from offbeat.problem import Precision, Problem
 from offbeat.protection import aggregate_of, check_protection, with_noise
 from offbeat.schedule.availability import Dropout, parse_availability
 from offbeat.schedule.delays import parse_delay
@@ -99,7 +100,8 @@ def prepare(experiment: Experiment, source: Source | None = None, folder: Path |
     data_dir = Path(experiment.data_dir) if experiment.data_dir else None
     source = source or load(experiment.data, data_dir)
     population = _population(experiment, source, partition).to(device)
-    problem = Problem(_module(experiment, source).to(device), _losses, experiment.weight_decay)
+    precision = Precision[experiment.precision.upper()]
+    problem = Problem(_module(experiment, source).to(device), _losses, experiment.weight_decay, precision)
     if problem.tracks and (experiment.clip is not None or experiment.secure):
         raise InputError(
             f"the model '{experiment.model}' keeps running statistics, which would leave clients in plain "
@@ -135,7 +137,7 @@ def _kind(experiment: Experiment, problem: Problem, setting: Setting) -> Callabl
         case "sequential":
             return Sequential
         case "vectorised":
-            return Vectorised
+            return partial(Vectorised, how=HOWS[experiment.how])
         case "workers":
             return partial(Workers, **many)
         case _:

@@ -1,6 +1,6 @@
 """What the loop asks of whatever turns uploads into a mean: plain, private, or summed in secret."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from offbeat.core import AnyAlgorithm, Cohort, Saved, Task, Vector
@@ -53,8 +53,8 @@ class Aggregation(Protocol):
         """Why there may be no further release, in a sentence."""
         ...
 
-    def spent(self) -> Spent | None:
-        """The privacy spent, where it is counted; slow to compute."""
+    def spent(self) -> Callable[[], Spent | None]:
+        """The privacy spent up to now, where it is counted; slow to compute, so only when asked for."""
         ...
 
     def save(self) -> Saved: ...

@@ -1,6 +1,6 @@
 """The weighted mean as it is, without noise."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from offbeat import trees
@@ -41,8 +41,8 @@ class Averaging:
     def ended(self) -> None:
         return None
 
-    def spent(self) -> None:
-        return None
+    def spent(self) -> Callable[[], None]:
+        return lambda: None
 
     def save(self) -> Saved:
         return self.summing.save()

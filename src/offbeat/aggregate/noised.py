@@ -1,7 +1,8 @@
 """One private run: clip, add up, noise, count."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from offbeat.privacy import clipping
 from offbeat.privacy.accountant import Releases
 from offbeat.privacy.correlated import Independent, NoiseStream
 from offbeat.privacy.gaussian import secret_key, seeded_key, subkey
-from offbeat.privacy.ledger import Ledger
+from offbeat.privacy.ledger import Ledger, Tally
 from offbeat.privacy.mechanism import Gaussian
 from offbeat.privacy.spending import Budget, Spending
 from offbeat.trees import Tree
@@ -102,8 +103,10 @@ class Noised:
             f"in which some client contributed {times}."
         )
 
-    def spent(self) -> Spent:
-        tally = self._ledger.tally
+    def spent(self) -> Callable[[], Spent]:
+        return partial(self._spent, self._ledger.tally)
+
+    def _spent(self, tally: Tally) -> Spent:
         releases = self._spending.releases(tally)
         if self._known is None or self._known[0] != releases:
             self._known = releases, self._spending.epsilon(tally)

@@ -58,6 +58,8 @@ _WORK: _Table = {
     "every": (whole, "N", "evaluate every N server steps"),
     "engine": (str, "NAME", "auto, sequential, vectorised, workers (processes here) or ray (a cluster)"),
     "device": (str, "NAME", "cpu or cuda"),
+    "how": (str, "NAME", "of the engine vectorised: auto (by a trial), mapped, eager, streamed or compiled"),
+    "precision": (str, "NAME", "of a GPU's products: torch (as it is set), float32, tf32 or bfloat16"),
     "workers": (whole, "N", "of the engines workers and ray; default: one for each core"),
     "ray_address": (str, "HOST:PORT", "a Ray cluster that runs already, or auto to find it"),
     "memory": (str, "PLACE", "of what clients keep: ram, device, mapped (a file), or auto, by size"),

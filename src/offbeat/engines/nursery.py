@@ -32,7 +32,7 @@ def main() -> None:
                 case "start":
                     workers[number] = _fork(control)
                 case "end":
-                    control.send(_end(workers.pop(number)))
+                    control.send(_end(workers.pop(number, None)))
                 case "list":
                     control.send(dict(workers))
     except (EOFError, OSError):
@@ -56,8 +56,10 @@ def _fork(control: Connection) -> int:
     os._exit(0)
 
 
-def _end(process: int) -> str:
+def _end(process: int | None) -> str:
     """Make sure that a worker is gone, and tell how it went."""
+    if process is None:
+        return "with an earlier nursery"
     patience = time.monotonic() + _GRACE
     while not (ended := os.waitpid(process, os.WNOHANG))[0]:
         if time.monotonic() > patience:

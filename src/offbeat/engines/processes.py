@@ -112,7 +112,7 @@ class Processes:
         try:
             return str(self._nursery.ask("end", worker.number))
         except (EOFError, OSError):
-            return "with the process that had started it"
+            return "with its nursery"
 
     def _start(self) -> _Worker:
         self._started += 1

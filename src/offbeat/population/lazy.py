@@ -45,7 +45,9 @@ class Drawn:
     def __post_init__(self) -> None:
         _check(self.clients, self.most, self.examples)
         if not 1 <= self.least <= self.most:
-            raise InputError(f"clients have from {self.least} to {self.most} examples: give 1 <= least <= most.")
+            raise InputError(
+                f"clients have from {self.least} to {self.most} examples: give 1 <= least <= most."
+            )
 
     def __len__(self) -> int:
         return self.clients

@@ -20,30 +20,34 @@ import contextlib
 import json
 import os
 import socket
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-sys.path.insert(0, str(Path(__file__).parent / "peers"))
-import workload
-from processor import spent
-
 from offbeat import Epochs, Examples, Population, Problem, Sequential, Synchronous, Vectorised, load, train
 from offbeat.algorithms import Setting, build
 from offbeat.engines.engine import Engine
+from offbeat.engines.workers import Workers
 
+PROGRAMS = Path(__file__).parent / "peers"
+sys.path.insert(0, str(PROGRAMS))
+
+import workload  # noqa: E402
+from eager import Eager  # noqa: E402
+from peer import Peer  # noqa: E402
+from processor import spent  # noqa: E402
+
+COLUMNS = ("ms", "offbeat_ms", "ratio", "processor_ratio", "accuracy")
 PEERS = ("eager", "pfl", "flower")
 ENGINES = ("sequential", "vectorised", "workers")
-START, TURN = 300, 600  # seconds that a peer may take to begin, and for one turn
 
 
 class Rival(Protocol):
@@ -99,118 +103,6 @@ class Offbeat:
         self._shots.close()  # type: ignore[attr-defined]
 
 
-class Eager:
-    """One client after another, as a person would write it: one module, one optimiser, in place."""
-
-    processes: ClassVar = [os.getpid()]
-
-    def __init__(self, task: workload.Workload, device: str) -> None:
-        self._task = task
-        self._module = task.module().to(device)
-        self._inputs = torch.from_numpy(task.inputs).to(device)
-        self._targets = torch.from_numpy(task.targets).to(device)
-        self._rng = np.random.default_rng(0)
-
-    def turn(self, steps: int) -> float:
-        begun = time.perf_counter()
-        for _ in range(steps):
-            self._step()
-        if self._inputs.is_cuda:
-            torch.cuda.synchronize()
-        return time.perf_counter() - begun
-
-    def accuracy(self) -> float:
-        return self._task.accuracy(self._module)
-
-    def _step(self) -> None:
-        weights = list(self._module.parameters())
-        before = [weight.detach().clone() for weight in weights]
-        total = [torch.zeros_like(weight) for weight in before]
-        optimiser = torch.optim.SGD(weights, workload.LOCAL_LR)
-        shape = self._task.shape
-        for client in self._rng.choice(shape.clients, shape.cohort, replace=False):
-            part = self._task.part(client)
-            for rows in torch.arange(part.start, part.stop).split(workload.BATCH):
-                optimiser.zero_grad()
-                outputs = self._module(self._inputs[rows[0] : rows[-1] + 1])
-                cross_entropy(outputs, self._targets[rows[0] : rows[-1] + 1]).backward()
-                optimiser.step()
-            with torch.no_grad():
-                torch._foreach_add_(total, weights)
-                torch._foreach_sub_(total, before)
-                torch._foreach_copy_(weights, before)
-        with torch.no_grad():
-            torch._foreach_add_(weights, total, alpha=workload.SERVER_LR / shape.cohort)
-
-
-class Peer:
-    """A peer in processes of its own; the first of them talks to us."""
-
-    def __init__(self, programs: list[list[str]], environments: list[dict[str, str]], log: Path) -> None:
-        self._log = log
-        self._accuracy = float("nan")
-        self._all = []
-        with log.open("w") as errors:
-            for place, (program, environment) in enumerate(zip(programs, environments, strict=True)):
-                out = errors if place else subprocess.PIPE
-                child = subprocess.Popen(
-                    program,
-                    stdin=subprocess.DEVNULL if place else subprocess.PIPE,
-                    stdout=out,
-                    stderr=errors,
-                    text=True,
-                    env=os.environ | environment,
-                )
-                self._all.append(child)
-        self._hear("ready", START)
-
-    @property
-    def processes(self) -> list[int]:
-        return [child.pid for child in self._all]
-
-    def turn(self, steps: int) -> float:
-        self._say(steps)
-        return float(self._hear("seconds", TURN))
-
-    def accuracy(self) -> float:
-        return float(self._hear("accuracy", TURN))
-
-    def close(self) -> None:
-        """Ask them to end; end them if they do not."""
-        with contextlib.suppress(OSError):
-            self._say(0)
-        for child in self._all:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(20)
-            child.kill()
-            child.wait()
-            for pipe in (child.stdin, child.stdout):
-                if pipe:
-                    with contextlib.suppress(OSError):
-                        pipe.close()
-
-    def _say(self, steps: int) -> None:
-        pipe = self._all[0].stdin
-        assert pipe
-        pipe.write(f"{steps}\n")
-        pipe.flush()
-
-    def _hear(self, name: str, limit: float) -> Any:
-        """The next fact of that name."""
-        pipe = self._all[0].stdout
-        assert pipe
-        end = time.monotonic() + limit
-        while time.monotonic() < end:
-            line = pipe.readline()
-            if not line:
-                tail = "\n".join(self._log.read_text().splitlines()[-15:])
-                raise SystemExit(f"pfl_cifar: {self._all[0].args} ended early:\n{tail}")
-            facts = workload.heard(line)
-            if facts and name in facts:
-                return facts[name]
-        raise SystemExit(f"pfl_cifar: {self._all[0].args} said nothing for {limit} s.")
-
-
 def make_engine(name: str, problem: Problem, population: Population, workers: int) -> Engine:
     """By its name."""
     match name:
@@ -219,34 +111,42 @@ def make_engine(name: str, problem: Problem, population: Population, workers: in
         case "vectorised":
             return Vectorised(problem, population)
         case _:
-            from offbeat.engines.workers import Workers
-
             return Workers(problem, population, workers=workers)
 
 
-def pfl(python: str, processes: int, folder: Path, steps: int, device: str, cores: int) -> Peer:
+def pfl(given: argparse.Namespace, processes: int, folder: Path) -> Peer:
     """Pfl with so many processes."""
-    program = [python, str(Path(workload.__file__).parent / "run_pfl.py"), str(folder), str(steps), device]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    threads = str(max(1, cores // processes))
-    shared = {"OMP_NUM_THREADS": threads, "WORLD_SIZE": str(processes), "MASTER_PORT": str(port)}
-    environments = [shared | {"RANK": str(rank)} for rank in range(processes)]
-    return Peer([program] * processes, environments, folder / f"pfl-{processes}.log")
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    shared = {
+        "OMP_NUM_THREADS": str(max(1, given.cores // processes)),
+        "PFL_PYTORCH_DEVICE": given.device,
+        "PROCESSES": str(processes),
+    }
+    environments = [shared]
+    if processes > 1:
+        shared["PFL_WORKER_ADDRESSES"] = ",".join([address] * processes)
+        environments = [shared | {"PFL_WORKER_RANK": str(rank)} for rank in range(processes)]
+    program = [given.pfl_python, str(PROGRAMS / "run_pfl.py"), str(folder), str(given.steps), given.device]
+    return Peer(program, environments, folder / f"pfl-{processes}.log")
 
 
-def flower(python: str, actors: int, folder: Path, steps: int) -> Peer:
-    """Flower's simulation with so many actors of one core each."""
-    program = [
-        python,
-        str(Path(workload.__file__).parent / "run_flower.py"),
-        str(folder),
-        str(steps),
-        str(actors),
-    ]
-    home = {"FLWR_HOME": str(folder), "OMP_NUM_THREADS": "1"}
-    return Peer([program], [home], folder / "flower.log")
+def flower(given: argparse.Namespace, folder: Path) -> Peer:
+    """Flower's simulation with actors of one core each."""
+    environment = {
+        "FLWR_HOME": str(folder),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(PROGRAMS),  # for the actors
+    }
+    arguments = [str(folder), str(given.steps), str(given.cores)]
+    program = [given.flower_python, str(PROGRAMS / "run_flower.py"), *arguments]
+    return Peer(program, [environment], folder / "flower.log")
 
 
 def make_workload(given: argparse.Namespace) -> tuple[workload.Workload, str]:
@@ -308,16 +208,12 @@ def rivals(given: argparse.Namespace, task: workload.Workload, folder: Path) -> 
     """One after another; each ends before the next begins."""
     if "eager" in given.peers:
         yield "eager", Eager(task, given.device)
-    peers = []
-    if "pfl" in given.peers:
-        for count in given.pfl_processes:
-            make = lambda n=count: pfl(given.pfl_python, n, folder, given.steps, given.device, given.cores)
-            peers.append((f"pfl {count}", make))
+    for count in given.pfl_processes if "pfl" in given.peers else ():
+        with contextlib.closing(pfl(given, count, folder)) as peer:
+            yield f"pfl {count}", peer
     if "flower" in given.peers:
-        peers.append(("flower", lambda: flower(given.flower_python, given.cores, folder, given.steps)))
-    for name, make in peers:
-        with contextlib.closing(make()) as peer:
-            yield name, peer
+        with contextlib.closing(flower(given, folder)) as peer:
+            yield "flower", peer
 
 
 def _losses(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -326,9 +222,7 @@ def _losses(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def parse() -> argparse.Namespace:
     """What the caller wants."""
-    parser = argparse.ArgumentParser(
-        description="pfl-research's CIFAR-10 benchmark in offbeat and its peers."
-    )
+    parser = argparse.ArgumentParser(description="The CIFAR-10 benchmark of pfl-research.")
     parser.add_argument("--data-dir", type=Path, help="a folder with CIFAR-10")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--steps", type=int, default=20, help="server steps of each peer")
@@ -340,9 +234,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--pfl-processes", type=int, nargs="+", default=[1])
     parser.add_argument("--flower-python", default=sys.executable)
     parser.add_argument("--no-dropout", dest="dropout", action="store_false", help="leave the module's out")
-    parser.add_argument(
-        "--quick", action="store_true", help="a few steps of a few clients, to see that it runs"
-    )
+    parser.add_argument("--quick", action="store_true", help="tiny, to see that it runs")
     given = parser.parse_args()
     if given.quick:
         given.steps, given.turn = 2, 1
@@ -357,10 +249,8 @@ def main() -> None:
     task, origin = make_workload(given)
     torch.set_num_threads(1 if given.offbeat_engine == "workers" else given.cores)
     print(f"{origin}, {given.device}, {given.cores} cores, dropout {given.dropout}, {task.shape}")
-    print(
-        f"{'':<10}{'ms a step':>12}{'offbeat ms':>12}{'ratio':>8}{'processor':>11}{'accuracy':>10}",
-        flush=True,
-    )
+    heads = ("ms a step", "offbeat ms", "ratio", "processor", "accuracy")
+    print(" " * 10 + "".join(f"{head:>12}" for head in heads), flush=True)
     found: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory(prefix="offbeat-") as name:
         folder = Path(name)
@@ -370,10 +260,7 @@ def main() -> None:
         with contextlib.closing(offbeat):
             for rival, peer in rivals(given, task, folder):
                 facts = found[rival] = compare(offbeat, peer, given, scored=not found)
-                row = "{ms:>12.1f}{offbeat_ms:>12.1f}{ratio:>8.2f}{processor_ratio:>11.2f}{accuracy:>10.4f}".format(
-                    **facts
-                )
-                print(f"{rival:<10}{row}", flush=True)
+                print(f"{rival:<10}" + "".join(f"{facts[name]:>12.4g}" for name in COLUMNS), flush=True)
     accuracy = next((facts["offbeat_accuracy"] for facts in found.values()), float("nan"))
     print(f"offbeat ({given.offbeat_engine}) after as many steps: accuracy {accuracy:.4f}")
     own = [facts["ratio"] for rival, facts in found.items() if rival.startswith("pfl")]

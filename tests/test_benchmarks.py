@@ -110,7 +110,7 @@ while steps := workload.asked():
 
 def test_a_peer_takes_turns_and_ends_when_told(pfl_cifar: ModuleType, tmp_path: Path) -> None:
     program = [sys.executable, "-c", PEER, str(FOLDER / "peers")]
-    peer = pfl_cifar.Peer([program], [{}], tmp_path / "log")
+    peer = pfl_cifar.Peer(program, [{}], tmp_path / "log")
     assert [peer.turn(3), peer.accuracy(), peer.turn(1)] == [1.5, 0.5, 0.5]
     (child,) = peer.processes
     assert pfl_cifar.spent([child], []) > 0
@@ -121,4 +121,4 @@ def test_a_peer_takes_turns_and_ends_when_told(pfl_cifar: ModuleType, tmp_path: 
 def test_a_peer_that_fails_says_why(pfl_cifar: ModuleType, tmp_path: Path) -> None:
     program = [sys.executable, "-c", "raise ImportError('no such peer')"]
     with pytest.raises(SystemExit, match="no such peer"):
-        pfl_cifar.Peer([program], [{}], tmp_path / "log")
+        pfl_cifar.Peer(program, [{}], tmp_path / "log")

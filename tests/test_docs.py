@@ -13,7 +13,7 @@ import pytest
 from offbeat.cli.options import parser
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "docs" / "privacy.md"]
 
 
 def blocks(language: str) -> list[tuple[str, str]]:

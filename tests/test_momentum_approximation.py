@@ -162,9 +162,9 @@ def test_regularisation_bounds_the_weights_where_plain_least_squares_explodes(sc
         for name, solver in solvers.items():
             a = fit(rows, 0.9, version, solver)
             largest[name] = max(largest.get(name, 0.0), float(a.abs().max()))
-    assert largest["plain"] > 100
-    assert largest["ridge"] < 2.5
-    assert largest["truncated"] < 2.5
+    assert largest["plain"] > {10: 100, 20: 1e5}[scale]
+    assert largest["ridge"] < 2
+    assert largest["truncated"] < 2
 
 
 def test_the_errors_are_those_of_the_matrices_written_out() -> None:
@@ -417,15 +417,17 @@ def table4() -> ModuleType:
 def test_the_experiments_page_shows_table_4_as_it_was_measured(table4: ModuleType) -> None:
     page = table4.PAGE.read_text()
     records = json.loads(table4.RECORDS.read_text())
-    assert table4.written(page, table4.table(records)) == page
-    changed = json.loads(json.dumps(records))
-    changed["uniform"]["2"]["light"] += 0.01
-    assert table4.written(page, table4.table(changed)) != page
+    assert table4.written(page, table4.tables(records)) == page
+    for name, kind in (("laws", "uniform"), ("windows", "80")):
+        changed = json.loads(json.dumps(records))
+        first = next(iter(changed[name][kind]))
+        changed[name][kind][first] = {"approximation": 1, "light": 1, "naive": 1} if name == "laws" else 1
+        assert table4.written(page, table4.tables(changed)) != page
 
 
 def test_the_order_of_the_laws_in_table_4_is_the_papers(table4: ModuleType) -> None:
     """Uniform delays are the worst for both."""
-    records = json.loads(table4.RECORDS.read_text())
+    records = json.loads(table4.RECORDS.read_text())["laws"]
     for started in ("1.2", "2", "4"):
         for kind in ("approximation", "light"):
             errors = {law: records[law][started][kind] for law in table4.PAPER}

@@ -18,20 +18,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from lasting import DELAYS, METHODS, Lasting, identical, ragged, same, steps
 from offbeat import (
-    AdaMasFL,
     Asynchronous,
-    Epochs,
-    Exponential,
     FedOpt,
     InputError,
     Problem,
     Sequential,
-    Setting,
     Synchronous,
     Task,
-    build,
-    train,
     trees,
 )
 from offbeat.cli import main
@@ -41,68 +36,21 @@ from offbeat.engines.how import Mapped
 from offbeat.engines.orders import Done, Failed, Lost, Order
 from offbeat.engines.processes import Processes
 from offbeat.engines.segments import Shelf
-from offbeat.engines.simulation import Simulation
-from offbeat.engines.spread import Spread, carry_out, even, guided
+from offbeat.engines.spread import carry_out, even, guided
 from offbeat.engines.workers import Workers
 from offbeat.errors import DivergedError
 from offbeat.experiment import Experiment
-from offbeat.schedule.clock import Clock
 from offbeat.trial import prepare, resolved
-from worlds import CLASSES, FEATURES, SEED, World, make_world, play
-
-METHODS = {
-    "adamasfl": AdaMasFL(0.05, 0.1, 0.5),  # clients keep a vector
-    "fedavg": FedOpt(0.1, 1.0),
-    "scaffold": build("scaffold", Setting(3, 3, 8), {}),
-    "ca2fl": build("ca2fl", Setting(3, 3, 8), {}),
-}
-DELAYS = Exponential(1.0)
-
-
-class Lasting:
-    """An engine whose workers serve one run after another, since their start takes seconds."""
-
-    def __init__(self, world: World, how: Any = Alone(), ahead: int = 0) -> None:
-        self.engine = Sequential(world.problem, world.population, DELAYS)
-        self.crew = Processes(send_off(world.problem, world.population, how), 2)
-        self.ahead = ahead
-        self.clients, self.availability = self.engine.clients, self.engine.availability
-        self.initial = self.engine.initial
-
-    def open(self, algorithm: Any, seed: int, source: Any) -> Simulation:
-        clock = Clock(DELAYS.bind(source, self.clients), source)
-        work = Spread(self.crew, torch.device("cpu"), guided)
-        work.close = lambda: None  # type: ignore[method-assign]
-        home = self.engine.memory
-        return Simulation(algorithm, self.engine.problem, clock, work, seed, home, self.clients, self.ahead)
-
-
-def ragged() -> World:
-    torch.manual_seed(3)
-    layers = nn.Linear(FEATURES, 6), nn.BatchNorm1d(6), nn.Dropout(0.2), nn.Linear(6, CLASSES)
-    return make_world(work=Epochs(2, 4, least=2), module=nn.Sequential(*layers).double())
+from worlds import CLASSES, FEATURES, World, make_world, play
 
 
 @pytest.fixture(scope="module")
 def lasting() -> Iterator[tuple[World, Lasting]]:
     """Ragged epochs, a norm with statistics and a module that draws."""
     world = ragged()
-    engine = Lasting(world)
+    engine = Lasting(world, Processes(send_off(world.problem, world.population, Alone()), 2))
     yield world, engine
     engine.crew.close()
-
-
-def same(one: Any, other: Any) -> None:
-    for left, right in zip(one, other, strict=True):
-        torch.testing.assert_close(left.x, right.x, rtol=0, atol=1e-10)
-        torch.testing.assert_close(left.statistics, right.statistics, rtol=0, atol=1e-10)
-        assert left.time == right.time
-    assert not torch.equal(one[0].x, one[-1].x)
-
-
-def identical(one: Any, other: Any) -> None:
-    for left, right in zip(one, other, strict=True):
-        assert torch.equal(left.x, right.x)
 
 
 @pytest.mark.parametrize("ahead", [0, 6])
@@ -121,7 +69,7 @@ def test_workers_give_the_sequential_trajectory_and_repeat_it_to_the_bit(
 def test_workers_that_are_killed_again_and_again_change_nothing(lasting: tuple[World, Lasting]) -> None:
     _, engine = lasting
     engine.ahead = 0
-    whole = play(METHODS["adamasfl"], engine, Asynchronous(5), rounds=20)
+    whole = play(METHODS["adamasfl"], engine, Asynchronous(5), rounds=12)
     chance = random.Random(1)
     killed = []
 
@@ -131,17 +79,13 @@ def test_workers_that_are_killed_again_and_again_change_nothing(lasting: tuple[W
             killed.append(process)
 
     disturbed = []
-    for shot in steps(METHODS["adamasfl"], engine, rounds=20):
+    for shot in steps(METHODS["adamasfl"], engine, rounds=12):
         disturbed.append(shot)
         timer = threading.Timer(chance.uniform(0, 0.01), kill, [1 + shot.version % 2])  # one, or both
         timer.start()
     timer.join()
     identical(whole, disturbed)
-    assert len(killed) > 20
-
-
-def steps(algorithm: Any, engine: Any, rounds: int) -> Iterator[Any]:
-    return train(algorithm, engine, dispatch=Asynchronous(5), buffer=3, rounds=rounds, seed=SEED)
+    assert len(killed) > 12
 
 
 def forks(crew: Processes) -> list[int]:
@@ -279,6 +223,7 @@ PROGRAM = """
 import sys
 from offbeat import Asynchronous, FedOpt, train
 from offbeat.engines.workers import Workers
+from lasting import DELAYS, METHODS, Lasting, identical, ragged, same, steps
 from worlds import make_world
 world = make_world()
 run = train(FedOpt(0.1, 1.0), Workers(world.problem, world.population, workers=2),

@@ -1,24 +1,14 @@
 """The workload in Flower's simulation, inside Flower's own environment; started by pfl_cifar.py.
 
-python run_flower.py FOLDER STEPS ACTORS
+Run as `python run_flower.py FOLDER STEPS ACTORS`, with Flower's telemetry and downloads switched off.
 """
 
-import os
 import sys
 import time
 from pathlib import Path
 
-os.environ |= {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-}
-FOLDER, STEPS, ACTORS = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # for the actors
-
 import torch
+import workload
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
@@ -26,8 +16,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from torch.nn.functional import cross_entropy
 
-import workload
-
+FOLDER, STEPS, ACTORS = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 client_app, server_app = ClientApp(), ServerApp()
 
 

@@ -7,7 +7,6 @@ nothing but torch and NumPy. Data and initial weights travel as files in a folde
 
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -133,6 +132,3 @@ def heard(line: str) -> dict[str, Any] | None:
 def asked() -> int:
     """How many server steps the caller wants next; 0 when it wants no more. Waits."""
     return int(sys.stdin.readline() or 0)
-
-
-Step = Callable[[], None]

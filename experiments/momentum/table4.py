@@ -1,14 +1,16 @@
 """Table 4 of arXiv 2402.09247, by schedules alone: how far momentum is from momentum without delay.
 
-Prints the paper's figures beside those that `table4.json` holds; `--measure` simulates them anew (some
-minutes) and `--write` puts the table into README.md.
+Prints the paper's figures beside those that `table4.json` holds, and what window and ridge do to them;
+`--measure` simulates them anew (some minutes) and `--write` puts the tables into README.md.
 """
 
 import argparse
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from offbeat.algorithms.least_squares import Ridge
 from offbeat.algorithms.momentum_error import relative_errors
 from offbeat.schedule.availability import Dropout
 from offbeat.schedule.clock import Clock
@@ -24,6 +26,8 @@ PAGE, RECORDS = HERE / "README.md", HERE / "table4.json"
 PAPER = {"half-normal": (2.58, 33.07), "uniform": (8.35, 36.78), "exponential": (2.41, 33.89)}
 LAWS = {"half-normal": "half-normal:1", "uniform": "uniform:0:1", "exponential": "exponential:1"}
 STARTED = (1.2, 2.0, 4.0)  # tasks started from each version, per task that a step takes
+BROAD = ("half-normal:1", 8.0, 300)  # a schedule to try windows and ridges on: law, tasks started, rounds
+WINDOWS, PENALTIES = (80, 160, 300), (1e-3, 1e-4, 1e-5, 1e-6)
 BETA, COHORT, LIMIT, ROUNDS, CLIENTS, SEED = 0.9, 200, 20, 2000, 1_000_000, 0
 
 
@@ -48,23 +52,54 @@ def measure(rounds: int = ROUNDS) -> dict[str, dict[str, dict[str, float]]]:
     return found
 
 
-def table(records: dict[str, Any]) -> str:
+def measure_windows() -> dict[str, dict[str, float]]:
+    """The relative error of MA, by window and by penalty."""
+    ages = staleness(*BROAD)
+    return {
+        f"{window}": {
+            f"{penalty:g}": relative_errors(ages, BETA, LIMIT + 1, window, Ridge(penalty)).approximation
+            for penalty in PENALTIES
+        }
+        for window in WINDOWS
+    }
+
+
+def tables(records: Mapping[str, Any]) -> dict[str, str]:
+    """Everything between markers, by the name of its marker."""
+    return {"table 4": table(records["laws"]), "windows": windows(records["windows"])}
+
+
+def table(records: Mapping[str, Any]) -> str:
     """The paper's figures and this project's, in per cent: MA / MA-light, and naive momentum."""
     head = ["delays", "paper", *(f"K = {started:g} C" for started in STARTED)]
-    lines = [head, ["---"] * len(head)]
-    for law, (full, light) in PAPER.items():
-        cells = [_cell(records[law][f"{started:g}"]) for started in STARTED]
-        lines.append([law, f"{full:.2f} / {light:.2f}", *cells])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    rows = [
+        [law, f"{full:.2f} / {light:.2f}", *(_cell(records[law][f"{started:g}"]) for started in STARTED)]
+        for law, (full, light) in PAPER.items()
+    ]
+    return _lines(head, rows)
 
 
-def written(page: str, made: str) -> str:
-    """The page with the table between its markers."""
-    start, end = "<!-- table 4 -->\n", "<!-- end -->"
-    if page.count(start) != 1:
-        raise SystemExit(f"{PAGE.name} must have one marker for 'table 4', not {page.count(start)}.")
-    before, _, rest = page.partition(start)
-    return f"{before}{start}\n{made}\n\n{end}{rest.partition(end)[2]}"
+def windows(records: Mapping[str, Any]) -> str:
+    """MA's error in per cent."""
+    head = ["window", *(f"ridge {penalty:g}" for penalty in PENALTIES)]
+    return _lines(
+        head, [[name, *(f"{100 * one:.2f}" for one in row.values())] for name, row in records.items()]
+    )
+
+
+def written(page: str, made: Mapping[str, str]) -> str:
+    """The page with each table between its markers."""
+    for name, text in made.items():
+        start, end = f"<!-- {name} -->\n", "<!-- end -->"
+        if page.count(start) != 1:
+            raise SystemExit(f"{PAGE.name} must have one marker for '{name}', not {page.count(start)}.")
+        before, _, rest = page.partition(start)
+        page = f"{before}{start}\n{text}\n\n{end}{rest.partition(end)[2]}"
+    return page
+
+
+def _lines(head: list[str], rows: Iterable[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *rows])
 
 
 def _cell(one: dict[str, float]) -> str:
@@ -73,17 +108,18 @@ def _cell(one: dict[str, float]) -> str:
 
 
 def main() -> None:
-    """Print the table; measure it first, or put it into the page, if asked to."""
+    """Print the tables; measure them first, or put them into the page, if asked to."""
     parser = argparse.ArgumentParser(description="Make table 4 of arXiv 2402.09247 from schedules alone.")
     parser.add_argument("--measure", action="store_true", help="simulate anew, into table4.json")
-    parser.add_argument("--write", action="store_true", help="put the table into README.md")
+    parser.add_argument("--write", action="store_true", help="put the tables into README.md")
     given = parser.parse_args()
     if given.measure:
-        RECORDS.write_text(json.dumps(measure(), indent=1) + "\n")
-    made = table(json.loads(RECORDS.read_text()))
+        RECORDS.write_text(json.dumps({"laws": measure(), "windows": measure_windows()}, indent=1) + "\n")
+    made = tables(json.loads(RECORDS.read_text()))
     if given.write:
         PAGE.write_text(written(PAGE.read_text(), made))
-    print(f"|AW - M|^2 / |M|^2 in %, MA / MA-light; beta {BETA}, C = {COHORT}, T = {ROUNDS:,}\n\n{made}")
+    print(f"|AW - M|^2 / |M|^2 in %, MA / MA-light; beta {BETA}, C = {COHORT}, T = {ROUNDS:,}\n")
+    print("\n\n".join(made.values()))
 
 
 if __name__ == "__main__":

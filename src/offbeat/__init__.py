@@ -3,6 +3,9 @@
 from importlib.metadata import version
 
 from offbeat import checkpoint, models
+from offbeat.aggregate.mean import Mean
+from offbeat.aggregate.private import Private
+from offbeat.aggregate.secure import Secure
 from offbeat.algorithms import CATALOGUE, Setting, build
 from offbeat.algorithms.adamasfl import AdaMasFL
 from offbeat.algorithms.fadas import fadas
@@ -18,10 +21,12 @@ from offbeat.population.homes import Anywhere, InRam, Mapped, OnDevice
 from offbeat.population.partition import Dirichlet, Iid, Natural, Quantity, Shards
 from offbeat.population.population import Examples, Population
 from offbeat.population.sources import Source, load
-from offbeat.problem import Problem
+from offbeat.privacy.accountant import calibrate
+from offbeat.problem import Precision, Problem
 from offbeat.schedule.availability import Always, Cycle, Dropout
 from offbeat.schedule.delays import Constant, Exponential, HalfNormal, LogNormal, Tiers, Uniform
 from offbeat.schedule.dispatch import Asynchronous, Phases, Poisson, Queues, RoundRefill, Synchronous
+from offbeat.schedule.participation import Participation
 from offbeat.schedule.recorded import Recorded
 from offbeat.schedule.staleness import Equal, Hinge, Polynomial
 from offbeat.snapshot import Snapshot
@@ -59,17 +64,22 @@ __all__ = [
     "InputError",
     "LogNormal",
     "Mapped",
+    "Mean",
     "Natural",
     "OnDevice",
+    "Participation",
     "Phases",
     "Poisson",
     "Polynomial",
     "Population",
+    "Precision",
+    "Private",
     "Problem",
     "Quantity",
     "Queues",
     "Recorded",
     "RoundRefill",
+    "Secure",
     "Sequential",
     "Setting",
     "Shards",
@@ -85,6 +95,7 @@ __all__ = [
     "Visit",
     "accuracy",
     "build",
+    "calibrate",
     "checkpoint",
     "ema",
     "evaluate",

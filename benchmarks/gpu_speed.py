@@ -30,7 +30,7 @@ from offbeat.core import Task, Visit
 from offbeat.engines.how import HOWS, How
 from offbeat.engines.simulated import Vectorised
 from offbeat.engines.work import Start
-from offbeat.problem import Precision
+from offbeat.precision import Precision
 
 LR = 0.01
 

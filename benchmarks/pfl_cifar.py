@@ -127,6 +127,8 @@ def pfl(given: argparse.Namespace, processes: int, folder: Path) -> Peer:
     environments = [shared]
     if processes > 1:
         shared["PFL_WORKER_ADDRESSES"] = ",".join([address] * processes)
+        if sys.platform == "linux":
+            shared["GLOO_SOCKET_IFNAME"] = "lo"  # else Gloo looks up this machine's name
         environments = [shared | {"PFL_WORKER_RANK": str(rank)} for rank in range(processes)]
     program = [given.pfl_python, str(PROGRAMS / "run_pfl.py"), str(folder), str(given.steps), given.device]
     return Peer(program, environments, folder / f"pfl-{processes}.log")

@@ -172,7 +172,7 @@ def test_the_search_passes_through_infinite_values():
         (lambda: calibrate(1e-13, 1e-20, 5), "no noise brings epsilon down"),
         (lambda: allowed(-1, 1e-6, 1.0), "epsilon is -1"),
         (lambda: Pld().epsilon([Releases(1.0, 5, 0.1)], 1e-11), "use rdp"),
-        (lambda: Pld().epsilon([Releases(1.0, 10**8, 0.1)], 1e-6), "at most 10,000,000 releases"),
+        (lambda: Pld().epsilon([Releases(1.0, 10**7, 0.1)], 1e-6), "at most 1,000,000 releases"),
         (lambda: Pld().epsilon([Releases(1.0, 5, 1.5)], 1e-6), "the rate at most 1"),
         (lambda: Rdp().epsilon([Releases(-1.0, 5)], 1e-6), "no number may be negative"),
         (lambda: Rdp().epsilon([Releases(math.nan, 5)], 1e-6), "no number may be negative"),

@@ -21,7 +21,7 @@ from offbeat import (
 from offbeat.core import AnyAlgorithm
 from offbeat.engines.how import HOWS
 from offbeat.engines.simulated import Sequential, Vectorised
-from offbeat.problem import Precision
+from offbeat.precision import Precision
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
 

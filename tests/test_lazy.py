@@ -68,8 +68,8 @@ def test_parts_of_other_data_are_refused_when_the_client_trains() -> None:
         (lambda: Blocks(0, 1, 1), "number of clients is 0"),
         (lambda: Blocks(1, 0, 10), "0 of 10 examples"),
         (lambda: Blocks(1, 11, 10), "11 of 10 examples"),
-        (lambda: Drawn(1, 0, 5, 10), "have 0 to 5"),
-        (lambda: Drawn(1, 5, 4, 10), "have 5 to 4"),
+        (lambda: Drawn(1, 0, 5, 10), "from 0 to 5"),
+        (lambda: Drawn(1, 5, 4, 10), "from 5 to 4"),
         (lambda: Drawn(1, 5, 11, 10), "11 of 10 examples"),
     ],
 )

@@ -65,7 +65,7 @@ def test_what_the_catalogue_says_is_what_a_run_sends(name: str) -> None:
     dispatch = Phases(3) if name == "mime" else Synchronous(3)
     shot = play(build(name, Setting(3, 3, 4), {}), engine, dispatch, rounds=4)[-1]
     trips = 2 if name == "mime" else 1  # its two trips a round share the cost
-    mark = 21 if name.startswith("ma-") else 0  # where an update began, which goes down and up beside the model
+    mark = 21 if name.startswith("ma-") else 0  # where an update began, down and up
     assert shot.sent.down == shot.counts.started * (down * size + mark) // trips
     assert shot.sent.up == shot.counts.trips * (up * size + mark) // trips
 

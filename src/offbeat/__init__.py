@@ -21,8 +21,9 @@ from offbeat.population.homes import Anywhere, InRam, Mapped, OnDevice
 from offbeat.population.partition import Dirichlet, Iid, Natural, Quantity, Shards
 from offbeat.population.population import Examples, Population
 from offbeat.population.sources import Source, load
+from offbeat.precision import Precision
 from offbeat.privacy.accountant import calibrate
-from offbeat.problem import Precision, Problem
+from offbeat.problem import Problem
 from offbeat.schedule.availability import Always, Cycle, Dropout
 from offbeat.schedule.delays import Constant, Exponential, HalfNormal, LogNormal, Tiers, Uniform
 from offbeat.schedule.dispatch import Asynchronous, Phases, Poisson, Queues, RoundRefill, Synchronous

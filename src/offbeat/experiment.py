@@ -11,7 +11,7 @@ from offbeat.engines.how import HOWS
 from offbeat.errors import InputError, unknown
 from offbeat.population.homes import HOMES
 from offbeat.population.sources import NAMES as SOURCES
-from offbeat.problem import Precision
+from offbeat.precision import Precision
 
 ENGINES = ("auto", "sequential", "vectorised", "workers", "ray")
 PRECISIONS = tuple(precision.name.lower() for precision in Precision)

@@ -6,9 +6,8 @@ vector as its running statistics, and no algorithm knows of them.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from enum import Enum
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -20,6 +19,7 @@ from offbeat import trees
 from offbeat.columns import as_columns
 from offbeat.core import Batch, Vector, where
 from offbeat.errors import InputError
+from offbeat.precision import Precision, switches
 from offbeat.trees import Tree
 
 Loss: TypeAlias = Callable[[Any, Any], Tensor]  # outputs, targets -> () or (examples,)
@@ -28,15 +28,6 @@ Objective: TypeAlias = Callable[[dict[str, Tensor], Statistics, Batch], tuple[Te
 Differentiate: TypeAlias = Callable[[Vector, Statistics, Batch], tuple[Vector, Tensor, Statistics]]
 
 _NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
-
-
-class Precision(Enum):
-    """What a GPU may round products to; sums, weights and updates keep the module's own type."""
-
-    TORCH = "as torch is set"
-    FLOAT32 = "not at all"
-    TF32 = "to TensorFloat-32"
-    BFLOAT16 = "to bfloat16, by autocast"
 
 
 class Problem:
@@ -185,22 +176,9 @@ class Problem:
             self.differentiate_alone(self._initial, self._statistics, batch)
             return not all(map(torch.equal, before, self._drawn()))
 
-    @contextmanager
-    def numerics(self) -> Iterator[None]:
+    def numerics(self) -> AbstractContextManager[None]:
         """Torch's own switches as the precision asks, put back afterwards."""
-        if self.device.type != "cuda":
-            yield
-            return
-        matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-        before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark
-        # a run must repeat itself to the bit
-        cudnn.deterministic, cudnn.benchmark = True, False
-        if self.precision is not Precision.TORCH:
-            matmul.allow_tf32 = cudnn.allow_tf32 = self.precision is not Precision.FLOAT32
-        try:
-            yield
-        finally:
-            matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = before
+        return switches(self.precision, self.device)
 
     def _own_draws(self) -> AbstractContextManager[None]:
         """Torch's generators, put back afterwards."""

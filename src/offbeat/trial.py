@@ -30,7 +30,8 @@ from offbeat.population.homes import make_memories, parse_home, within
 from offbeat.population.partition import Partition, parse_partition
 from offbeat.population.population import Examples, Population
 from offbeat.population.sources import Source, load
-from offbeat.problem import Precision, Problem
+from offbeat.precision import Precision
+from offbeat.problem import Problem
 from offbeat.protection import aggregate_of, check_protection, with_noise
 from offbeat.schedule.availability import Dropout, parse_availability
 from offbeat.schedule.delays import parse_delay

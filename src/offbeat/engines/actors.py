@@ -21,7 +21,7 @@ from offbeat.engines.reach import connect, find_ray
 from offbeat.errors import InputError
 from offbeat.trees import Tree
 
-_PATIENCE = 300.0  # seconds for a cluster to start all workers
+_PATIENCE = 120.0  # seconds for a cluster to start all workers
 
 
 class Actor:

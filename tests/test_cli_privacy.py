@@ -12,7 +12,7 @@ from offbeat.privacy.banded import Banded
 from offbeat.privacy.tree import Tree
 
 SAMPLED = "--delta 1e-7 --population 1e7 --cohort 5000 --rounds 2000"
-RUN = "run fedbuff --clients 12 --buffer 3 --local-steps 1 --batch-size 4 --rounds 6 --out there"
+RUN = "run fedbuff --clients 12 --buffer 3 --concurrency 5 --local-steps 1 --rounds 6 --out there"
 
 
 @pytest.fixture(autouse=True)
@@ -139,9 +139,9 @@ def test_a_question_that_makes_no_sense_is_refused_in_one_sentence(words, capsys
 @pytest.mark.parametrize(
     "words",
     [
-        "--concurrency 5 --most 4",
+        "--most 4",
         "--amplified --dispatch poisson --weights constant --accountant rdp",
-        "--concurrency 5 --most 4 --noise-shape banded:2",
+        "--most 4 --noise-shape banded:2",
     ],
 )
 def test_the_ledger_of_a_run_tells_epsilon_so_far(words, ask, capsys, here):

@@ -41,7 +41,7 @@ CLIENTS, BUFFER, CONCURRENCY, STEPS, SIZE = 100, 10, 20, 10, 20
 
 def begin(engine: Engine, turns: int) -> Iterator[Snapshot]:
     """A run that has taken its first server step, and with it the start of workers."""
-    algorithm = build("fedbuff", Setting(BUFFER, STEPS, turns + 1), {})
+    algorithm = build("fedbuff", Setting(BUFFER, STEPS, turns + 1), {"local_lr": 0.01})
     shots = train(
         algorithm, engine, dispatch=Asynchronous(CONCURRENCY), buffer=BUFFER, rounds=turns + 1, seed=0
     )

@@ -36,6 +36,13 @@ def small(*layers: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, 6), *layers, nn.Linear(6, CLASSES)).double()
 
 
+class Noise(nn.Module):
+    """Draws by a generator, which cannot be mapped."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs * (1 + 0.1 * torch.randn_like(inputs))
+
+
 class Branching(nn.Module):
     """Decides on what it sees, which cannot be mapped."""
 
@@ -64,6 +71,7 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "batch norm": lambda: small(nn.BatchNorm1d(6), nn.ReLU()),
     "group norm": lambda: small(nn.GroupNorm(2, 6), nn.ReLU()),
     "dropout": lambda: small(nn.Dropout(0.4)),
+    "noise": lambda: small(Noise()),
     "branching": Branching,
 }
 
@@ -106,7 +114,7 @@ def test_a_chunk_size_changes_nothing_but_rounding() -> None:
 @pytest.mark.parametrize(
     ("module", "said"),
     [
-        ("dropout", "this module draws random numbers, so its clients are computed one by one."),
+        ("noise", "this module draws random numbers, so its clients are computed one by one."),
         ("branching", "this module cannot be computed for many clients at once, so it runs one by one"),
     ],
 )
@@ -120,7 +128,7 @@ def test_what_cannot_be_mapped_runs_one_by_one_and_says_so_once(
 
 
 def test_a_module_that_draws_leaves_the_global_generator_alone() -> None:
-    world = make_world(module=MODULES["dropout"]())
+    world = make_world(module=MODULES["noise"]())
     torch.manual_seed(5)
     before = torch.get_rng_state()
     play(METHODS["fedavg"], Sequential(world.problem, world.population), Asynchronous(5))

@@ -1,8 +1,12 @@
 """What the experiments' pages show is what their records hold."""
 
 import importlib.util
+import itertools
+import json
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,22 +15,31 @@ import pytest
 
 from offbeat.algorithms import find
 from offbeat.cli.options import parser
+from offbeat.population.sources import load
+from offbeat.trial import prepare
 
 FOLDER = Path(__file__).parent.parent / "experiments" / "concurrency"
 FILES = ["records", "digits"]
 METHODS = {"adamasfl", "masfl", "fedbuff", "ca2fl", "fadas", "fadas-da", "defedavg", "dude", "fedasync"}
 
 
-def load_table() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("table", FOLDER / "table.py")
+MOMENTUM = FOLDER.parent / "momentum"
+
+
+def load_script(folder: Path, name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"{folder.name}_{name}", folder / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[module.__name__] = module  # dataclasses look there
     spec.loader.exec_module(module)
     return module
 
 
-table = load_table()
+table = load_script(FOLDER, "table")
+momentum = load_script(MOMENTUM, "table")
+grids = load_script(MOMENTUM, "settings")
+DIGITS = load("digits")
 PAGE = (FOLDER / "README.md").read_text()
 COMMANDS = re.findall(r"^offbeat .+$", PAGE, re.MULTILINE)
 
@@ -129,3 +142,93 @@ def test_records_are_small_and_name_no_place_on_a_machine(path: Path) -> None:
     text = path.read_text()
     assert len(text) < 300_000
     assert not re.search(r"[\"\s]/\w", text)
+
+
+def write_run(path: Path, method: str, scores: list[float], private: bool = False, **cell: Any) -> None:
+    given = {"data": "digits", "private": private, "rule": "fedavgm", "method": method, "beta": 0.9}
+    record = {
+        "cell": given | {"server_lr": 1.0} | cell,
+        "version": [5 * n for n in range(len(scores))],
+        "average": scores,
+        "last": [0.0 for _ in scores],
+        "failure": None,
+    }
+    with path.open("a") as file:
+        file.write(json.dumps(record) + "\n")
+
+
+def test_every_table_on_momentum_is_made_from_the_records() -> None:
+    page = (MOMENTUM / "README.md").read_text()
+    made = momentum.tables()
+    assert momentum.written(page, made) == page
+    for name in made:
+        assert momentum.written(page, made | {name: "| data |"}) != page
+
+
+def test_a_speed_up_is_the_ratio_of_steps_to_the_best_metric_of_the_best_baseline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "runs.jsonl"
+    monkeypatch.setitem(momentum.FILES, "digits", path)
+    monkeypatch.setattr(momentum, "RUNS", 4)
+    write_run(path, "fedbuff", [0.1, 0.3, 0.5, 0.6, 0.8], beta=0.0)
+    write_run(path, "fedbuff", [0.1, 0.7, 0.7, 0.7, 0.7], beta=0.5)
+    write_run(path, "ma", [0.1, 0.3, 0.9, 0.9, 0.9])
+    write_run(path, "ma-light", [0.1, 0.2, 0.3, 0.4, 0.79])
+    (group,) = momentum.groups("digits")
+    assert group.baseline.beta == 0.0
+    assert (group.baseline.best, group.baseline.reaches(0.8)) == (0.8, 20)
+    assert (group.first("ma", 0.8), group.first("ma-light", 0.8)) == (10, None)
+    row = momentum.speedups([group]).splitlines()[-1]
+    assert "| 0.8000 | 20 | 10 | not reached | 2.00 / – | 3.56 / 3.01 | 3.96 / 3.30 | 20 / 10 / 20 |" in row
+
+
+def test_a_group_that_is_not_complete_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "runs.jsonl"
+    monkeypatch.setitem(momentum.FILES, "digits", path)
+    monkeypatch.setattr(momentum, "RUNS", 3)
+    for method in ("fedbuff", "ma", "ma-light"):
+        write_run(path, method, [0.1, 0.2])
+    write_run(path, "fedbuff", [0.1, 0.2], private=True)
+    assert [group.private for group in momentum.groups("digits")] == [False]
+
+
+def test_groups_of_the_grid_follow_each_other_and_both_sides_get_the_same_rates() -> None:
+    cells = grids.grid((grids.FASHION, grids.SHAKESPEARE))
+    order = [cell.group for cell in cells]
+    assert len(set(cells)) == len(cells) == 96
+    assert sum(one != other for one, other in itertools.pairwise(order)) == len(set(order)) - 1 == 7
+    for group in set(order):
+        assert order.count(group) == momentum.RUNS
+        rates: dict[tuple[str, float], set[float]] = {}
+        for cell in cells:
+            if cell.group == group:
+                rates.setdefault((cell.method, cell.beta), set()).add(cell.server_lr)
+        assert {method for method, _ in rates} == {"fedbuff", "ma", "ma-light"}
+        assert sorted(beta for method, beta in rates if method == "fedbuff") == [-0.5, 0, 0.5, 0.9]
+        assert len(set(map(frozenset, rates.values()))) == 1
+
+
+@pytest.mark.parametrize("cell", grids.grid((grids.DIGITS,)), ids=str)
+def test_a_cell_is_a_run_that_would_not_be_refused(cell: Any) -> None:
+    prepare(grids.DIGITS.experiment(cell), DIGITS)
+
+
+def test_cells_are_run_recorded_once_and_taken_up_after_a_torn_line(tmp_path: Path) -> None:
+    script = [sys.executable, str(MOMENTUM / "run.py"), "--quick", "--rounds", "2", "--out", str(tmp_path)]
+
+    def run(*words: str) -> list[dict[str, Any]]:
+        subprocess.run([*script, *words], check=True, capture_output=True, timeout=300)
+        lines = (tmp_path / "quick.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines if line.endswith("}")]
+
+    first = run("--cells", "2", "--processes", "1")
+    assert [len(one["average"]) for one in first] == [2, 2]
+    assert {one["cell"]["server_lr"] for one in first} == {1.0, 2.0}
+    assert all(one["failure"] is None for one in first)
+    with (tmp_path / "quick.jsonl").open("a") as file:
+        file.write('{"cell": {"da')
+    second = run("--cells", "1")
+    assert second[:2] == first
+    assert len(second) == 3
+    assert second[2]["cell"]["beta"] == 0.0

@@ -4,7 +4,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from offbeat import Batch, InputError, Problem
-from offbeat.problem import TaskGradient
+from offbeat.gradient import TaskGradient
 
 
 def batch(rows: int = 6) -> Batch:

@@ -12,7 +12,6 @@ LIMIT = 20  # staleness above it is dropped
 
 # The least noise for (2, 1e-7) with q = 5e-4 and T = 2000, by PLD; tests/test_accountant.py has it, too.
 NOISE, DELTA = 0.609, 1e-7
-NOMINAL = 1000  # of 2 million clients, which is that q
 
 
 @dataclass(frozen=True)
@@ -47,14 +46,15 @@ class Plan:
     batch_size: int
     local_lr: float
     server_lrs: tuple[tuple[str, tuple[float, ...]], ...]  # by rule, for every method alike
-    clip: float
+    clip: float  # near the median norm of updates
+    nominal: int  # cohort, of 2,000 times as many clients, which is that q
     eps: float = 1e-3
     buffer: int = 20
     concurrency: int = 160
     rounds: int = 400
     average: float = 0.95
     every: int = 5
-    tested: int = 4000  # examples, evenly spaced over the test set
+    tested: int = 4000  # examples at least, evenly spaced over the test set
 
     def cells(self, rule: str, private: bool) -> list[Cell]:
         """A group: the baseline at each beta, and both approximations, all at the same rates."""
@@ -95,11 +95,11 @@ class Plan:
             return made
         return replace(
             made,
-            clip=f"delta={self.clip:g}" if cell.method == "fedbuff" else f"delta={self.clip:g}",
+            clip=f"delta={self.clip:g}",
             noise=NOISE,
             delta=DELTA,
             most=self.rounds,  # no bound: the claim is the nominal cohort's, not this run's
-            nominal_cohort=NOMINAL,
+            nominal_cohort=self.nominal,
             noise_seed=0,
         )
 
@@ -111,8 +111,9 @@ FASHION = Plan(
     local_steps=5,
     batch_size=20,
     local_lr=0.1,
-    server_lrs=(("fedavgm", (1.0, 2.0)), ("fedadam", (0.003, 0.01))),
-    clip=1.0,
+    server_lrs=(("fedavgm", (1.0, 2.0)), ("fedadam", (0.001, 0.003))),
+    clip=0.5,
+    nominal=1000,
 )
 SHAKESPEARE = Plan(
     data="shakespeare",
@@ -121,8 +122,9 @@ SHAKESPEARE = Plan(
     local_steps=5,
     batch_size=10,
     local_lr=0.3,
-    server_lrs=(("fedavgm", (1.0, 2.0)), ("fedadam", (0.003, 0.01))),
+    server_lrs=(("fedavgm", (1.0, 2.0)), ("fedadam", (0.001, 0.003))),
     clip=1.0,
+    nominal=700,
     rounds=300,
 )
 DIGITS = Plan(
@@ -132,8 +134,9 @@ DIGITS = Plan(
     local_steps=5,
     batch_size=10,
     local_lr=0.1,
-    server_lrs=(("fedavgm", (1.0, 2.0)), ("fedadam", (0.01, 0.03))),
-    clip=1.0,
+    server_lrs=(("fedavgm", (1.0, 2.0)), ("fedadam", (0.003, 0.01))),
+    clip=0.4,
+    nominal=150,
     rounds=200,
     tested=360,
 )

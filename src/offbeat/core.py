@@ -52,6 +52,10 @@ class Gradient(Protocol):
         """The same and the loss itself."""
         ...
 
+    def descend(self, x: Vector, batch: Batch, lr: float, /) -> Vector:
+        """X less lr times the slope."""
+        ...
+
 
 class Task(NamedTuple):
     """One client's work from one version of the model; `visit` counts its tasks from 0."""
@@ -200,7 +204,7 @@ def where(condition: Tensor, yes: Carry, no: Carry) -> Carry:
 
 def sgd(x: Vector, batches: Batches, grad: Gradient, lr: float) -> Vector:
     """Plain local descent."""
-    return scan(lambda y, batch: torch.sub(y, grad(y, batch), alpha=lr), x, batches)
+    return scan(lambda y, batch: grad.descend(y, batch, lr), x, batches)
 
 
 def wants_whole(algorithm: AnyAlgorithm) -> bool:

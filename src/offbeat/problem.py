@@ -17,7 +17,8 @@ from torch.func import functional_call
 
 from offbeat import trees
 from offbeat.columns import as_columns
-from offbeat.core import Batch, Vector, where
+from offbeat.core import Batch, Vector
+from offbeat.dropout import keyed, keys
 from offbeat.errors import InputError
 from offbeat.precision import Precision, switches
 from offbeat.trees import Tree
@@ -27,6 +28,7 @@ Statistics: TypeAlias = dict[str, Tensor]
 Objective: TypeAlias = Callable[[dict[str, Tensor], Statistics, Batch], tuple[Tensor, Statistics]]
 Differentiate: TypeAlias = Callable[[Vector, Statistics, Batch], tuple[Vector, Tensor, Statistics]]
 
+_STRIDE = 0x632BE5AB  # between the keys of a module's layers
 _NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 
 
@@ -50,7 +52,8 @@ class Problem:
         self.loss = loss
         self.weight_decay = weight_decay
         self.precision = precision
-        self._training = copy.deepcopy(module).train()
+        self._training = keyed(copy.deepcopy(module).train())
+        self._keys = keys(self._training)
         self._evaluating = copy.deepcopy(module).eval()
         self._mapping = self._training  # what is mapped over clients
         named = {name: p for name, p in self._training.named_parameters() if p.requires_grad}
@@ -66,7 +69,9 @@ class Problem:
         if next(iter(named.values())).is_cuda:
             self._mapping = as_columns(self._training)
         self._initial = torch.cat([p.detach().reshape(-1) for p in named.values()])
-        self._statistics = {name: buffer.detach().clone() for name, buffer in self._training.named_buffers()}
+        self._statistics = {
+            name: buffer.detach().clone() for name, buffer in self._evaluating.named_buffers()
+        }
         norms = [norm for norm in self._training.modules() if isinstance(norm, _NORMS)]
         self.tracks = any(norm.track_running_stats for norm in norms)
 
@@ -127,13 +132,40 @@ class Problem:
         objective = torch.compile(partial(self._objective, self._training), backend=backend, dynamic=False)
         return partial(self._by_autograd, objective)
 
+    def descend_alone(
+        self, x: Vector, statistics: Statistics, batch: Batch, lr: float
+    ) -> tuple[Vector, Statistics]:
+        """X less lr times its gradient, written piece by piece: a gradient is never put together."""
+        views, slopes, _, left = self._slopes(partial(self._objective, self._training), x, statistics, batch)
+        lower = torch.empty_like(x)
+        with torch.no_grad():
+            for view, slope, room in zip(views, slopes, self.parameters(lower).values(), strict=True):
+                torch.sub(view, self._decay(slope, view), alpha=lr, out=room)
+        return lower, left
+
+    def with_keys(self, statistics: Statistics, key: Tensor) -> Statistics:
+        """Statistics of a task whose module draws by this key."""
+        return statistics | {name: key + number * _STRIDE for number, name in enumerate(self._keys)}
+
+    def without_keys(self, statistics: Statistics) -> Statistics:
+        """What is left of a task that others may know."""
+        return {name: value for name, value in statistics.items() if name not in self._keys}
+
     def _by_autograd(
         self, objective: Objective, x: Vector, statistics: Statistics, batch: Batch
     ) -> tuple[Vector, Tensor, Statistics]:
+        _, slopes, loss, left = self._slopes(objective, x, statistics, batch)
+        return self._decay(torch.cat([slope.reshape(-1) for slope in slopes]), x), loss, left
+
+    def _slopes(
+        self, objective: Objective, x: Vector, statistics: Statistics, batch: Batch
+    ) -> tuple[list[Tensor], tuple[Tensor, ...], Tensor, Statistics]:
+        """Parameters, their gradients, the loss, and the statistics it leaves."""
         views = {name: view.requires_grad_() for name, view in self.parameters(x.detach()).items()}
         loss, left = objective(views, statistics, batch)
-        slopes = torch.autograd.grad(loss, list(views.values()), allow_unused=True, materialize_grads=True)
-        return self._decay(torch.cat([slope.reshape(-1) for slope in slopes]), x), loss.detach(), left
+        every = list(views.values())
+        slopes = torch.autograd.grad(loss, every, allow_unused=True, materialize_grads=True)
+        return every, slopes, loss.detach(), left
 
     def paddable(self, batch: Batch) -> bool:
         """Whether the last example of a minibatch, masked, leaves gradient and statistics as without it.
@@ -162,6 +194,8 @@ class Problem:
 
     def repeats(self, batch: Batch) -> bool:
         """Whether a minibatch has the same gradient twice, and nothing is drawn for it."""
+        if self._keys:
+            return False
         with self._own_draws():
             before = self._drawn()
             first, second = (
@@ -203,6 +237,8 @@ class Problem:
     ) -> tuple[Tensor, Statistics]:
         inputs, targets = batch.data
         left = {name: value.clone() for name, value in statistics.items()}
+        for name in self._keys:
+            left.setdefault(name, torch.zeros((), dtype=torch.int64, device=self.device))
         try:
             outputs = self._call(module, parameters | left, inputs)
         except ValueError as error:
@@ -232,31 +268,6 @@ class Problem:
 
     def _decay(self, slope: Vector, x: Vector) -> Vector:
         return slope + self.weight_decay * x if self.weight_decay else slope
-
-
-class TaskGradient:
-    """The gradient function of one task; running statistics pass through it from step to step."""
-
-    def __init__(self, problem: Problem, differentiate: Differentiate, statistics: Statistics) -> None:
-        self._problem = problem
-        self._differentiate = differentiate
-        self.statistics = statistics
-
-    def __call__(self, x: Vector, batch: Batch, /) -> Vector:
-        """The gradient of one minibatch at x."""
-        slope, _, left = self._differentiate(x, self.statistics, batch)
-        self._pass_on(left, batch)
-        return slope
-
-    def with_loss(self, x: Vector, batch: Batch, /) -> tuple[Vector, Tensor]:
-        """The same with the loss, weight decay included."""
-        slope, loss, left = self._differentiate(x, self.statistics, batch)
-        self._pass_on(left, batch)
-        return slope, loss + 0.5 * self._problem.weight_decay * (x @ x)
-
-    def _pass_on(self, left: Statistics, batch: Batch) -> None:
-        active = batch.active
-        self.statistics = left if active is None else where(active, left, self.statistics)
 
 
 def _mean(losses: Tensor, batch: Batch) -> Tensor:

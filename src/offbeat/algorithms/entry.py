@@ -68,3 +68,6 @@ class _Flat:
 
     def with_loss(self, x: Vector, batch: Batch, /) -> tuple[Vector, torch.Tensor]:
         return torch.zeros_like(x), torch.zeros(())
+
+    def descend(self, x: Vector, batch: Batch, lr: float, /) -> Vector:
+        return x

@@ -7,12 +7,13 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from offbeat import trees
+from offbeat import draws, trees
 from offbeat.core import AnyAlgorithm, Batch, Batches, Task, wants_whole
 from offbeat.engines.places import Places, pad
-from offbeat.engines.work import Results, Start, take
+from offbeat.engines.work import Results, Start, key_of, take
+from offbeat.gradient import TaskGradient
 from offbeat.population.population import Indices, Population
-from offbeat.problem import Differentiate, Problem, TaskGradient
+from offbeat.problem import Differentiate, Problem
 from offbeat.trees import Tree
 
 log = logging.getLogger(__name__)
@@ -24,12 +25,14 @@ class Inputs(NamedTuple):
     """All that tasks depend on; every leaf of both is stacked over tasks, or of one task."""
 
     start: Start
+    key: Tensor  # for layers that draw
     places: dict[str, tuple[Tensor, ...]]  # field of Batches -> places, and a mask if any is padding
 
 
 class Drawn(NamedTuple):
-    """The examples of tasks: of each minibatch, and of a pass over everything where one is wanted."""
+    """What is drawn for tasks: keys, the examples of minibatches, and all of them where that is wanted."""
 
+    keys: list[int]
     items: list[list[Indices]]
     whole: list[list[Indices]]
 
@@ -38,32 +41,39 @@ class Drawn(NamedTuple):
         """What these tasks train on."""
         whole = wants_whole(algorithm)
         return cls(
+            [key_of(draws.torch_seed(seed, "module", task.client, task.visit)) for task in tasks],
             [population.indices(task.client, task.visit, seed) for task in tasks],
             [population.everything(task.client) for task in tasks] if whole else [],
         )
 
     def pick(self, rows: Sequence[int]) -> dict[str, Places]:
         """Those of some rows, padded."""
-        return {name: pad([part[row] for row in rows]) for name, part in self._asdict().items() if part}
+        parts = {"items": self.items, "whole": self.whole}
+        return {name: pad([part[row] for row in rows]) for name, part in parts.items() if part}
 
 
-def inputs(starts: Sequence[Start], places: dict[str, Places], device: torch.device) -> Inputs:
+def inputs(
+    starts: Sequence[Start], keys: Sequence[int], places: dict[str, Places], device: torch.device
+) -> Inputs:
     """Stacked over tasks, on the device; what is not there yet is sent without waiting."""
     visits = trees.over(lambda leaf: send(leaf, device), trees.stack([start.visit for start in starts]))
     message, statistics, memory = trees.stack([start[:3] for start in starts])
-    return Inputs(Start(message, statistics, memory, visits), _sent(places, device))
+    key = send(torch.tensor(keys), device)
+    return Inputs(Start(message, statistics, memory, visits), key, _sent(places, device))
 
 
-def rows_of(starts: Sequence[Start], places: dict[str, Places], device: torch.device) -> list[Inputs]:
+def rows_of(
+    starts: Sequence[Start], keys: Sequence[int], places: dict[str, Places], device: torch.device
+) -> list[Inputs]:
     """The same task by task, with nothing copied that is on the device already."""
     visits = trees.over(lambda leaf: send(leaf, device), trees.stack([start.visit for start in starts]))
-    moved = _sent(places, device)
+    moved, key = _sent(places, device), send(torch.tensor(keys), device)
 
     def row(tree: Tree, number: int) -> Tree:
         return trees.over(lambda leaf: leaf[number], tree)
 
     return [
-        Inputs(start._replace(visit=row(visits, number)), row(moved, number))
+        Inputs(start._replace(visit=row(visits, number)), key[number], row(moved, number))
         for number, start in enumerate(starts)
     ]
 
@@ -95,9 +105,9 @@ def local_work(
         batches = Batches(
             **{name: _unstack(population, problem, *part) for name, part in given.places.items()}
         )
-        grad = TaskGradient(problem, differentiate, start.statistics)
+        grad = TaskGradient(problem, differentiate, problem.with_keys(start.statistics, given.key))
         upload, memory = algorithm.local(start.message, start.memory, batches, start.visit, grad)
-        return Results(upload, memory, grad.statistics)
+        return Results(upload, memory, problem.without_keys(grad.statistics))
 
     return one
 

@@ -63,7 +63,8 @@ class Streams:
             places = drawn.pick(rows)
             result = None
             if self._padding.allows(places):
-                result = self._group(algorithm, rows_of(mine, places, self._problem.device))
+                keys = [drawn.keys[row] for row in rows]
+                result = self._group(algorithm, rows_of(mine, keys, places, self._problem.device))
             if result is None:
                 result = self._alone(algorithm, [tasks[row] for row in rows], mine, seed)
             parts.append(result)

@@ -78,7 +78,9 @@ class Together:
             if not self._padding.allows(places):
                 return None
             try:
-                given = inputs(starts[done : done + size], places, self._problem.device)
+                chosen = starts[done : done + size]
+                keys = [drawn.keys[row] for row in rows[done : done + size]]
+                given = inputs(chosen, keys, places, self._problem.device)
                 parts.append(self._map(algorithm, given, size))
             except torch.OutOfMemoryError:
                 self._shrink(size)

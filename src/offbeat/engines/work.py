@@ -11,8 +11,9 @@ from torch import Tensor
 from offbeat import draws, trees
 from offbeat.core import AnyAlgorithm, Batch, Batches, Repeats, Task, Visit, wants_whole
 from offbeat.errors import InputError
+from offbeat.gradient import TaskGradient
 from offbeat.population.population import Population
-from offbeat.problem import Problem, Statistics, TaskGradient
+from offbeat.problem import Problem, Statistics
 from offbeat.trees import Tree
 
 
@@ -70,16 +71,24 @@ class OneByOne:
         indices = self._population.indices(task.client, task.visit, seed)
         whole = self._population.everything(task.client) if wants_whole(algorithm) else []
         batches = Batches(self._load(indices), self._load(whole))
-        grad = TaskGradient(self._problem, self._problem.differentiate_alone, start.statistics)
+        problem = self._problem
+        own = draws.torch_seed(seed, "module", task.client, task.visit)
+        key = torch.tensor(key_of(own), device=problem.device)
+        grad = TaskGradient(problem, problem.differentiate_alone, problem.with_keys(start.statistics, key))
         visit = trees.over(lambda leaf: leaf.to(self._problem.device), start.visit)
-        with _seeded(self._problem.device, draws.torch_seed(seed, "module", task.client, task.visit)):
+        with _seeded(problem.device, own):
             upload, memory = algorithm.local(start.message, start.memory, batches, visit, grad)
-        return Results(upload, memory, grad.statistics)
+        return Results(upload, memory, problem.without_keys(grad.statistics))
 
     def _load(self, indices: list[np.ndarray]) -> tuple[Batch, ...]:
         return tuple(
             Batch(take(self._population, torch.from_numpy(places), self._problem)) for places in indices
         )
+
+
+def key_of(seed: int) -> int:
+    """A key for layers that draw, with room to count on."""
+    return seed >> 2
 
 
 def take(population: Population, places: Tensor, problem: Problem) -> Tree:

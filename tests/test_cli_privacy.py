@@ -4,7 +4,10 @@ import json
 import shlex
 
 import pytest
+import torch
 
+from offbeat import checkpoint
+from offbeat.checkpoint import Checkpoint
 from offbeat.cli import main
 from offbeat.folder import read_lines
 from offbeat.privacy.accountant import Pld, Rdp, Releases, calibrate
@@ -119,6 +122,7 @@ REFUSED = {
     "--epsilon 2 --delta 1e-7 --most 2 --accountant pdl": "did you mean pld?",
     f"--epsilon 2 {SAMPLED} --noise-shape tree": "give --most",
     f"--epsilon 2 {SAMPLED} --apart 3": "give --most",
+    "--epsilon 2 --delta 1e-7 --most 1e9 --rounds 1e9 --noise-shape banded:2 --apart 1": "takes too long",
     "nowhere": "nowhere holds no run with a checkpoint",
     "nowhere --epsilon 2": "--epsilon is not asked of a run",
     "--epsilons 2": "unknown option '--epsilons': did you mean --epsilon",
@@ -157,6 +161,39 @@ def test_the_ledger_of_a_run_tells_epsilon_so_far(words, ask, capsys, here):
     looser = ask("there --delta 1e-4 --accountant rdp")
     assert looser["accountant"] == "rdp"
     assert looser["epsilons"]["pld"] < answer["epsilons"]["pld"]
+
+
+def test_bands_beyond_the_steps_and_steps_beyond_the_contributions_cost_nothing(ask):
+    few = ask("--epsilon 2 --delta 1e-7 --most 3 --rounds 10 --noise-shape banded:10 --apart 1")
+    many = ask("--epsilon 2 --delta 1e-7 --most 3 --rounds 10 --noise-shape banded:1000000000 --apart 1")
+    assert few["noise"] == many["noise"]
+    long = ask("--epsilon 2 --delta 1e-7 --most 3 --rounds 1e15 --noise-shape banded:4")
+    assert (
+        long["noise"] == ask("--epsilon 2 --delta 1e-7 --most 3 --rounds 100 --noise-shape banded:4")["noise"]
+    )
+
+
+def test_what_a_killed_run_recorded_after_its_checkpoint_is_said_not_to_be_counted(ask, capsys, here):
+    assert main(shlex.split(f"{RUN} --clip 1 --noise 3 --delta 1e-5 --most 4 --json")) == 0
+    assert ask("there")["uncounted"] is None
+    assert ask("there")["version"] == 6
+    with (here / "there" / "records.jsonl").open("a") as file:
+        file.write('{"version": 9}\n{"version": 1')
+    assert ask("there")["uncounted"].startswith("server steps 7 to 9, made after the last checkpoint")
+    assert main(["privacy", "there"]) == 0
+    assert "uncounted" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [{}, {"version": 1}, {"version": 1, "aggregate": {"spent": {}}}, {"version": 1, "aggregate": None}],
+)
+def test_a_checkpoint_that_does_not_tell_is_refused(facts, capsys, here):
+    checkpoint.save(here / "state.safetensors", Checkpoint(facts, {"x": torch.zeros(1)}))
+    (here / "there" / "checkpoint").mkdir(parents=True)
+    (here / "state.safetensors").rename(here / "there" / "checkpoint" / "state.safetensors")
+    assert main(["privacy", "there"]) == 2
+    assert "does not tell what was released" in capsys.readouterr().err
 
 
 def test_a_run_that_hides_nothing_has_no_epsilon(capsys):

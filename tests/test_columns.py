@@ -5,20 +5,28 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
-from offbeat.columns import Columns, as_columns
+from offbeat.columns import LARGE, Columns, ForwardColumns, as_columns
 
 
 @pytest.mark.parametrize(
     ("channels", "size", "stride", "padding", "bias"),
-    [(1, 5, 1, 2, True), (3, 3, 1, 0, True), (3, 3, 2, 1, False), (2, 4, 3, 1, True), (1, 1, 1, 0, True)],
+    [
+        (1, 5, 1, 2, True),
+        (3, 3, 1, 0, True),
+        (3, 3, 2, 1, False),
+        (2, 4, 3, 1, True),
+        (1, 1, 1, 0, True),
+        (8, 3, 1, 1, True),
+        (6, 4, 3, 2, False),
+    ],
 )
 def test_a_convolution_and_its_gradients_stay_the_same(
     channels: int, size: int, stride: int, padding: int, bias: bool
 ) -> None:
     torch.manual_seed(1)
     plain = nn.Sequential(nn.Conv2d(channels, 4, size, stride, padding, bias=bias)).double()
-    swapped = as_columns(plain)
-    assert type(swapped[0]) is Columns
+    swapped = as_columns(plain, LARGE)
+    assert type(swapped[0]) is (ForwardColumns if channels > 3 else Columns)
     assert type(plain[0]) is nn.Conv2d
     inputs = torch.randn(5, channels, 11, 13, dtype=torch.float64, requires_grad=True)
     for one, other in zip(
@@ -31,12 +39,13 @@ def test_a_convolution_and_its_gradients_stay_the_same(
         torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
 
 
-def test_it_maps_over_clients() -> None:
+@pytest.mark.parametrize("channels", [3, 9])
+def test_it_maps_over_clients(channels: int) -> None:
     torch.manual_seed(2)
-    plain = nn.Conv2d(3, 4, 3, padding=1).double()
-    swapped = as_columns(plain)
+    plain = nn.Conv2d(channels, 4, 3, padding=1).double()
+    swapped = as_columns(plain, LARGE)
     weights = {name: torch.randn(6, *p.shape, dtype=torch.float64) for name, p in plain.named_parameters()}
-    inputs = torch.randn(6, 2, 3, 8, 8, dtype=torch.float64)
+    inputs = torch.randn(6, 2, channels, 8, 8, dtype=torch.float64)
     slopes = [
         vmap(grad(lambda given, x, m=module: (functional_call(m, given, (x,)) ** 2).sum()))(weights, inputs)
         for module in (plain, swapped)

@@ -171,11 +171,16 @@ def test_draws_of_a_stream_have_the_covariance_of_its_matrix(shape):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
 @pytest.mark.parametrize("cut", [0, 1, 3, 9])
-def test_a_stream_resumed_after_any_step_draws_the_same_noise(shape, cut):
+@pytest.mark.parametrize("marked", [False, True])
+def test_a_stream_resumed_after_any_step_draws_the_same_noise(shape, cut, marked):
     likes = [torch.zeros(5), torch.zeros(2, 3, dtype=torch.float64)]
 
     def draw(stream, steps):
-        return [stream.draw(step, field, like) for step in steps for field, like in enumerate(likes)]
+        return [
+            stream.draw(step, field, like, bytes([step]) * marked)
+            for step in steps
+            for field, like in enumerate(likes)
+        ]
 
     whole = draw(shape.open(KEY), range(12))
     stream = shape.open(KEY)
@@ -200,6 +205,15 @@ def test_the_tree_draws_no_noise_twice_but_to_take_it_back():
     stream, like = Tree().open(KEY), torch.zeros(3, dtype=torch.float64)
     prefix = sum(stream.draw(step, 0, like) for step in range(8))
     assert torch.allclose(prefix, stream._node(8, 3, 0, like))  # one node is left of eight steps
+
+
+def test_the_tree_takes_back_what_it_drew_for_marked_sums_and_keeps_one_mark_a_node():
+    stream, like = Tree().open(KEY), torch.zeros(3, dtype=torch.float64)
+    prefix = sum(stream.draw(step, 0, like, bytes([step])) for step in range(8))
+    assert torch.allclose(prefix, stream._node(8, 3, 0, like))
+    for step in range(8, 200):
+        stream.draw(step, 0, like, bytes([step]))
+        assert len(stream.save().facts["marks"]) <= 1 + step.bit_count()
 
 
 def test_banded_noise_out_of_order_is_refused():

@@ -232,3 +232,19 @@ def test_cells_are_run_recorded_once_and_taken_up_after_a_torn_line(tmp_path: Pa
     assert second[:2] == first
     assert len(second) == 3
     assert second[2]["cell"]["beta"] == 0.0
+
+
+def test_what_the_page_says_of_momentum_on_digits_holds() -> None:
+    found = momentum.groups("digits")
+    assert len(found) == 4
+    for group in found:
+        base = group.baseline
+        best = {beta: max(r.best for r in group.of("fedbuff") if r.beta == beta) for beta in grids.BETAS}
+        near = group.first("fedbuff", momentum.NEAR * base.best)
+        for method in ("ma", "ma-light"):
+            assert group.first(method, base.best) is None
+            assert (group.first(method, momentum.NEAR * base.best) or 1000) > near
+            assert max(run.best for run in group.of(method)) > best[0.9]
+        assert base.beta <= 0.5
+        middling = [best[beta] for beta in (-0.5, 0.0, 0.5)]
+        assert max(middling) - min(middling) < 0.012

@@ -72,19 +72,19 @@ def run(
 
 @pytest.mark.parametrize("work", [Steps(3, 10), Epochs(1, 10)])
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("how", ["mapped", "eager", "streamed", "auto"])
+@pytest.mark.parametrize("how", ["mapped", "columns", "eager", "streamed", "auto"])
 def test_every_way_gives_the_sequential_reference_of_the_cpu(
     method: str, how: str, work: Steps | Epochs
 ) -> None:
     reference, there = run(method, "cpu", None, work), run(method, "cuda", how, work)
-    assert (reference - there).norm() <= 1e-8 * movement(reference)
+    assert (reference - there).norm() / movement(reference) <= 1e-8
 
 
 @pytest.mark.parametrize("how", ["mapped", "streamed"])
 def test_in_single_precision_it_is_as_near_as_that_allows(how: str) -> None:
     reference = run("fedavg", "cpu", None, Steps(3, 10))
     there = run("fedavg", "cuda", how, Steps(3, 10), torch.float32)
-    assert (reference - there).norm() <= 1e-2 * movement(reference)
+    assert (reference - there).norm() / movement(reference) <= 1e-2
 
 
 @pytest.mark.parametrize("how", ["mapped", "streamed"])
@@ -102,12 +102,12 @@ def test_a_module_that_draws_is_computed_one_by_one_and_repeats() -> None:
 def test_too_little_memory_makes_groups_smaller_and_says_so_once(
     how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    work = Steps(2, 200)
+    work = Steps(2, 1500)
     whole = run("fedavg", "cuda", how, work)
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory
     try:
-        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 300 * 2**20) / total)
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 2 * 2**30) / total)
         tight = run("fedavg", "cuda", how, work)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)

@@ -14,7 +14,9 @@ from torch import nn
 from offbeat import (
     CATALOGUE,
     AdaMasFL,
+    Always,
     Asynchronous,
+    Cycle,
     Exponential,
     FedAsync,
     FedOpt,
@@ -41,10 +43,12 @@ from offbeat.algorithms.fedopt import Upload
 from offbeat.core import AnyAlgorithm, Cohort, Task
 from offbeat.privacy.accountant import Pld, Rdp, Releases
 from offbeat.privacy.banded import Banded
-from offbeat.privacy.correlated import Independent
+from offbeat.privacy.clipping import clip
+from offbeat.privacy.correlated import Independent, Noise
 from offbeat.privacy.gaussian import seeded_key, subkey
 from offbeat.privacy.quantile import Quantile
 from offbeat.privacy.tree import Tree
+from offbeat.schedule.availability import Availability
 from offbeat.schedule.dispatch import Dispatch, Phases, Queues
 from offbeat.schedule.participation import Participation
 from offbeat.schedule.staleness import Equal, Weights
@@ -68,10 +72,11 @@ def opened(
     weights: Weights = Equal(),
     population: int = 1000,
     rounds: int = 100,
+    availability: Availability = Always(),
 ) -> Noised:
     x = torch.zeros(size, dtype=torch.float64)
     return private.open(
-        Opening(algorithm, x, dispatch, weights, buffer, population, rounds, limit=math.inf, seed=0)
+        Opening(algorithm, x, dispatch, weights, buffer, population, rounds, math.inf, 0, availability)
     )
 
 
@@ -243,6 +248,17 @@ def test_settings_that_cannot_be_are_refused(wrong: dict[str, Any], says: str) -
             {"dispatch": Poisson(0.1), "algorithm": fadas(0.1, 0.1, damp=Shrink(5))},
             "FedOpt's server reads how stale",
         ),
+        (
+            {"amplified": True},
+            {"dispatch": Poisson(0.1), "availability": Cycle(10.0, 0.1)},
+            "drawn the more often the fewer are there",
+        ),
+        ({"summation": Secure(minimum=2), "bounds": (("delta", 1e4),)}, {}, None),
+        (
+            {"summation": Secure(minimum=2), "bounds": (("delta", 11_000.0),)},
+            {},
+            "bound of delta is 11000, and sums in secret hold 10922.7 a number",
+        ),
         ({"nominal": 2}, {}, "nominal cohort of 2 is below the buffer of 3"),
         ({"bounds": (("delat", 1.0),)}, {}, "unknown upload field 'delat': did you mean delta"),
         ({"bounds": ()}, {}, "field delta has no bound"),
@@ -333,6 +349,36 @@ def test_a_cut_private_run_goes_on_with_the_same_noise_and_ledger(
     assert whole[-1].spent() == rest[-1].spent()
     assert (saved.facts["aggregate"]["key"] is None) == (seed is not None)
     assert ("follows from a seed" in rest[-1].spent().terms) == (seed is not None)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("correlation", [Independent(), Tree(), Banded(3)], ids=lambda shape: shape.name)
+def test_two_ways_to_go_on_have_noise_that_cancels_only_where_their_sums_are_the_same(
+    correlation: Noise,
+) -> None:
+    size, noise = 4000, 2.0
+    private = Private.of(PLAIN, 1.0, noise, 1e-5, participation=BOUNDED, correlation=correlation)
+    now = cohort(3)
+
+    def release(made: Noised, step: int, seed: int) -> torch.Tensor:
+        uploads = Upload(randn(3, size, seed=seed))
+        mean: Upload = made.release(made.collect(uploads, tasks(3, 3 * step), now), now)
+        plain = clip(uploads, 1.0)[0].delta.sum(0) / 3
+        return 3 * (mean.delta - plain)
+
+    before = opened(private, size=size)
+    for step in range(3):
+        release(before, step, step)
+    ways = [opened(private, size=size) for _ in range(3)]
+    for way in ways:
+        way.load(before.save())
+    same, again, other = (
+        [release(way, step, seed + step) for step in (3, 4)]
+        for way, seed in zip(ways, (0, 0, 9), strict=True)
+    )
+    for a, b, c in zip(same, again, other, strict=True):
+        assert torch.equal(a, b)
+        # what was drawn before the checkpoint may be the same in both, a fresh draw of each is not
+        assert float((a - c).std()) > 1.3 * noise
 
 
 def test_a_private_run_cut_in_its_start_goes_on_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -470,6 +516,14 @@ def test_a_bound_that_adapts_moves_towards_the_norms_and_is_saved() -> None:
     assert bounds[-1] < 5.0
     rest = list(train(PLAIN, engine(), resume=saved, **options))
     assert rest[-1].checkpoint().facts["aggregate"]["bounds"]["delta"] == bounds[-1]
+
+
+def test_a_bound_that_adapts_stops_at_what_can_be_summed_in_secret() -> None:
+    secure = Secure(minimum=2)
+    private = Private.of(PLAIN, 1.0, 0.0, 1e-5, adaptive=Quantile(rate=50.0), summation=secure, **FREE)
+    made, now = opened(private), cohort(3)
+    made.release(made.collect(Upload(100 * randn(3, 4)), tasks(3), now), now)
+    assert made.bounds["delta"] == pytest.approx(10922.66, rel=1e-4)  # (2^31 - 1) / 3 / 2^16
 
 
 def test_bounds_that_the_algorithm_guarantees_do_not_adapt() -> None:

@@ -138,8 +138,8 @@ class Overhearing(NamedTuple):
     stream: NoiseStream
     heard: dict[tuple[int, int], np.ndarray]
 
-    def draw(self, step: int, field: int, like: torch.Tensor) -> torch.Tensor:
-        drawn = self.stream.draw(step, field, like)
+    def draw(self, step: int, field: int, like: torch.Tensor, mark: bytes = b"") -> torch.Tensor:
+        drawn = self.stream.draw(step, field, like, mark)
         self.heard[step, field] = drawn.numpy().copy()
         return drawn
 

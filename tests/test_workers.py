@@ -21,12 +21,14 @@ from torch import Tensor, nn
 from lasting import DELAYS, METHODS, Lasting, identical, ragged, same, steps
 from offbeat import (
     Asynchronous,
+    Epochs,
     FedOpt,
     InputError,
     Problem,
     Sequential,
     Synchronous,
     Task,
+    Visit,
     trees,
 )
 from offbeat.cli import main
@@ -36,7 +38,8 @@ from offbeat.engines.how import Mapped
 from offbeat.engines.orders import Done, Failed, Lost, Order
 from offbeat.engines.processes import Processes
 from offbeat.engines.segments import Shelf
-from offbeat.engines.spread import carry_out, even, guided
+from offbeat.engines.spread import Spread, carry_out, even, guided
+from offbeat.engines.work import Results, Start
 from offbeat.engines.workers import Workers
 from offbeat.errors import DivergedError
 from offbeat.experiment import Experiment
@@ -103,20 +106,13 @@ def test_a_nursery_that_is_killed_changes_nothing(lasting: tuple[World, Lasting]
     assert engine.crew._nursery._process.pid != nursery.pid
 
 
-def test_vmap_inside_workers_is_the_same_but_for_rounding_and_what_it_says_is_said_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    world = ragged()
-    with caplog.at_level(logging.WARNING):
-        many = play(
-            METHODS["fedavg"],
-            Workers(world.problem, world.population, DELAYS, workers=2, how=Mapped()),
-            Asynchronous(5),
-        )
-    same(play(METHODS["fedavg"], Sequential(world.problem, world.population, DELAYS), Asynchronous(5)), many)
-    assert [record.message for record in caplog.records] == [
-        "this module draws random numbers, so its clients are computed one by one."
-    ]
+def test_vmap_inside_workers_is_the_same_but_for_rounding() -> None:
+    world = make_world(work=Epochs(2, 4))
+    engine = Workers(world.problem, world.population, DELAYS, workers=2, how=Mapped())
+    many = play(METHODS["adamasfl"], engine, Asynchronous(5))
+    same(
+        play(METHODS["adamasfl"], Sequential(world.problem, world.population, DELAYS), Asynchronous(5)), many
+    )
 
 
 class Faulty(nn.Module):
@@ -223,7 +219,6 @@ PROGRAM = """
 import sys
 from offbeat import Asynchronous, FedOpt, train
 from offbeat.engines.workers import Workers
-from lasting import DELAYS, METHODS, Lasting, identical, ragged, same, steps
 from worlds import make_world
 world = make_world()
 run = train(FedOpt(0.1, 1.0), Workers(world.problem, world.population, workers=2),
@@ -309,6 +304,8 @@ class Clumsy:
         self.failing = failing
         self.given: dict[int, Order] = {}
         self.seen: list[int] = []
+        self.placed: list[Any] = []
+        self.removed: list[int] = []
 
     def give(self, worker: int, order: Order) -> None:
         assert worker not in self.given
@@ -322,9 +319,20 @@ class Clumsy:
         self.seen.append(order.number)
         if order.number in self.failing:
             return [(worker, Failed(order.number, ValueError(str(order.number))))]
-        return [(worker, Done(order.number, (torch.tensor([order.number]),)))]
+        uploads = torch.tensor([float(task.client) for task in order.tasks])
+        return [(worker, Done(order.number, Results(uploads, (), {}), ("it is so.",)))]
 
     def replace(self, worker: int) -> None:
+        pass
+
+    def place(self, tree: Any) -> Any:
+        self.placed.append(tree)
+        return len(self.placed) - 1
+
+    def remove(self, placed: Any) -> None:
+        self.removed.append(placed)
+
+    def clear(self) -> None:
         pass
 
 
@@ -349,6 +357,31 @@ def test_the_first_failure_is_raised_when_nobody_is_at_work() -> None:
     with pytest.raises(ValueError, match="1"):
         carry_out(crew, orders(9))  # type: ignore[arg-type]
     assert not crew.given
+
+
+def test_a_message_is_placed_once_a_version_and_what_workers_say_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    crew = Clumsy(2, {})
+    spread = Spread(crew, torch.device("cpu"), guided)  # type: ignore[arg-type]
+    old, new, statistics = (torch.zeros(3),), (torch.ones(3),), {"mean": torch.zeros(1)}
+
+    def call(*messages: Any) -> None:
+        tasks = [Task(client, 0, 0) for client in range(len(messages))]
+        visit = Visit(torch.tensor(0), torch.tensor(0))
+        starts = [Start(message, statistics, (), visit) for message in messages]
+        results = spread(METHODS["fedavg"], tasks, starts, 0)
+        assert results.uploads.tolist() == list(range(len(messages)))
+
+    call(old, new, old, old, new)
+    assert crew.placed == [(old, statistics), (new, statistics)]
+    call(new, new)
+    assert crew.removed == []
+    call(new)
+    assert crew.removed == [0]
+    call(old)  # a straggler's
+    assert crew.placed[2:] == [(old, statistics)]
+    assert [record.message for record in caplog.records] == ["it is so."]
 
 
 @given(st.integers(1, 300), st.integers(1, 70))

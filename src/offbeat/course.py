@@ -42,7 +42,9 @@ class Course:
         self.rounds = rounds
         self.clients = engine.clients
         x, self.statistics = engine.initial()
-        opening = Opening(algorithm, x, dispatch, weights, buffer, engine.clients, rounds, limit, seed)
+        opening = Opening(
+            algorithm, x, dispatch, weights, buffer, engine.clients, rounds, limit, seed, engine.availability
+        )
         self.aggregation = aggregate.open(opening)
         source = dispatch.source(seed)
         self.session: Session = engine.open(algorithm, seed, source)

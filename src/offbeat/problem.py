@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from offbeat import trees
-from offbeat.columns import as_columns
+from offbeat.columns import LARGE, as_columns
 from offbeat.core import Batch, Vector
 from offbeat.dropout import keyed, keys
 from offbeat.errors import InputError
+from offbeat.means import over_examples
 from offbeat.precision import Precision, switches
 from offbeat.trees import Tree
 
@@ -56,6 +57,7 @@ class Problem:
         self._keys = keys(self._training)
         self._evaluating = copy.deepcopy(module).eval()
         self._mapping = self._training  # what is mapped over clients
+        self._columns: nn.Module | None = None  # the same, made when it is first asked for
         named = {name: p for name, p in self._training.named_parameters() if p.requires_grad}
         if not named:
             raise InputError("the module has no parameter that requires a gradient: nothing to train.")
@@ -110,16 +112,28 @@ class Problem:
         """What the module in evaluation mode makes of inputs."""
         return self._call(self._evaluating, self.parameters(x) | self._known(statistics), inputs)
 
-    def objective(self, x: Vector, statistics: Statistics, batch: Batch) -> tuple[Tensor, Statistics]:
-        """The loss of one minibatch in training mode, and the statistics it leaves."""
-        return self._objective(self._mapping, self.parameters(x), statistics, batch)
-
     def differentiate(
         self, x: Vector, statistics: Statistics, batch: Batch
     ) -> tuple[Vector, Tensor, Statistics]:
         """Gradient, loss and statistics at x as a pure function that `vmap` can map."""
-        slope, (loss, left) = torch.func.grad_and_value(self.objective, has_aux=True)(x, statistics, batch)
+        return self._by_transform(self._mapping, x, statistics, batch)
+
+    def _by_transform(
+        self, module: nn.Module, x: Vector, statistics: Statistics, batch: Batch
+    ) -> tuple[Vector, Tensor, Statistics]:
+        def objective(x: Vector) -> tuple[Tensor, Statistics]:
+            return self._objective(module, self.parameters(x), statistics, batch)
+
+        slope, (loss, left) = torch.func.grad_and_value(objective, has_aux=True)(x)
         return self._decay(slope, x), loss, left
+
+    def differentiate_in_columns(
+        self, x: Vector, statistics: Statistics, batch: Batch
+    ) -> tuple[Vector, Tensor, Statistics]:
+        """`differentiate` with convolutions as products of matrices on the way forward."""
+        if self._columns is None:
+            self._columns = as_columns(self._training, LARGE)
+        return self._by_transform(self._columns, x, statistics, batch)
 
     def differentiate_alone(
         self, x: Vector, statistics: Statistics, batch: Batch
@@ -254,7 +268,7 @@ class Problem:
         self, module: nn.Module, parameters: dict[str, Tensor], statistics: Statistics, batch: Batch
     ) -> tuple[Tensor, Statistics]:
         losses, left = self._losses(module, parameters, statistics, batch)
-        return _mean(losses, batch), left
+        return over_examples(losses, batch), left
 
     def _call(self, module: nn.Module, given: dict[str, Tensor], inputs: Tree) -> Any:
         words = inputs if isinstance(inputs, dict) else {}
@@ -268,27 +282,3 @@ class Problem:
 
     def _decay(self, slope: Vector, x: Vector) -> Vector:
         return slope + self.weight_decay * x if self.weight_decay else slope
-
-
-def _mean(losses: Tensor, batch: Batch) -> Tensor:
-    if losses.ndim == 0:
-        return losses
-    if len(losses) != len(trees.leaves(batch.data)[0]):
-        raise InputError(
-            "the loss must give one number per batch or one per example: take the mean of the rest."
-        )
-    each = losses.flatten(1).mean(1) if losses.ndim > 1 else losses
-    if batch.mask is None:
-        return each.mean()
-    return torch.where(batch.mask, each, 0.0).sum() / batch.mask.sum().clamp_min(1)
-
-
-def average(statistics: Statistics) -> Statistics:
-    """The plain mean of statistics stacked over clients; counts are rounded."""
-    return {name: _average(value) for name, value in statistics.items()}
-
-
-def _average(value: Tensor) -> Tensor:
-    if value.is_floating_point():
-        return value.mean(0)
-    return value.double().mean(0).round().to(value.dtype)

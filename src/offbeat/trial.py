@@ -92,6 +92,7 @@ def prepare(experiment: Experiment, source: Source | None = None, folder: Path |
         experiment.rounds,
         limit,
         experiment.seed,
+        availability,
     )
     aggregate = aggregate_of(with_noise(experiment, opening), method)
     check_protection(aggregate, opening)

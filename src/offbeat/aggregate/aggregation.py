@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from offbeat.core import AnyAlgorithm, Cohort, Saved, Task, Vector
+from offbeat.schedule.availability import Always, Availability
 from offbeat.schedule.dispatch import Dispatch
 from offbeat.schedule.participation import Participation
 from offbeat.schedule.staleness import Weights
@@ -22,6 +23,7 @@ class Opening(NamedTuple):
     rounds: int
     limit: float
     seed: int
+    availability: Availability = Always()
 
 
 class Spent(NamedTuple):

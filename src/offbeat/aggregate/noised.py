@@ -16,7 +16,7 @@ from offbeat.errors import InputError
 from offbeat.privacy import clipping
 from offbeat.privacy.accountant import Releases
 from offbeat.privacy.correlated import Independent, NoiseStream
-from offbeat.privacy.gaussian import secret_key, seeded_key, subkey
+from offbeat.privacy.gaussian import mark_of, secret_key, seeded_key, subkey
 from offbeat.privacy.ledger import Ledger, Tally
 from offbeat.privacy.mechanism import Gaussian
 from offbeat.privacy.spending import Budget, Spending
@@ -87,7 +87,8 @@ class Noised:
         if self._mechanism.adaptive is not None:
             for name, answer in zip(self._mechanism.moving, noised.answers.tolist(), strict=True):
                 bound = self.bounds[name]
-                self.bounds[name] = self._mechanism.adaptive.move(bound, answer, sum(cohort.weights))
+                moved = self._mechanism.adaptive.move(bound, answer, sum(cohort.weights))
+                self.bounds[name] = min(moved, self._summing.largest)
         return trees.over(lambda leaf: leaf / len(cohort.weights), noised.uploads)
 
     def ended(self) -> str | None:
@@ -156,10 +157,12 @@ class Noised:
         sizes = {name: trees.size(part) for name, part in parts.items()}
         deviations = self._mechanism.deviations(self.bounds, sizes, self._plan.rounding)
         numbers = itertools.count()
+        # noise that follows from a seed hides nothing anyway, and is to be the same for other sums
+        mark = b"" if self._plan.seed is not None else mark_of(self._key, trees.leaves(total))
 
         def draw(leaf: Tensor, deviation: float) -> Tensor:
             number = next(numbers)
-            return leaf + deviation * stream.draw(step, number, leaf) if deviation else leaf
+            return leaf + deviation * stream.draw(step, number, leaf, mark) if deviation else leaf
 
         noised = {
             name: trees.over(lambda leaf, d=deviations[name]: draw(leaf, d), part)

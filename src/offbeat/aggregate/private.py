@@ -22,6 +22,7 @@ from offbeat.privacy.correlated import Independent, Noise
 from offbeat.privacy.mechanism import Gaussian, check_bounds, deal
 from offbeat.privacy.quantile import Quantile
 from offbeat.privacy.spending import Spending
+from offbeat.schedule.availability import Always
 from offbeat.schedule.dispatch import Dispatch, Phases, Poisson, Queues
 from offbeat.schedule.participation import Participation
 from offbeat.schedule.staleness import Equal
@@ -100,6 +101,13 @@ class Private:
         given = dict(self.bounds)
         bounds = {name: bound for name, bound in (dict(known) | given).items() if name in {*fields, *given}}
         check_bounds(fields, bounds, given)
+        summing = self.summation.open(opening)
+        for name, bound in bounds.items():
+            if summing.largest < bound < math.inf:
+                raise InputError(
+                    f"the bound of {name} is {bound:g}, and sums in secret hold {summing.largest:g} "
+                    "a number: lower the bound, the buffer or the bits."
+                )
         shares = deal(fields, dict(self.shares) or parts)
         if self.noise:
             self._check_run(opening)
@@ -139,7 +147,7 @@ class Private:
         plan = Plan(
             mechanism, spending, said, budget, self.epsilon, start, opening.population, rounding, seed
         )
-        return Noised(plan, bounds, self.summation.open(opening))
+        return Noised(plan, bounds, summing)
 
     def _check_claims(self) -> None:
         """Refuse claims that contradict each other."""
@@ -174,6 +182,11 @@ class Private:
         if not isinstance(dispatch, Poisson):
             raise InputError(
                 "only Poisson sampling amplifies: use poisson dispatch, or claim no amplification."
+            )
+        if not isinstance(opening.availability, Always):
+            raise InputError(
+                "clients that come and go are drawn the more often the fewer are there, so nothing is "
+                "amplified: use clients that are always there, or claim no amplification."
             )
         if not isinstance(opening.weights, Equal):
             raise InputError(

@@ -72,6 +72,10 @@ class Shared:
         self._run = secrets.token_bytes(16)
         self._servers: tuple[Terms, Leader, Helper] | None = None  # None until uploads have a length
 
+    @property
+    def largest(self) -> float:
+        return self.terms(1).largest
+
     def terms(self, length: int) -> Terms:
         """For uploads of that many numbers."""
         secure, weights = self._secure, self._opening.weights

@@ -1,5 +1,6 @@
 """How the uploads of a buffer are added up: in plain sight, or so that nobody sees a single one."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,6 +16,11 @@ from offbeat.trees import Tree
 
 class Summing(Protocol):
     """One run's sums; what it has summed can be saved between two server steps."""
+
+    @property
+    def largest(self) -> float:
+        """The largest number that an upload may hold."""
+        ...
 
     def total(self, payload: Tree, tasks: Sequence[Task], cohort: Cohort) -> Tree:
         """The weighted sum over tasks: leaves (tasks, ...) to leaves (...)."""
@@ -54,6 +60,10 @@ class PlainSum:
     @property
     def rounding(self) -> float:
         return 0.0
+
+    @property
+    def largest(self) -> float:
+        return math.inf
 
     def open(self, opening: Opening) -> "PlainSum":
         return self

@@ -10,8 +10,9 @@ def terms(spending: Spending, start: bool, buffer: int, nominal: int | None, see
         return "no noise was added, so nothing is private."
     if spending.rate is not None:
         parts = [
-            f"amplified by Poisson sampling at rate {spending.rate:g}, taking the sample to be secret and "
-            "a buffer of fixed size to amplify as much, which is assumed and not proved"
+            f"amplified by Poisson sampling at rate {spending.rate:g}, taking a buffer of fixed size to "
+            "amplify as much, which is assumed and not proved, and the sample to be secret, and so the run's seed, "
+            "trace and records, which tell of it"
         ]
         if start:
             parts.append("the start of everybody is counted without amplification")
@@ -20,7 +21,9 @@ def terms(spending: Spending, start: bool, buffer: int, nominal: int | None, see
         parts = [f"no amplification: no client contributes more than {times}, and when it did is public"]
     if not isinstance(spending.correlation, Independent):
         parts.append(f"noise is correlated over server steps ({spending.correlation.name})")
-    parts.append("neighbouring runs differ by one client, added or removed with all it contributes")
+    parts.append(
+        "neighbouring runs differ by one client, there with all it contributes or with nothing in its place"
+    )
     parts.append(f"accountant {spending.accountant.name}")
     if nominal is not None:
         parts.append(

@@ -58,7 +58,7 @@ _WORK: _Table = {
     "every": (whole, "N", "evaluate every N server steps"),
     "engine": (str, "NAME", "auto, sequential, vectorised, workers (processes here) or ray (a cluster)"),
     "device": (str, "NAME", "cpu or cuda"),
-    "how": (str, "NAME", "of the engine vectorised: auto (by a trial), mapped, eager, streamed or compiled"),
+    "how": (str, "NAME", "on a GPU: auto (by a trial), mapped, columns, eager, streamed or compiled"),
     "precision": (str, "NAME", "of a GPU's products: torch (as it is set), float32, tf32 or bfloat16"),
     "workers": (whole, "N", "of the engines workers and ray; default: one for each core"),
     "ray_address": (str, "HOST:PORT", "a Ray cluster that runs already, or auto to find it"),

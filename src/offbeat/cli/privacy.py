@@ -12,6 +12,7 @@ from offbeat import checkpoint
 from offbeat.cli import show
 from offbeat.cli.numbers import count, number
 from offbeat.errors import InputError
+from offbeat.folder import read_lines
 from offbeat.privacy.accountant import Accountant, Pld, Rdp, Releases, calibrate, check_delta, check_epsilon
 from offbeat.privacy.banded import Banded
 from offbeat.privacy.correlated import Independent, contributions
@@ -107,18 +108,37 @@ def _of_run(given: argparse.Namespace) -> dict[str, Any]:
         raise InputError(
             f"{folder} holds no run with a checkpoint: name the folder that a run was written to."
         )
-    spent = checkpoint.load(place).facts["aggregate"].get("spent")
-    if spent is None:
-        raise InputError(f"the run in {folder} is not a private one: no clipping and no noise was asked for.")
-    delta = spent["delta"] if given.delta is None else given.delta
-    check_delta(delta)
-    releases = [Releases(*each) for each in spent["releases"]]
-    accountant = parse_accountant(given.accountant or spent["accountant"])
-    return {
-        **_epsilons(releases, delta, accountant),
-        "releases": spent["made"],
-        "assumption": spent["terms"],
-    }
+    facts = checkpoint.load(place).facts
+    try:
+        version, spent = facts["version"], facts["aggregate"].get("spent")
+        if spent is None:
+            raise InputError(
+                f"the run in {folder} is not a private one: no clipping and no noise was asked for."
+            )
+        delta = spent["delta"] if given.delta is None else given.delta
+        check_delta(delta)
+        releases = [Releases(*each) for each in spent["releases"]]
+        accountant = parse_accountant(given.accountant or spent["accountant"])
+        answer = _epsilons(releases, delta, accountant)
+        answer |= {"version": version, "releases": spent["made"], "assumption": spent["terms"]}
+    except (KeyError, TypeError, AttributeError):
+        raise InputError(
+            f"the checkpoint in {folder} does not tell what was released: ask the version of offbeat that "
+            "wrote it."
+        ) from None
+    return answer | {"uncounted": _uncounted(folder, version)}
+
+
+def _uncounted(folder: Path, version: int) -> str | None:
+    """What was recorded after the checkpoint, by a run that goes on or was killed."""
+    records = read_lines(folder, "records") if (folder / "records.jsonl").exists() else ()
+    last = max((record["version"] for record in records), default=version)
+    if last <= version:
+        return None
+    return (
+        f"server steps {version + 1} to {last}, made after the last checkpoint; a run that was killed takes "
+        "them again when it is resumed, with the same noise, and counts them then"
+    )
 
 
 def _epsilons(releases: list[Releases], delta: float, accountant: Accountant) -> dict[str, Any]:
@@ -172,7 +192,7 @@ def _bounded(given: argparse.Namespace) -> Claim:
     if apart > 1:
         times += f", at least {apart:,} server steps apart"
     words = f"no amplification: each client contributes {times}, once to a server step, and when is public"
-    neighbours = "runs that differ by one client, added or removed with all it contributes"
+    neighbours = "runs that differ by one client, there with all it contributes or with nothing in its place"
     if isinstance(shape, Independent):
         most = given.most if given.rounds is None else contributions(given.rounds, given.most, apart)
         return Claim(most, None, 1.0, words, neighbours)

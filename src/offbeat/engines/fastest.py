@@ -7,7 +7,7 @@ import torch
 
 from offbeat.core import AnyAlgorithm, Task
 from offbeat.engines import choice
-from offbeat.engines.work import Results, Start, Work
+from offbeat.engines.work import Large, Results, Start, Work
 from offbeat.errors import unknown
 from offbeat.population.population import Population
 from offbeat.problem import Problem
@@ -29,6 +29,12 @@ class Fastest:
         self._population = population
         self._work: Work | None = None
         self.chosen: str | None = None
+
+    @property
+    def large(self) -> bool:
+        """As the one that was chosen."""
+        work: object = self._work
+        return isinstance(work, Large) and work.large
 
     def __call__(
         self, algorithm: AnyAlgorithm, tasks: Sequence[Task], starts: Sequence[Start], seed: int

@@ -8,7 +8,7 @@ import ctypes
 import sys
 
 _TRIM, _TOP_PAD, _MMAP = -1, -2, -3  # numbers of glibc's mallopt
-_LARGE = 1 << 30
+_LARGE = 1 << 25  # the most that glibc takes
 
 
 def keep_large_blocks() -> bool:
@@ -18,6 +18,4 @@ def keep_large_blocks() -> bool:
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is None:  # another C library
         return False
-    return bool(
-        set_option(_MMAP, _LARGE) and set_option(_TRIM, 2 * _LARGE - 1) and set_option(_TOP_PAD, 1 << 26)
-    )
+    return bool(set_option(_MMAP, _LARGE) and set_option(_TRIM, 1 << 30) and set_option(_TOP_PAD, 1 << 26))

@@ -25,9 +25,10 @@ class Mapped:
 
     chunk: int | None = None
     graphs: bool = True
+    columns: bool = False  # convolutions as products of matrices
 
     def work(self, problem: Problem, population: Population) -> Work:
-        return Together(problem, population, self.chunk, self.graphs)
+        return Together(problem, population, self.chunk, self.graphs, self.columns)
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Streamed:
 
 @dataclass(frozen=True)
 class Measured:
-    """The faster of these two on a GPU, by a trial; `vmap` on a CPU."""
+    """The fastest of these on a GPU, by a trial, but for compiling, which takes long; `vmap` on a CPU."""
 
     chunk: int | None = None
 
@@ -56,6 +57,7 @@ class Measured:
             return mapped.work(problem, population)
         ways = {
             "mapped": lambda: mapped.work(problem, population),
+            "columns": lambda: Mapped(self.chunk, columns=True).work(problem, population),
             "streamed": lambda: Streamed().work(problem, population),
         }
         return Fastest(ways, problem, population)
@@ -65,6 +67,7 @@ HOWS: Mapping[str, How] = MappingProxyType(
     {
         "auto": Measured(),
         "mapped": Mapped(),
+        "columns": Mapped(columns=True),
         "eager": Mapped(graphs=False),
         "streamed": Streamed(),
         "compiled": Streamed(compiled=True),

@@ -31,20 +31,17 @@ def find_ray() -> Any:
 def check_cluster(address: str | None) -> None:
     """Refuse an address where no cluster answers, before anything is begun."""
     ray = find_ray()
-    if address == "auto":
-        if connect(address, 1):
-            ray.shutdown()
-    elif address is not None:
-        _knock(address)
+    if address is not None and connect(address, 1):
+        ray.shutdown()
 
 
 def connect(address: str | None, cpus: int) -> bool:
     """Connect to a cluster, or start one here; false if this process was connected already."""
     ray = find_ray()
-    if ray.is_initialized():
-        return False
     if address not in (None, "auto"):
         _knock(str(address))
+    if ray.is_initialized():
+        return False
     own: dict[str, Any] = {} if address else {"num_cpus": cpus, "include_dashboard": False}
     if address is None:
         _secure()
@@ -52,8 +49,8 @@ def connect(address: str | None, cpus: int) -> bool:
     with _signals():
         try:
             ray.init(address=address or "local", logging_level="ERROR", log_to_driver=False, **own)
-        except (ConnectionError, SystemExit):
-            raise _nobody(address or "this machine") from None
+        except (ConnectionError, RuntimeError, SystemExit, ray.exceptions.RayError) as error:
+            raise _refused(address, str(error).strip().partition("\n")[0]) from None
     return True
 
 
@@ -96,6 +93,15 @@ def _signals() -> Iterator[None]:
 
 
 def _nobody(address: str) -> InputError:
+    return InputError(f"no Ray cluster answers at {address}: start one there, or leave out --ray-address.")
+
+
+def _refused(address: str | None, reason: str) -> InputError:
+    if address is None:
+        return InputError(f"Ray does not start here ({reason}): use the engine 'workers'.")
     if address == "auto":
         return InputError("no Ray cluster runs here: give the address of one, or leave out --ray-address.")
-    return InputError(f"no Ray cluster answers at {address}: start one there, or leave out --ray-address.")
+    return InputError(
+        f"the Ray cluster at {address} refuses ({reason}): use its version of Ray, and if it wants a token, "
+        "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN."
+    )

@@ -23,9 +23,10 @@ from offbeat.core import AnyAlgorithm, ReadsStaleness, Saved, Task, Visit
 from offbeat.engines.engine import Gathered
 from offbeat.engines.fastest import Fastest
 from offbeat.engines.lane import Mark, lane_of
-from offbeat.engines.work import Results, Start, Work
+from offbeat.engines.work import Large, Results, Start, Work
+from offbeat.means import over_clients
 from offbeat.population.homes import Home, make_memories
-from offbeat.problem import Problem, Statistics, average
+from offbeat.problem import Problem, Statistics
 from offbeat.schedule.clock import Clock
 from offbeat.schedule.timeline import Arrival
 from offbeat.trees import Tree
@@ -105,7 +106,7 @@ class Simulation:
         whole = results[0] if len(waves) == 1 else self._join(waves, results)
         self.forget(tasks)
         self._launch(self._upcoming(), version)
-        return Gathered(whole.uploads, average(whole.statistics))
+        return Gathered(whole.uploads, over_clients(whole.statistics))
 
     def forget(self, tasks: Sequence[Task]) -> None:
         self._holders.subtract(task.version for task in tasks)
@@ -172,6 +173,8 @@ class Simulation:
     def _wave(self, tasks: list[Task], version: int) -> Results:
         """Results of tasks of distinct clients; their memory is committed."""
         missing = [task for task in tasks if task not in self._ready]
+        if missing and isinstance(self._work, Large) and self._work.large:
+            missing = missing + self._upcoming()
         self._launch(missing, version)
         results = self._take(tasks)
         self._memories.write([task.client for task in tasks], results.memories)

@@ -30,7 +30,12 @@ class Together:
     """
 
     def __init__(
-        self, problem: Problem, population: Population, chunk: int | None = None, graphs: bool = True
+        self,
+        problem: Problem,
+        population: Population,
+        chunk: int | None = None,
+        graphs: bool = True,
+        columns: bool = False,
     ) -> None:
         if chunk is not None and chunk < 1:
             raise InputError(f"a chunk of {chunk} clients cannot be computed: give at least 1.")
@@ -41,10 +46,18 @@ class Together:
         self._padding = Padding(problem, population)
         self._mappable = True
         self._shrunk = False
+        self._steady = False  # whether the call before computed as many
+        self._last = 0  # how many the last call computed
+        self._differentiate = problem.differentiate_in_columns if columns else problem.differentiate
         self._graphs: Latest[tuple[object, ...]] | None = None
         if graphs and problem.device.type == "cuda":
             self._graphs = Latest(_GRAPHS)
             self._stream = torch.cuda.Stream(problem.device)  # type: ignore[no-untyped-call]
+
+    @property
+    def large(self) -> bool:
+        """Whether one large group is computed faster than two small ones."""
+        return self._graphs is not None and self._mappable
 
     def __call__(
         self, algorithm: AnyAlgorithm, tasks: Sequence[Task], starts: Sequence[Start], seed: int
@@ -52,6 +65,7 @@ class Together:
         """The tasks' results, in order."""
         if not self._mappable:
             return self._alone(algorithm, tasks, starts, seed)
+        self._steady, self._last = self._last == len(tasks), len(tasks)
         drawn = Drawn.of(algorithm, tasks, self._population, seed)
         groups, parts = alike(drawn.items), []
         for rows in groups:
@@ -96,12 +110,13 @@ class Together:
         return whole
 
     def _map(self, algorithm: AnyAlgorithm, given: Inputs, count: int) -> Results:
-        one = local_work(algorithm, self._problem, self._population, self._problem.differentiate)
+        one = local_work(algorithm, self._problem, self._population, self._differentiate)
         mapped = vmap(one, randomness="error")
         with self._problem.numerics():
             if self._graphs is None:
                 return Results(*mapped(given))
-            given = trees.over(lambda leaf: _repeat_last(leaf, _power(count)), given)
+            if not (self._steady and count == self._last):
+                given = trees.over(lambda leaf: _repeat_last(leaf, _power(count)), given)
             key = (id(algorithm), *signature(given))
             graph = self._graphs.find(key, lambda: Captured(mapped, given, self._stream))
             results = mapped(given) if graph is None else graph(given)
@@ -109,9 +124,9 @@ class Together:
             return fresh
 
     def _portion(self, left: int) -> int:
-        """How many to compute next: where shapes are recorded, powers of two and few of them."""
+        """How many to compute next: where shapes are recorded, powers of two, or what comes every time."""
         size = min(self._chunk or left, left)
-        if self._graphs is None or size <= _SMALL:
+        if self._graphs is None or size <= _SMALL or (self._steady and size == self._last):
             return size
         return 1 << (size.bit_length() - 1)
 

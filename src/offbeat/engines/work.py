@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -44,6 +44,14 @@ class Work(Protocol):
     def close(self) -> None:
         """Nothing more will be asked."""
         ...
+
+
+@runtime_checkable
+class Large(Protocol):
+    """A way to compute that may want few large groups of tasks."""
+
+    @property
+    def large(self) -> bool: ...
 
 
 class OneByOne:

@@ -24,6 +24,8 @@ from offbeat.errors import InputError
 from offbeat.privacy.correlated import NoiseStream, contributions
 from offbeat.privacy.gaussian import standard_normal
 
+_MANY = 10**7
+
 
 @dataclass(frozen=True)
 class Banded:
@@ -42,11 +44,10 @@ class Banded:
     @property
     def coefficients(self) -> npt.NDArray[np.float64]:
         """The first column of C, as far as it is not zero."""
-        place = np.arange(1, self.bands)
-        return np.cumprod(np.concatenate([[1.0], (2 * place - 1) / (2 * place)]))
+        return _first(self.bands)
 
     def sensitivity(self, steps: int, most: int | None, apart: int) -> float:
-        return _sensitivity(self.coefficients, steps, most, apart)
+        return _sensitivity(_first(min(self.bands, max(steps, 1), _MANY + 1)), steps, most, apart)
 
     def open(self, key: bytes) -> NoiseStream:
         return _Recursion(key, self.coefficients[1:].tolist())
@@ -82,12 +83,24 @@ class Toeplitz:
         return _Recursion(key, self.coefficients[1:].tolist())
 
 
+def _first(bands: int) -> npt.NDArray[np.float64]:
+    """The first coefficients of 1 / sqrt(1 - x)."""
+    place = np.arange(1, bands)
+    return np.cumprod(np.concatenate([[1.0], (2 * place - 1) / (2 * place)]))
+
+
 def _sensitivity(bands: npt.NDArray[np.float64], steps: int, most: int | None, apart: int) -> float:
     count = contributions(steps, most, apart)
     bands = bands[:steps]
+    reach = min(steps, max(count - 1, 0) * apart + len(bands))  # steps that a client can move
+    if reach > _MANY:
+        raise InputError(
+            f"the sensitivity of banded noise over {reach} server steps takes too long: "
+            f"allow fewer contributions, or steps up to {_MANY}."
+        )
     if apart == 0:
         return count * float(np.linalg.norm(bands))
-    moved = np.zeros(steps)
+    moved = np.zeros(reach)
     for start in range(0, count * apart, apart):
         part = moved[start : start + len(bands)]
         part += bands[: len(part)]
@@ -103,12 +116,12 @@ class _Recursion:
         self._steps: dict[int, int] = {}  # field -> the next step
         self._drawn: dict[int, list[Tensor]] = {}  # field -> the last draws, the newest first
 
-    def draw(self, step: int, field: int, like: Tensor) -> Tensor:
+    def draw(self, step: int, field: int, like: Tensor, mark: bytes = b"") -> Tensor:
         expected = self._steps.get(field, 0)
         if step != expected:
             raise ValueError(f"correlated noise is drawn in order: step {expected} is next, not {step}")
         drawn = self._drawn.setdefault(field, [])
-        noise = standard_normal(self._key, (step, field), like)
+        noise = standard_normal(self._key, (step, field), like, mark)
         for band, before in zip(self._bands, drawn, strict=False):
             noise.sub_(before.to(like), alpha=band)
         drawn.insert(0, noise.clone())

@@ -22,8 +22,11 @@ from offbeat.privacy.gaussian import standard_normal
 class NoiseStream(Protocol):
     """The noise of one run, drawn step by step from a key; it can be saved between two steps."""
 
-    def draw(self, step: int, field: int, like: Tensor) -> Tensor:
-        """Noise of multiplier 1 for one tensor of one release; steps count from 0 without a gap."""
+    def draw(self, step: int, field: int, like: Tensor, mark: bytes = b"") -> Tensor:
+        """Noise of multiplier 1 for one tensor of one release; steps count from 0 without a gap.
+
+        `mark` is that of the step's sum: where it is another, so is what is drawn afresh.
+        """
         ...
 
     def save(self) -> Saved: ...
@@ -68,8 +71,8 @@ class _Fresh:
     def __init__(self, key: bytes) -> None:
         self._key = key
 
-    def draw(self, step: int, field: int, like: Tensor) -> Tensor:
-        return standard_normal(self._key, (step, field), like)
+    def draw(self, step: int, field: int, like: Tensor, mark: bytes = b"") -> Tensor:
+        return standard_normal(self._key, (step, field), like, mark)
 
     def save(self) -> Saved:
         return Saved({}, {})

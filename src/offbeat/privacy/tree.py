@@ -2,7 +2,7 @@
 
 A node is an interval of 2^level steps that begins at a multiple of 2^(level + 1): those are all that
 the binary expansions of prefixes use. The noise of a prefix is the sum of its nodes', at most one a level; a
-step's noise is what it adds to that. Nothing depends on how long the run will be, and nothing is kept.
+step's noise is what it adds to that. Nothing depends on how long the run will be, and no noise is kept.
 
 Sensitivity. The square of it is the largest sum over nodes of (contributions inside)^2. Contributions at
 least `apart` steps from one another are at most one in each aligned block of 2^p <= `apart` steps, and
@@ -56,8 +56,12 @@ class _Nodes:
 
     def __init__(self, key: bytes) -> None:
         self._key = key
+        self._marks: dict[int, bytes] = {}  # of the steps that made the nodes which are still in use
 
-    def draw(self, step: int, field: int, like: Tensor) -> Tensor:
+    def draw(self, step: int, field: int, like: Tensor, mark: bytes = b"") -> Tensor:
+        if mark:
+            used = [_made(step, level) for level in range(step.bit_length()) if step >> level & 1]
+            self._marks = {each: self._marks[each] for each in used} | {step: mark}
         level = 0
         taken = torch.zeros_like(like)
         while step >> level & 1:  # nodes that the next prefix no longer uses, for a larger one holds them
@@ -66,14 +70,20 @@ class _Nodes:
         return self._node(step + 1, level, field, like) - taken
 
     def save(self) -> Saved:
-        return Saved({}, {})
+        return Saved({"marks": {str(step): mark.hex() for step, mark in self._marks.items()}}, {})
 
     def load(self, saved: Saved) -> None:
-        pass
+        self._marks = {int(step): bytes.fromhex(mark) for step, mark in saved.facts["marks"].items()}
 
     def _node(self, prefix: int, level: int, field: int, like: Tensor) -> Tensor:
         """The noise of the node of this level in the expansion of a prefix."""
-        return standard_normal(self._key, (prefix >> (level + 1), level, field), like)
+        mark = self._marks.get(_made(prefix, level), b"")
+        return standard_normal(self._key, (prefix >> (level + 1), level, field), like, mark)
+
+
+def _made(prefix: int, level: int) -> int:
+    """The step that completes the node of this level in the expansion of a prefix."""
+    return (prefix >> level << level) - 1
 
 
 def _worst(steps: int, count: int, block: int) -> npt.NDArray[np.float64]:

@@ -564,6 +564,13 @@ def test_engines_agree_under_noise() -> None:
     torch.testing.assert_close(left, right, rtol=0, atol=1e-11)
 
 
+def test_a_delta_that_promises_little_is_told_with_the_epsilon() -> None:
+    for delta, told in ((1e-5, False), (0.2, True)):
+        spent = run(Private.of(PLAIN, 1.0, 1.0, delta, participation=BOUNDED), rounds=1)[-1].spent()
+        assert spent is not None
+        assert ("delta is not below one in the 8 clients" in spent.terms) == told
+
+
 def test_a_snapshot_tells_what_was_spent_when_it_was_taken() -> None:
     shots = run(Private.of(PLAIN, 1.0, 1.0, 1e-5, participation=Participation(9, 1)))
     told = [shot.spent().epsilon for shot in shots]  # type: ignore[union-attr]

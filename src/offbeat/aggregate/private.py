@@ -134,7 +134,8 @@ class Private:
             self.accountant,
         )
         start = opening.algorithm.warmup() is not None
-        said = terms(spending, start, opening.buffer, self.nominal, self.noise_seed is not None)
+        buffer, population, seeded = opening.buffer, opening.population, self.noise_seed is not None
+        said = terms(spending, start, buffer, population, self.nominal, seeded)
         budget = None
         if self.epsilon is not None:
             budget = spending.budget(self.epsilon, start, opening.rounds)

@@ -80,11 +80,11 @@ def test_every_way_gives_the_sequential_reference_of_the_cpu(
     assert (reference - there).norm() / movement(reference) <= 1e-8
 
 
-@pytest.mark.parametrize("how", ["mapped", "streamed"])
+@pytest.mark.parametrize("how", ["streamed", "auto"])
 def test_in_single_precision_it_is_as_near_as_that_allows(how: str) -> None:
     reference = run("fedavg", "cpu", None, Steps(3, 10))
     there = run("fedavg", "cuda", how, Steps(3, 10), torch.float32)
-    assert (reference - there).norm() / movement(reference) <= 1e-2
+    assert (reference - there).norm() / movement(reference) <= 1e-4
 
 
 @pytest.mark.parametrize("how", ["mapped", "streamed"])

@@ -576,3 +576,12 @@ def test_a_snapshot_tells_what_was_spent_when_it_was_taken() -> None:
     told = [shot.spent().epsilon for shot in shots]  # type: ignore[union-attr]
     assert told == sorted(told)
     assert told[0] == 0.0 < told[1] < told[-1]
+
+
+def test_a_checkpoint_with_a_key_is_its_owners_alone(tmp_path: Path) -> None:
+    shot = run(Private.of(PLAIN, 1.0, 1.0, 1e-5, participation=Participation(9, 1)))[-1]
+    tmp_path.chmod(0o755)
+    checkpoint.save(tmp_path / "private", shot.checkpoint())
+    checkpoint.save(tmp_path / "plain", run(Mean())[-1].checkpoint())
+    assert (tmp_path / "private").stat().st_mode & 0o077 == 0
+    assert (tmp_path / "plain").stat().st_mode & 0o040

@@ -17,7 +17,7 @@ from offbeat.privacy.accountant import calibrate
 from offbeat.privacy.banded import Banded
 from offbeat.privacy.tree import Tree
 from offbeat.privacy.wording import parse_accountant, parse_shape
-from offbeat.protection import aggregate_of, with_noise
+from offbeat.protection import aggregate_of, steadied, with_noise
 from offbeat.schedule.dispatch import Asynchronous, Dispatch, Poisson
 from offbeat.schedule.staleness import Equal
 
@@ -81,3 +81,19 @@ def test_shapes_and_accountants_are_read_from_their_own_names() -> None:
         assert parse_accountant(text).name == text
     with pytest.raises(InputError, match="unknown shape of noise"):
         parse_shape("band")
+
+
+def test_momentum_approximation_trusts_noisy_rows_less_unless_its_solver_was_chosen() -> None:
+    asked = {"algorithm": "ma-fedavgm", "clip": "0.5", "noise": 1.0, "delta": 1e-5, "most": 9}
+    for parameters, penalty in (
+        ((), (1.0 / math.sqrt(1 - 1 / 1.21) / 10) ** 2),
+        ((("penalty", 0.5),), 0.5),
+        ((("rcond", 0.01),), None),
+    ):
+        made = Experiment.of(**asked, parameters=parameters)
+        aggregate = aggregate_of(made, build("ma-fedavgm", Setting(1, 1, 1), {}))
+        assert steadied(made, aggregate).get("penalty") == (
+            None if penalty is None else pytest.approx(penalty)
+        )
+    plain = Experiment.of(algorithm="ma-fedavgm")
+    assert steadied(plain, Mean()) == {}

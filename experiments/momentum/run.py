@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing import get_context, parent_process
@@ -30,7 +31,6 @@ from offbeat import DivergedError, Examples, InputError, Source, accuracy, ema, 
 from offbeat.experiment import Experiment
 from offbeat.trial import prepare
 
-HERE = Path(__file__).parent
 _TRIES = 2  # of a cell whose process dies
 
 
@@ -109,12 +109,11 @@ def serve(connection: Connection, place: Place) -> None:
         except EOFError:
             return
         try:
-            answer: dict[str, Any] | str = outcome(cell, place)
+            connection.send(outcome(cell, place))
         except InputError as error:
-            answer = str(error)
+            connection.send(str(error))
         except Exception:
-            answer = traceback.format_exc()
-        connection.send(answer)
+            connection.send(traceback.format_exc())
 
 
 @cache
@@ -188,10 +187,8 @@ def recorded(path: Path) -> list[dict[str, Any]]:
     """The whole lines of a records file; one that a kill cut short is left out."""
     found = []
     for line in path.read_text().splitlines() if path.exists() else ():
-        try:
+        with suppress(json.JSONDecodeError):
             found.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
     return found
 
 
@@ -230,7 +227,7 @@ def main() -> int:
         print(clock, answer["failure"] or f"best {best:.4f}", f"({answer['seconds']} s)", flush=True)
     if count < len(missing):
         print(f"the time is up: {len(missing) - count} cells are left; the same command goes on", flush=True)
-    return 1 if failed else 0
+    return min(failed, 1)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -242,7 +239,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--how", default="auto", help="how a GPU computes, as in `offbeat run --how`")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--minutes", type=float, default=600, help="stop after so many")
-    parser.add_argument("--out", type=Path, default=HERE, help="the folder of the records")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="the folder of the records")
     parser.add_argument("--rounds", type=int, help="server steps, to try it out")
     parser.add_argument("--cells", type=int, help="run only the first so many, to try it out")
     return parser

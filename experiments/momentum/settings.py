@@ -10,7 +10,7 @@ RULES = ("fedavgm", "fedadam")
 METHODS = ("fedbuff", "ma", "ma-light")
 LIMIT = 20  # staleness above it is dropped
 
-# The least noise for (2, 1e-7) with q = 5e-4 and T = 2000, by PLD; tests/test_accountant.py has it, too.
+# For (2, 1e-7) with q = 5e-4 and T = 2000 by PLD, to 1 %; tests/test_accountant.py has it, too.
 NOISE, DELTA = 0.609, 1e-7
 
 

@@ -40,7 +40,8 @@ def save(path: Path | str, checkpoint: Checkpoint) -> None:
         save_file(_unshared(tensors), part, metadata={"facts": facts, "digest": _digest(facts, tensors)})
     except SafetensorError as error:
         raise OSError(None, str(error), str(part)) from error
-    part.chmod(path.parent.stat().st_mode & 0o666)
+    # what hides clients, such as the key of private noise, is for the owner alone
+    part.chmod(0o600 if checkpoint.facts.get("secret") else path.parent.stat().st_mode & 0o666)
     with part.open("rb") as file:
         os.fsync(file.fileno())
     part.replace(path)

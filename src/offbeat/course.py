@@ -177,6 +177,7 @@ class Course:
             "flow": self.flow.save(),
             "session": saved.facts,
             "aggregate": summed.facts,
+            "secret": self.aggregation.private,
         }
         return Checkpoint(facts, tensors)
 

@@ -3,12 +3,16 @@
 import dataclasses
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from offbeat.aggregate.aggregation import Aggregate, Opening
 from offbeat.aggregate.mean import Mean
 from offbeat.aggregate.private import Private, amplifying
 from offbeat.aggregate.secure import Secure
 from offbeat.aggregate.summation import PlainSum, Summation
+from offbeat.algorithms import find
+from offbeat.algorithms.fedopt import FedOpt
+from offbeat.algorithms.least_squares import Ridge
 from offbeat.core import AnyAlgorithm
 from offbeat.errors import InputError
 from offbeat.experiment import Experiment
@@ -92,6 +96,22 @@ def _spending(private: Private, opening: Opening) -> Spending:
         private.correlation,
         private.accountant,
     )
+
+
+def steadied(experiment: Experiment, aggregate: Aggregate) -> dict[str, Any]:
+    """Hyperparameters; momentum approximation trusts noisy rows less, unless its solver was chosen."""
+    given = dict(experiment.parameters)
+    chosen = {"penalty", "rcond"} & given.keys()
+    if (
+        not isinstance(aggregate, Private)
+        or "penalty" not in find(experiment.algorithm).parameters()
+        or chosen
+    ):
+        return given
+    share = dict(aggregate.shares).get("stamp", FedOpt.shares["stamp"])
+    scale = 1.0 if aggregate.nominal is None else experiment.buffer / aggregate.nominal
+    solver = Ridge.under_noise(aggregate.noise * scale / share, experiment.buffer)
+    return given | {"penalty": solver.penalty}
 
 
 def check_protection(aggregate: Aggregate, opening: Opening) -> None:

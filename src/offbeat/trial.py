@@ -13,7 +13,6 @@ from torch.nn.functional import cross_entropy
 
 from offbeat import models
 from offbeat.aggregate.aggregation import Aggregate, Opening
-from offbeat.aggregate.mean import Mean
 from offbeat.aggregate.private import Private
 from offbeat.algorithms import Setting, build, find
 from offbeat.core import AnyAlgorithm
@@ -32,7 +31,7 @@ from offbeat.population.population import Examples, Population
 from offbeat.population.sources import Source, load
 from offbeat.precision import Precision
 from offbeat.problem import Problem
-from offbeat.protection import aggregate_of, check_protection, with_noise
+from offbeat.protection import aggregate_of, check_protection, steadied, with_noise
 from offbeat.schedule.availability import Dropout, parse_availability
 from offbeat.schedule.delays import parse_delay
 from offbeat.schedule.dispatch import Dispatch, parse_dispatch
@@ -55,7 +54,8 @@ class Trial(NamedTuple):
     problem: Problem
     test: Examples
     source: Source
-    aggregate: Aggregate = Mean()
+    aggregate: Aggregate
+    parameters: dict[str, Any]  # hyperparameters that were given, or that follow from the noise
 
 
 def timing(experiment: Experiment) -> Dispatch:
@@ -110,15 +110,15 @@ def prepare(experiment: Experiment, source: Source | None = None, folder: Path |
             "sight: use a model without them."
         )
     setting = Setting(experiment.buffer, _steps(population), experiment.rounds)
-    algorithm = build(experiment.algorithm, setting, dict(experiment.parameters))
+    parameters = steadied(experiment, aggregate)
+    algorithm = build(experiment.algorithm, setting, parameters)
     home = parse_home(experiment.memory)
     place = within(home, folder) if folder else home
     make_memories(place, algorithm.memory(problem.initial()[0]), len(population), device)  # or complains
     kind = _kind(experiment, problem, setting)
     engine = kind(problem, population, delays, availability, dropout, memory=home)
-    return Trial(
-        algorithm, engine, dispatch, weights, limit, problem, source.test.to(device), source, aggregate
-    )
+    test = source.test.to(device)
+    return Trial(algorithm, engine, dispatch, weights, limit, problem, test, source, aggregate, parameters)
 
 
 def _kind(experiment: Experiment, problem: Problem, setting: Setting) -> Callable[..., Simulated]:
@@ -161,7 +161,7 @@ def housed(engine: Simulated, folder: Path) -> Simulated:
 
 def resolved(experiment: Experiment, trial: Trial) -> dict[str, Any]:
     """What the settings came to: every hyperparameter, also those that follow from S, K and T."""
-    given = dict(experiment.parameters)
+    given = trial.parameters
     values = {
         name: given.get(name, each.default) for name, each in find(experiment.algorithm).parameters().items()
     }

@@ -12,7 +12,7 @@ from offbeat.errors import unknown
 from offbeat.population.population import Population
 from offbeat.problem import Problem
 
-_TRIES = 3  # the first settles, the second may record, the last is timed
+_TRIES = 4  # the first settles, the next two may record, the last is timed
 
 
 class Fastest:

@@ -132,7 +132,7 @@ EARLY = {
     "algorithms fedav": "unknown algorithm 'fedav': did you mean fedavg",
     "rum": "unknown command 'rum': did you mean run?",
     "--verson": "unknown command '--verson'",
-    "": "name a command, one of run, compare, schedule, algorithms; see 'offbeat --help'.",
+    "": "name a command, one of run, compare, schedule, algorithms, privacy; see 'offbeat --help'.",
 }
 
 # These need the data.
@@ -434,6 +434,7 @@ def test_the_bar_is_told_of_the_start_and_of_every_step(monkeypatch):
         yield show.Bar(steps.append, lambda *told: starts.append(told))
 
     monkeypatch.setattr(show, "bar", bar)
+    monkeypatch.setattr("offbeat.course._LEAST_PIECE", 3)
     assert main(["run", *SMALL]) == 0
     assert {clients for _, clients in starts} == {12}
     assert [step.version for step in steps] == list(range(7))

@@ -194,10 +194,10 @@ def test_a_group_that_is_not_complete_is_not_shown(tmp_path: Path, monkeypatch: 
 
 
 def test_groups_of_the_grid_follow_each_other_and_both_sides_get_the_same_rates() -> None:
-    cells = grids.grid((grids.FASHION, grids.SHAKESPEARE))
+    cells = grids.grid(grids.FULL)
     order = [cell.group for cell in cells]
-    assert len(set(cells)) == len(cells) == 96
-    assert sum(one != other for one, other in itertools.pairwise(order)) == len(set(order)) - 1 == 7
+    assert len(set(cells)) == len(cells) == 120
+    assert sum(one != other for one, other in itertools.pairwise(order)) == len(set(order)) - 1 == 9
     for group in set(order):
         assert order.count(group) == momentum.RUNS
         rates: dict[tuple[str, float], set[float]] = {}
@@ -209,7 +209,7 @@ def test_groups_of_the_grid_follow_each_other_and_both_sides_get_the_same_rates(
         assert len(set(map(frozenset, rates.values()))) == 1
 
 
-@pytest.mark.parametrize("cell", grids.grid((grids.DIGITS,)), ids=str)
+@pytest.mark.parametrize("cell", grids.grid(grids.QUICK), ids=str)
 def test_a_cell_is_a_run_that_would_not_be_refused(cell: Any) -> None:
     prepare(grids.DIGITS.experiment(cell), DIGITS)
 
@@ -248,3 +248,24 @@ def test_what_the_page_says_of_momentum_on_digits_holds() -> None:
         assert base.beta <= 0.5
         middling = [best[beta] for beta in (-0.5, 0.0, 0.5)]
         assert max(middling) - min(middling) < 0.012
+
+
+def test_what_the_page_says_of_momentum_on_a_gpu_holds() -> None:
+    plain = [group for group in momentum.groups("fashion-mnist") if not group.private]
+    assert [group.rule for group in plain] == ["fedavgm", "fedadam"]
+    for group in plain:
+        base = group.baseline
+        best = {beta: max(r.best for r in group.of("fedbuff") if r.beta == beta) for beta in grids.BETAS}
+        assert sorted(best, key=best.__getitem__, reverse=True)[:2] == [-0.5, 0.0]
+        for method in ("ma", "ma-light"):
+            top = max(group.of(method), key=lambda run: run.best)
+            assert group.first(method, momentum.NEAR * base.best) is None
+            assert best[0.9] < top.best < best[0.0]
+            assert top.server_lr == {"fedavgm": 1.0, "fedadam": 0.003}[group.rule]
+    group = next(one for one in momentum.groups("shakespeare") if one.rule == "fedavgm")
+    constant = 0.18762
+    assert max(run.best for run in group.of("fedbuff")) < constant + 0.001
+    assert {run.server_lr for run in group.runs if run.failure} == {2.0}
+    assert sum(run.failure is not None for run in group.runs) == 2
+    leaving = [run for run in group.runs if run.best > constant + 0.001]
+    assert [(run.method, run.server_lr) for run in leaving] == [("ma", 1.0)]

@@ -132,7 +132,8 @@ def test_checkpoints_by_time_take_a_small_share_of_it(trial, monkeypatch):
     assert min(gaps) > 5
 
 
-def test_the_start_with_everybody_is_told_of():
+def test_the_start_with_everybody_is_told_of(monkeypatch):
+    monkeypatch.setattr("offbeat.course._LEAST_PIECE", 3)
     experiment = dataclasses.replace(SMALL, algorithm="adamasfl", weights="constant")
     seen = []
     next(run(experiment, prepare(experiment), observe_start=lambda *told: seen.append(told)))

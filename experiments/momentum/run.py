@@ -15,7 +15,6 @@ import sys
 import time
 import traceback
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing import get_context, parent_process
@@ -25,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from settings import DIGITS, FASHION, PLANS, SHAKESPEARE, Cell, grid
+from recording import append, recorded
+from settings import FULL, PLANS, QUICK, Cell, Plan, grid
 
 from offbeat import DivergedError, Examples, InputError, Source, accuracy, ema, evaluate, load, train
 from offbeat.experiment import Experiment
@@ -44,19 +44,25 @@ class Place:
     rounds: int | None = None  # None: as planned
 
 
+def planned(cell: Cell, place: Place) -> Plan:
+    """A cell's plan, cut short if that was asked for."""
+    plan = PLANS[cell.data]
+    if place.rounds is None:
+        return plan
+    return dataclasses.replace(plan, rounds=place.rounds, every=min(plan.every, place.rounds))
+
+
 def experiment(cell: Cell, place: Place) -> Experiment:
     """A cell's, at that place."""
-    plan = PLANS[cell.data]
-    if place.rounds is not None:
-        plan = dataclasses.replace(plan, rounds=place.rounds, every=min(plan.every, place.rounds))
-    folder = None if cell.data == "digits" else str(Path(place.data_dir or ".") / cell.data)
+    plan = planned(cell, place)
+    folder = None if plan.data == "digits" else str(Path(place.data_dir or ".") / plan.data)
     return dataclasses.replace(plan.experiment(cell), device=place.device, how=place.how, data_dir=folder)
 
 
 def outcome(cell: Cell, place: Place) -> dict[str, Any]:
     """The record of one cell: accuracy of the last model and of the averaged one, every few versions."""
     made = experiment(cell, place)
-    trial = prepare(made, _source(cell.data, made.data_dir))
+    trial = prepare(made, _source(made.data, made.data_dir, PLANS[cell.data].tested))
     shots = train(
         trial.algorithm,
         trial.engine,
@@ -88,6 +94,7 @@ def outcome(cell: Cell, place: Place) -> dict[str, Any]:
         failure = str(error)
     return {
         "cell": dataclasses.asdict(cell),
+        "plan": dataclasses.asdict(planned(cell, place)),
         "version": versions,
         "last": last,
         "average": averaged,
@@ -117,10 +124,10 @@ def serve(connection: Connection, place: Place) -> None:
 
 
 @cache
-def _source(data: str, folder: str | None) -> Source:
+def _source(data: str, folder: str | None, tested: int) -> Source:
     source = load(data, folder, download=False)
     inputs, targets = source.test
-    every = max(1, len(targets) // PLANS[data].tested)
+    every = max(1, len(targets) // tested)
     return source._replace(test=Examples(inputs[::every], targets[::every]))
 
 
@@ -183,36 +190,24 @@ def _start(place: Place) -> Worker:
     return Worker(process, here)
 
 
-def recorded(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a records file; one that a kill cut short is left out."""
-    found = []
-    for line in path.read_text().splitlines() if path.exists() else ():
-        with suppress(json.JSONDecodeError):
-            found.append(json.loads(line))
-    return found
-
-
-def append(path: Path, record: dict[str, Any]) -> None:
-    """One more line, on the disk when this returns."""
-    torn = path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
-    with path.open("a") as file:
-        file.write("\n" * torn + json.dumps(record) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+def _same(record: dict[str, Any], plan: Plan) -> bool:
+    """Whether it was made by this plan; the first records only tell their rounds."""
+    now = json.loads(json.dumps(dataclasses.asdict(plan)))
+    return bool(record.get("plan", now) == now and record["rounds"] == plan.rounds)
 
 
 def main() -> int:
     """Run what is missing; 1 if a cell could not be run."""
     given = _parser().parse_args()
-    plans = (DIGITS,) if given.quick else (FASHION, SHAKESPEARE)
-    chosen = tuple(plan for plan in plans if given.data in (None, plan.data))
+    parts = QUICK if given.quick else FULL
     name = "quick.jsonl" if given.quick else "{}.jsonl"
-    files = {plan.data: given.out / name.format(plan.data) for plan in plans}
+    files = {plan.name: given.out / name.format(plan.name) for plan, _ in parts}
+    wanted = [cell for cell in grid(parts) if given.plan in (None, cell.data)]
     given.out.mkdir(parents=True, exist_ok=True)
     place = Place(given.device, given.how, given.data_dir, given.rounds)
-    found = [(Cell(**one["cell"]), one["rounds"]) for path in files.values() for one in recorded(path)]
-    done = {cell for cell, rounds in found if rounds == (given.rounds or PLANS[cell.data].rounds)}
-    missing = [cell for cell in grid(chosen) if cell not in done][: given.cells]
+    found = [(Cell(**one["cell"]), one) for path in files.values() for one in recorded(path)]
+    done = {cell for cell, one in found if _same(one, planned(cell, place))}
+    missing = [cell for cell in wanted if cell not in done][: given.cells]
     begun, failed, count = time.monotonic(), 0, 0
     print(f"{len(done)} cells are recorded, {len(missing)} are to run", flush=True)
     for cell, answer in results(missing, place, given.processes, begun + 60 * given.minutes):
@@ -233,7 +228,7 @@ def main() -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Run FedBuff with momentum against momentum approximation.")
     parser.add_argument("--quick", action="store_true", help="digits, on the CPU, into quick.jsonl")
-    parser.add_argument("--data", choices=("fashion-mnist", "shakespeare", "digits"), help="only this one")
+    parser.add_argument("--plan", choices=PLANS, help="only this one of settings.py")
     parser.add_argument("--data-dir", help="the folder with fashion-mnist and shakespeare")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--how", default="auto", help="how a GPU computes, as in `offbeat run --how`")

@@ -11,6 +11,7 @@ PAGE = HERE / "README.md"
 FILES = {
     "fashion-mnist": HERE / "records" / "fashion-mnist.jsonl",
     "shakespeare": HERE / "records" / "shakespeare.jsonl",
+    "shakespeare-longer": HERE / "records" / "shakespeare-longer.jsonl",
     "digits": HERE / "quick.jsonl",
 }
 RUNS = 12  # in a group: FedBuff at four betas, MA and MA-light, two rates each
@@ -154,7 +155,10 @@ def betas(found: Iterable[Group]) -> str:
 def tables() -> dict[str, str]:
     """Everything between markers, by the name of its marker."""
     made = {}
-    for name, data in (("full", ("fashion-mnist", "shakespeare")), ("quick", ("digits",))):
+    for name, data in (
+        ("full", ("fashion-mnist", "shakespeare", "shakespeare-longer")),
+        ("quick", ("digits",)),
+    ):
         found = [group for one in data for group in groups(one)]
         last = [group for one in data for group in groups(one, "last")]
         empty = "Not run yet."

@@ -14,7 +14,6 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from offbeat.engines.heap import keep_large_blocks
 from offbeat.engines.worker import live
 
 _GRACE = 2.0  # seconds that a worker has to end by itself
@@ -24,7 +23,6 @@ def main() -> None:
     """Serve the line whose handle is the last word of the command; all workers end with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
-    keep_large_blocks()
     control = Connection(int(sys.argv[-1]))
     workers: dict[int, int] = {}  # number -> process
     try:

@@ -58,6 +58,7 @@ class _Forward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         stride, padding = ctx.shape
+        slope = slope.to(ctx.saved_tensors[0].dtype)  # autocast may have rounded it
         needed = [*ctx.needs_input_grad[:2], False]
         inputs, weights, _ = torch.ops.aten.convolution_backward(
             slope, *ctx.saved_tensors, None, stride, padding, (1, 1), False, (0, 0), 1, needed

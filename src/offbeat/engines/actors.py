@@ -21,6 +21,7 @@ from offbeat.engines.reach import connect, find_ray
 from offbeat.errors import InputError
 from offbeat.trees import Tree
 
+_SILENCE = 3600.0  # seconds without a single result after which a cluster is given up
 _PATIENCE = 120.0  # seconds for a cluster to start all workers
 
 
@@ -92,7 +93,12 @@ class Actors:
         self._running[self._crew[worker].do.remote(order._replace(memories=()), memories)] = worker
 
     def wait(self) -> Sequence[tuple[int, Done | Failed] | Lost]:
-        first, others = self._ray.wait(list(self._running), num_returns=1)
+        first, others = self._ray.wait(list(self._running), num_returns=1, timeout=_SILENCE)
+        if not first:
+            raise InputError(
+                f"the cluster has not answered for {_SILENCE / 60:.0f} minutes: "
+                "see that its machines are up, and go on from the last checkpoint."
+            )
         more, _ = self._ray.wait(others, num_returns=len(others), timeout=0) if others else ([], [])
         return [self._hear(each, self._running.pop(each)) for each in [*first, *more]]
 

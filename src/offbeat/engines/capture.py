@@ -65,6 +65,9 @@ class Latest(Generic[Key]):
         self._graphs[key] = make()
         return self._graphs[key]
 
+    def __len__(self) -> int:
+        return len(self._graphs)
+
     def clear(self) -> None:
         """Give their memory back."""
         self._graphs.clear()

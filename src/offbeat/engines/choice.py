@@ -16,7 +16,11 @@ def place() -> Path | None:
     own = os.environ.get("OFFBEAT_CACHE")
     if own is not None:
         return Path(own) / "choices.json" if own else None
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "offbeat" / "choices.json"
+    try:
+        caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:  # a user without a home
+        return None
+    return caches / "offbeat" / "choices.json"
 
 
 def describe(algorithm: AnyAlgorithm, problem: Problem, shape: tuple[int, ...]) -> str:

@@ -76,20 +76,24 @@ class Streams:
 
     def _group(self, algorithm: AnyAlgorithm, given: list[Inputs]) -> Results | None:
         """Tasks of one shape; nothing if their work cannot be recorded."""
-        try:
-            return self._spread(algorithm, given)
-        except torch.OutOfMemoryError:
-            self._shrink()
-            return self._group(algorithm, given)
-        except RuntimeError as error:
-            if "captur" not in str(error):
-                raise
-            self._recordable = False
-            log.warning(
-                "this module cannot be recorded as a graph, so its clients are computed one by one: %s",
-                str(error).splitlines()[0],
-            )
-            return None
+        cleared = False
+        while self._recordable:
+            try:
+                return self._spread(algorithm, given)
+            except torch.OutOfMemoryError:
+                pass  # what failed holds memory until this handler is left
+            except RuntimeError as error:
+                if "captur" not in str(error):
+                    raise
+                self._recordable = False
+                log.warning(
+                    "this module cannot be recorded as a graph, so its clients are computed one by one: %s",
+                    str(error).splitlines()[0],
+                )
+                return None
+            self._shrink(fewer=cleared)
+            cleared = True
+        return None
 
     def _spread(self, algorithm: AnyAlgorithm, given: list[Inputs]) -> Results:
         one = local_work(algorithm, self._problem, self._population, self._differentiate)
@@ -119,10 +123,13 @@ class Streams:
         with self._problem.numerics():
             return slot.graphs.make(key, lambda: Captured(one, first, slot.stream))
 
-    def _shrink(self) -> None:
+    def _shrink(self, fewer: bool) -> None:
+        """Make room: first by what was recorded for other shapes, then by fewer streams."""
         torch.cuda.synchronize(self._problem.device)
         self.close()
         torch.cuda.empty_cache()
+        if not fewer:
+            return
         if len(self._slots) == 1:
             raise InputError(
                 "the local work of a single client does not fit into the device's memory: "

@@ -10,7 +10,7 @@ from offbeat import trees
 from offbeat.core import AnyAlgorithm, Task
 from offbeat.engines.capture import Captured, Latest, signature
 from offbeat.engines.local import Drawn, Inputs, Padding, inputs, join, local_work
-from offbeat.engines.places import alike
+from offbeat.engines.places import Places, alike
 from offbeat.engines.work import OneByOne, Results, Start
 from offbeat.errors import InputError
 from offbeat.population.population import Population
@@ -46,6 +46,7 @@ class Together:
         self._padding = Padding(problem, population)
         self._mappable = True
         self._shrunk = False
+        self._full = False  # whether the last attempt ran out of memory
         self._steady = False  # whether the call before computed as many
         self._last = 0  # how many the last call computed
         self._differentiate = problem.differentiate_in_columns if columns else problem.differentiate
@@ -91,23 +92,35 @@ class Together:
             places = drawn.pick(rows[done : done + size])
             if not self._padding.allows(places):
                 return None
-            try:
-                chosen = starts[done : done + size]
-                keys = [drawn.keys[row] for row in rows[done : done + size]]
-                given = inputs(chosen, keys, places, self._problem.device)
-                parts.append(self._map(algorithm, given, size))
-            except torch.OutOfMemoryError:
+            keys = [drawn.keys[row] for row in rows[done : done + size]]
+            part = self._attempt(algorithm, starts[done : done + size], keys, places)
+            if part is None:
                 self._shrink(size)
-                continue
-            except RuntimeError as error:
-                if not _unmappable(error):
-                    raise
-                self._give_up(str(error).splitlines()[0])
-            done += size
+            else:
+                parts.append(part)
+                done += size
         if not self._mappable:
             return None
         whole: Results = parts[0] if len(parts) == 1 else trees.over(lambda *p: torch.cat(p), *parts)
         return whole
+
+    def _attempt(
+        self, algorithm: AnyAlgorithm, starts: list[Start], keys: list[int], places: dict[str, Places]
+    ) -> Results | None:
+        """A chunk; nothing where it does not fit into memory, or cannot be mapped or recorded after all."""
+        try:
+            return self._map(algorithm, inputs(starts, keys, places, self._problem.device), len(starts))
+        except torch.OutOfMemoryError:
+            self._full = True
+        except RuntimeError as error:
+            if self._graphs is not None and "captur" in str(error):
+                self._graphs = None
+                log.warning("this module cannot be recorded as a graph: %s", str(error).splitlines()[0])
+            elif _unmappable(error):
+                self._give_up(str(error).splitlines()[0])
+            else:
+                raise
+        return None  # outside of the handler, for what failed holds memory while it is handled
 
     def _map(self, algorithm: AnyAlgorithm, given: Inputs, count: int) -> Results:
         one = local_work(algorithm, self._problem, self._population, self._differentiate)
@@ -116,7 +129,8 @@ class Together:
             if self._graphs is None:
                 return Results(*mapped(given))
             if not (self._steady and count == self._last):
-                given = trees.over(lambda leaf: _repeat_last(leaf, _power(count)), given)
+                shape = max(count, min(_power(count), self._chunk or _power(count)))
+                given = trees.over(lambda leaf: _repeat_last(leaf, shape), given)
             key = (id(algorithm), *signature(given))
             graph = self._graphs.find(key, lambda: Captured(mapped, given, self._stream))
             results = mapped(given) if graph is None else graph(given)
@@ -131,9 +145,16 @@ class Together:
         return 1 << (size.bit_length() - 1)
 
     def _shrink(self, size: int) -> None:
+        """Make room: first by what was recorded, then by computing fewer at once."""
+        if not self._full:
+            return
+        self._full = False
+        held = self._graphs is not None and len(self._graphs) > 0
         if self._graphs is not None:
             self._graphs.clear()
         torch.cuda.empty_cache()
+        if held:
+            return
         if size == 1:
             raise InputError(
                 "the local work of a single client does not fit into the device's memory: "

@@ -4,10 +4,11 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
+import torch
 
 from offbeat.core import Task
 from offbeat.privacy.secure.client import Report
-from offbeat.privacy.secure.fixed import PIECE, Residues
+from offbeat.privacy.secure.fixed import Residues
 from offbeat.privacy.secure.helper import Request, Sealed, check_form
 from offbeat.privacy.secure.refusals import LengthError, MalformedError, ReplayError, name
 from offbeat.privacy.secure.terms import Terms
@@ -62,9 +63,7 @@ class Leader:
 
 
 def add_weighted(total: Residues, share: Residues, weight: int) -> None:
-    """In place, mod 2^32."""
-    room = np.empty(min(PIECE, len(total)), np.uint32)
-    for start in range(0, len(total), PIECE):
-        place = slice(start, start + PIECE)
-        part = share[place]
-        total[place] += np.multiply(part, np.uint32(weight), out=room[: len(part)])
+    """In place, mod 2^32: torch does in one pass over memory what NumPy does in two."""
+    mine = share if share.flags.writeable else share.copy()  # torch has no read-only tensors
+    sums, parts = (torch.from_numpy(numbers.view(np.int32)) for numbers in (total, mine))
+    sums.add_(parts, alpha=weight)  # signed numbers wrap around to the same bits

@@ -1,5 +1,7 @@
 """Computing tasks ahead of their buffer changes nothing but rounding."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 
@@ -14,6 +16,7 @@ from offbeat import (
     Vectorised,
     train,
 )
+from offbeat.aggregate.uploads import clients_read_staleness
 from offbeat.core import AnyAlgorithm
 from offbeat.schedule.dispatch import Dispatch
 from worlds import make_world, play
@@ -66,6 +69,46 @@ def test_fewer_and_larger_groups_are_computed() -> None:
         list(train(FedOpt(0.1, 1.0), engine, dispatch=Asynchronous(8), buffer=2, rounds=12))
     assert len(sizes[6]) < len(sizes[0])
     assert max(sizes[6]) > max(sizes[0])
+
+
+@dataclass(frozen=True)
+class Undeclared:
+    """FedAvg whose clients shorten their step by how late they will be, and do not say so."""
+
+    inner: FedOpt = FedOpt(0.1, 1.0)
+
+    def warmup(self):  # type: ignore[no-untyped-def]
+        return None
+
+    def init(self, x):  # type: ignore[no-untyped-def]
+        return self.inner.init(x)
+
+    def memory(self, x):  # type: ignore[no-untyped-def]
+        return ()
+
+    def broadcast(self, state, version):  # type: ignore[no-untyped-def]
+        return self.inner.broadcast(state, version)
+
+    def local(self, message, memory, batches, visit, grad):  # type: ignore[no-untyped-def]
+        upload, memory = self.inner.local(message, memory, batches, visit, grad)
+        return upload._replace(delta=upload.delta / (1 + visit.staleness)), memory
+
+    def step(self, state, mean, cohort):  # type: ignore[no-untyped-def]
+        return self.inner.step(state, mean, cohort)
+
+
+def test_a_method_whose_clients_read_staleness_is_not_computed_ahead_even_if_it_does_not_say_so() -> None:
+    assert clients_read_staleness(Undeclared())
+    assert not any(map(clients_read_staleness, METHODS.values()))
+    world = make_world()
+    runs = [
+        play(Undeclared(), kind, Asynchronous(8))[-1].x
+        for kind in (
+            Sequential(world.problem, world.population, Exponential(1.0)),
+            Vectorised(world.problem, world.population, Exponential(1.0), ahead=6),
+        )
+    ]
+    torch.testing.assert_close(*runs, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -332,3 +333,12 @@ def test_a_comparison_says_what_each_method_spent_and_which_ended(
         assert f"{name} ended early: the privacy budget is spent: too few clients may still contribute" in out
         assert f"{name}: (epsilon, delta) = (" in out
         assert read(here / "out" / name)["noise"] > 1
+
+
+def test_a_private_run_that_lost_its_checkpoint_does_not_go_on(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(capsys, *COUNTED, *shlex.split("--noise 1 --rounds 6 --out out"))
+    shutil.rmtree(here / "out" / "checkpoint")
+    assert main(shlex.split("run --out out --resume")) == 2
+    assert "has lost its checkpoint, which counts what it told of its clients" in capsys.readouterr().err

@@ -55,6 +55,8 @@ class Folder:
         lock = _hold(path)
         try:
             place = path / "checkpoint" / "state.safetensors"
+            if asked.get("clip") is not None and not place.exists():
+                _check_untold(path)
             return cls(path, lock, checkpoint.load(place) if place.exists() else None)
         except BaseException:
             lock.release()
@@ -128,6 +130,15 @@ def read_lines(path: Path, name: str) -> Iterator[dict[str, Any]]:
         for line in file:
             if line.endswith(b"\n"):
                 yield json.loads(line)
+
+
+def _check_untold(path: Path) -> None:
+    """Refuse a private run that went on but has lost the ledger of what it told."""
+    if any(line["version"] > 0 for line in read_lines(path, "trace")):
+        raise InputError(
+            f"the private run in {path} has lost its checkpoint, which counts what it told of its clients: "
+            "it cannot go on, and what another run tells adds up with it."
+        )
 
 
 def _hold(path: Path) -> FileLock:

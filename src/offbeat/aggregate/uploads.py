@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from offbeat import trees
-from offbeat.core import AnyAlgorithm, Batch, Batches, Cohort, Vector, Visit
+from offbeat.core import AnyAlgorithm, Batch, Batches, Cohort, ReadsStaleness, Vector, Visit
 from offbeat.privacy import clipping
 
 
@@ -31,19 +31,36 @@ def reads_staleness(algorithm: AnyAlgorithm) -> bool:
     )
 
 
+def clients_read_staleness(algorithm: AnyAlgorithm) -> bool:
+    """Whether its local half looks at `Visit.staleness`: said by itself, or seen in what a task leaves."""
+    if isinstance(algorithm, ReadsStaleness) and algorithm.reads_staleness:
+        return True
+    state = algorithm.init(torch.zeros(1))
+    for _ in range(2):  # some have nothing to multiply it with before their first step
+        tried = [trees.leaves(_local(algorithm, state, staleness)) for staleness in (0, 1, 30)]
+        if any(not torch.equal(*pair) for other in tried[1:] for pair in zip(tried[0], other, strict=True)):
+            return True
+        upload, _ = _local(algorithm, state, 0)
+        state = algorithm.step(state, upload, Cohort(0, 10, (0, 0), (1.0, 1.0)))
+    return False
+
+
 def _try(algorithm: AnyAlgorithm) -> tuple[Any, Any]:
     """A state, and the upload of one task from it."""
-    x = torch.zeros(1)
-    state = algorithm.init(x)
+    state = algorithm.init(torch.zeros(1))
+    return state, _local(algorithm, state, 0)[0]
+
+
+def _local(algorithm: AnyAlgorithm, state: Any, staleness: int) -> tuple[Any, Any]:
+    """What one task leaves: its upload and its client's memory."""
     batch = Batch((torch.zeros(1),))
-    upload, _ = algorithm.local(
+    return algorithm.local(
         algorithm.broadcast(state, 0),
-        algorithm.memory(x),
+        algorithm.memory(torch.zeros(1)),
         Batches((batch,), (batch,)),
-        Visit(torch.tensor(0), torch.tensor(0)),
+        Visit(torch.tensor(0), torch.tensor(staleness)),
         _Slope(),
     )
-    return state, upload
 
 
 class _Slope:

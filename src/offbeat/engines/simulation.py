@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from offbeat import trees
-from offbeat.core import AnyAlgorithm, ReadsStaleness, Saved, Task, Visit
+from offbeat.aggregate.uploads import clients_read_staleness
+from offbeat.core import AnyAlgorithm, Saved, Task, Visit
 from offbeat.engines.engine import Gathered
 from offbeat.engines.fastest import Fastest
 from offbeat.engines.lane import Mark, lane_of
@@ -69,8 +70,9 @@ class Simulation:
         self._holders: Counter[int] = Counter()  # tasks in flight or waiting, by version
         self._current = 0
         self._lane = lane_of(problem.device)
-        reads = isinstance(algorithm, ReadsStaleness) and algorithm.reads_staleness
-        self._ahead = 0 if reads else ahead  # tasks to compute at once, where so many are in flight
+        self._ahead = (
+            0 if ahead and clients_read_staleness(algorithm) else ahead
+        )  # tasks to compute at once, where so many are in flight
         self._ready: dict[Task, Computed] = {}
         self._open: dict[int, list[int]] = {}  # visits of clients that are not settled yet, in order
 

@@ -254,7 +254,7 @@ def test_a_run_that_was_cut_goes_on_with_the_same_noise_and_the_same_count(
     assert records(here / "cut") == records(here / "whole")
     final = [checkpoint.load(here / name / LAST) for name in ("cut", "whole")]
     assert torch.equal(*[each.tensors["state.0"] for each in final])
-    assert "SIMULATION: the noise follows from a seed" in capsys.readouterr().out
+    assert "SIMULATION: noise and sample follow from a seed" in capsys.readouterr().out
 
 
 def test_the_key_of_the_noise_is_in_the_checkpoint_alone(

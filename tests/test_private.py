@@ -348,7 +348,7 @@ def test_a_cut_private_run_goes_on_with_the_same_noise_and_ledger(
         assert torch.equal(left.x, right.x)
     assert whole[-1].spent() == rest[-1].spent()
     assert (saved.facts["aggregate"]["key"] is None) == (seed is not None)
-    assert ("follows from a seed" in rest[-1].spent().terms) == (seed is not None)  # type: ignore[union-attr]
+    assert ("follow from a seed" in rest[-1].spent().terms) == (seed is not None)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("correlation", [Independent(), Tree(), Banded(3)], ids=lambda shape: shape.name)
@@ -585,3 +585,27 @@ def test_a_checkpoint_with_a_key_is_its_owners_alone(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "plain", run(Mean())[-1].checkpoint())
     assert (tmp_path / "private").stat().st_mode & 0o077 == 0
     assert (tmp_path / "plain").stat().st_mode & 0o040
+
+
+def test_who_is_drawn_is_a_secret_where_that_is_claimed_to_amplify_and_goes_on_after_a_resume() -> None:
+    def drawn(seed: int | None, **others: Any) -> list[Any]:
+        aggregate = Private.of(PLAIN, 1.0, 1.0, 1e-5, amplified=True, noise_seed=seed)
+        return run(aggregate, dispatch=Poisson(0.5), rounds=6, **others)
+
+    def tasks_of(shots: list[Any]) -> list[Any]:
+        return [shot.filled.tasks for shot in shots if shot.filled]
+
+    once, again = drawn(None), drawn(None)
+    assert tasks_of(once) != tasks_of(again)  # although the run's seed is the same
+    assert tasks_of(drawn(1)) == tasks_of(drawn(2))  # a simulation's sample follows from that seed
+    saved: list[Any] = []
+    aggregate = Private.of(PLAIN, 1.0, 1.0, 1e-5, amplified=True)
+    setting: dict[str, Any] = {"dispatch": Poisson(0.5), "buffer": 3, "rounds": 6, "aggregate": aggregate}
+    whole = []
+    for shot in train(PLAIN, engine(), **setting):
+        whole.append(shot)
+        if shot.version == 3:
+            saved.append(shot.checkpoint())
+    rest = list(train(PLAIN, engine(), **setting, resume=saved[0]))
+    assert tasks_of(whole)[3:] == tasks_of(rest)
+    assert torch.equal(whole[-1].x, rest[-1].x)

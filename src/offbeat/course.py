@@ -1,5 +1,6 @@
 """What changes as a run goes on, and so what a checkpoint holds."""
 
+import secrets
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -47,6 +48,8 @@ class Course:
         )
         self.aggregation = aggregate.open(opening)
         source = dispatch.source(seed)
+        if self.aggregation.hides_sample:
+            source.hide(secrets.randbits(62))
         self.session: Session = engine.open(algorithm, seed, source)
         self.flow = Flow(
             self.session,

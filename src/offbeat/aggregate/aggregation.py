@@ -51,6 +51,11 @@ class Aggregation(Protocol):
         """Whether nothing may leave clients but by `release`."""
         ...
 
+    @property
+    def hides_sample(self) -> bool:
+        """Whether it must stay a secret who was chosen."""
+        ...
+
     def ended(self) -> str | None:
         """Why there may be no further release, in a sentence."""
         ...

@@ -38,6 +38,10 @@ class Averaging:
     def release(self, total: Tree, cohort: Cohort) -> Tree:
         return trees.over(lambda leaf: leaf / len(cohort.weights), total)
 
+    @property
+    def hides_sample(self) -> bool:
+        return False
+
     def ended(self) -> None:
         return None
 

@@ -91,6 +91,10 @@ class Noised:
                 self.bounds[name] = min(moved, self._summing.largest)
         return trees.over(lambda leaf: leaf / len(cohort.weights), noised.uploads)
 
+    @property
+    def hides_sample(self) -> bool:
+        return self._spending.rate is not None and self._plan.seed is None
+
     def ended(self) -> str | None:
         tally, budget, epsilon = self._ledger.tally, self._plan.budget, self._plan.epsilon
         if budget is None or (tally.steps < budget.steps and tally.largest < budget.contributions):

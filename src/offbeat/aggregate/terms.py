@@ -14,7 +14,7 @@ def terms(
         parts = [
             f"amplified by Poisson sampling at rate {spending.rate:g}, taking a buffer of fixed size to "
             "amplify as much, which is assumed and not proved, and the sample to be secret, and so the run's "
-            "seed, trace and records, which tell of it"
+            "checkpoint, trace and records, which tell of it"
         ]
         if start:
             parts.append("the start of everybody is counted without amplification")
@@ -35,5 +35,5 @@ def terms(
             f"{nominal} and not of this run"
         )
     if seeded:
-        parts.append("SIMULATION: the noise follows from a seed, so it hides nothing from who knows it")
+        parts.append("SIMULATION: noise and sample follow from a seed, which hides nothing from who knows it")
     return "; ".join(parts) + "."

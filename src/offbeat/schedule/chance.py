@@ -31,6 +31,10 @@ class Draws(Protocol):
 
     def binomial(self, trials: int, rate: float) -> int: ...
 
+    def hide(self, secret: int) -> None:
+        """Choose by a secret in place of the seed, so that the seed does not tell who was chosen."""
+        ...
+
     def save(self) -> dict[str, Any]: ...
 
     def load(self, data: dict[str, Any]) -> None: ...
@@ -42,6 +46,7 @@ class KeyedDraws:
 
     seed: int
     choices: int = 0
+    secret: int | None = None  # what choices follow from, where it is not the seed
 
     def __post_init__(self) -> None:
         if not -(2**63) <= self.seed < 2**63:
@@ -56,7 +61,7 @@ class KeyedDraws:
         return uniform(self.seed, "duration", client, visit)
 
     def ranks(self, size: int, count: int) -> Sequence[int]:
-        first, seed = self.choices, self.seed
+        first, seed = self.choices, self._root
         self.choices += count
         if count == 1:
             return (below(size, seed, "choice", first),)
@@ -71,10 +76,17 @@ class KeyedDraws:
 
     def binomial(self, trials: int, rate: float) -> int:
         self.choices += 1
-        return int(generator(self.seed, "binomial", self.choices).binomial(trials, rate))
+        return int(generator(self._root, "binomial", self.choices).binomial(trials, rate))
+
+    def hide(self, secret: int) -> None:
+        self.secret = secret
 
     def save(self) -> dict[str, Any]:
-        return {"choices": self.choices}
+        return {"choices": self.choices, "secret": self.secret}
 
     def load(self, data: dict[str, Any]) -> None:
-        self.choices = int(data["choices"])
+        self.choices, self.secret = int(data["choices"]), data["secret"]
+
+    @property
+    def _root(self) -> int:
+        return self.seed if self.secret is None else self.secret

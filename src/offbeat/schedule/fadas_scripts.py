@@ -45,6 +45,10 @@ class ScriptDraws:
     def binomial(self, trials: int, rate: float) -> int:
         return int(self._numpy.binomial(trials, rate))
 
+    def hide(self, secret: int) -> None:
+        """These draws repeat what is published."""
+        raise InputError("what FADAS's scripts draw is public: use another dispatch.")
+
     def save(self) -> dict[str, Any]:
         version, words, gauss = self._python.getstate()
         state: Any = self._numpy.get_state(legacy=True)

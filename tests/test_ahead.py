@@ -11,13 +11,15 @@ from offbeat import (
     Dropout,
     Exponential,
     FedOpt,
+    LogNormal,
     Queues,
     Sequential,
     Vectorised,
     train,
 )
 from offbeat.aggregate.uploads import clients_read_staleness
-from offbeat.core import AnyAlgorithm
+from offbeat.core import AnyAlgorithm, Task
+from offbeat.schedule.chance import KeyedDraws
 from offbeat.schedule.dispatch import Dispatch
 from worlds import make_world, play
 
@@ -69,6 +71,24 @@ def test_fewer_and_larger_groups_are_computed() -> None:
         list(train(FedOpt(0.1, 1.0), engine, dispatch=Asynchronous(8), buffer=2, rounds=12))
     assert len(sizes[6]) < len(sizes[0])
     assert max(sizes[6]) > max(sizes[0])
+
+
+def test_stragglers_do_not_hold_what_was_computed_beside_them() -> None:
+    world = make_world(clients=24)
+    engine = Vectorised(world.problem, world.population, LogNormal(0.0, 3.0), ahead=16)
+    method = FedOpt(0.1, 1.0)
+    session = engine.open(method, 0, KeyedDraws(0))
+    held = []
+    for client in range(24):
+        session.publish(0, method, method.broadcast(method.init(engine.initial()[0]), 0), {})
+        session.start(Task(client, 0, 0))
+    for _ in range(11):
+        session.gather([session.next().task, session.next().task], 0)
+        ready = session._ready
+        rows = {id(each.results): len(each.results.uploads.delta) for each in ready.values()}
+        held.append((sum(rows.values()), len(ready)))
+    assert any(ready for _, ready in held)
+    assert all(rows <= 4 * ready for rows, ready in held)
 
 
 @dataclass(frozen=True)

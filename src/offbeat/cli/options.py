@@ -22,7 +22,7 @@ _Table: TypeAlias = dict[str, tuple[Callable[[str], Any], str, str]]
 _DATA: _Table = {
     "data": (str, "NAME", "digits, mnist, fashion-mnist, cifar10 or shakespeare"),
     "data_dir": (str, "DIR", "where the data lies; without it, it is downloaded once; digits needs none"),
-    "model": (str, "NAME", "logistic, mlp, cnn or charformer"),
+    "model": (str, "NAME", "logistic, mlp, cnn, resnet18 or charformer"),
     "partition": (
         str,
         "LAW",

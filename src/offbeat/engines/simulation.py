@@ -23,7 +23,7 @@ from offbeat.aggregate.uploads import clients_read_staleness
 from offbeat.core import AnyAlgorithm, Saved, Task, Visit
 from offbeat.engines.engine import Gathered
 from offbeat.engines.fastest import Fastest
-from offbeat.engines.lane import Mark, lane_of
+from offbeat.engines.lane import InLine, Mark, lane_of
 from offbeat.engines.work import Large, Results, Start, Work
 from offbeat.means import over_clients
 from offbeat.population.homes import Home, make_memories
@@ -33,6 +33,7 @@ from offbeat.schedule.timeline import Arrival
 from offbeat.trees import Tree
 
 _LEAST = 8  # tasks that are worth computing together
+_SPARSE = 4  # a group of which less than one in so many is still needed is given up
 
 
 class Computed(NamedTuple):
@@ -107,6 +108,7 @@ class Simulation:
         results = [self._wave([tasks[place] for place in wave], version) for wave in waves]
         whole = results[0] if len(waves) == 1 else self._join(waves, results)
         self.forget(tasks)
+        self._let_go()
         self._launch(self._upcoming(), version)
         return Gathered(whole.uploads, over_clients(whole.statistics))
 
@@ -213,6 +215,17 @@ class Simulation:
         rows = [trees.over(lambda leaf, row=each.row: leaf[row], each.results) for each in found]
         taken: Results = trees.stack(rows)
         return taken
+
+    def _let_go(self) -> None:
+        """Copy out what stragglers still need of a group, so that they do not hold all of it."""
+        groups: dict[int, list[Task]] = {}
+        for task, each in self._ready.items():
+            groups.setdefault(id(each.results), []).append(task)
+        for tasks in groups.values():
+            rows = len(trees.leaves(self._ready[tasks[0]].results)[0])
+            if _SPARSE * len(tasks) < rows:
+                results, mark = self._take(tasks), InLine()  # copied by the caller, for whom it is ready
+                self._ready |= {task: Computed(results, row, mark) for row, task in enumerate(tasks)}
 
     def _load_ready(self, tasks: list[Task], tensors: dict[str, Tensor]) -> None:
         self._ready = {}

@@ -137,6 +137,11 @@ EARLY = {
 
 # These need the data.
 LATE = {
+    "run --precision tf32": "a CPU does not round products to tf32: use --device cuda",
+    "run --engine sequential --how mapped": "the engine 'sequential' has no --how: leave it out",
+    "run --how streamed": "streams of graphs need a GPU: use --device cuda",
+    "run --how fastest": "unknown way to compute 'fastest'",
+    "run --precision half": "unknown precision 'half'",
     "run --clients 2000": "1437 examples are too few for 2000 clients: use fewer clients.",
     "run --clients 300 --partition dirichlet:0.01:0": "has no examples: use fewer clients",
     "run --partition natural": "these examples have no natural ids",

@@ -103,6 +103,8 @@ def prepare(experiment: Experiment, source: Source | None = None, folder: Path |
     source = source or load(experiment.data, data_dir)
     population = _population(experiment, source, partition).to(device)
     precision = Precision[experiment.precision.upper()]
+    if precision is Precision.TF32 and device.type == "cpu":
+        raise InputError("a CPU does not round products to tf32: use --device cuda, or no --precision.")
     problem = Problem(_module(experiment, source).to(device), _losses, experiment.weight_decay, precision)
     if problem.tracks and (experiment.clip is not None or experiment.secure):
         raise InputError(
@@ -116,6 +118,7 @@ def prepare(experiment: Experiment, source: Source | None = None, folder: Path |
     place = within(home, folder) if folder else home
     make_memories(place, algorithm.memory(problem.initial()[0]), len(population), device)  # or complains
     kind = _kind(experiment, problem, setting)
+    HOWS[experiment.how].work(problem, population).close()  # or complains
     engine = kind(problem, population, delays, availability, dropout, memory=home)
     test = source.test.to(device)
     return Trial(algorithm, engine, dispatch, weights, limit, problem, test, source, aggregate, parameters)
@@ -130,6 +133,8 @@ def _kind(experiment: Experiment, problem: Problem, setting: Setting) -> Callabl
             name = "vectorised"
         else:
             name = "workers" if experiment.workers or (count > 1 and enough) else "sequential"
+    if name != "vectorised" and experiment.how != "auto":
+        raise InputError(f"the engine '{name}' has no --how: leave it out, or add --engine vectorised.")
     # a small buffer alone would leave workers idle
     many: dict[str, Any] = {
         "workers": experiment.workers,

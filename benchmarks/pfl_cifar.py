@@ -11,8 +11,8 @@ ratio is that of the fastest turns, and beside it stands that of processor time,
 together, which a busy machine bends less. Nobody evaluates while it is timed. Without CIFAR-10 in DIR,
 images are patterns with noise, ten kinds of them: time does not depend on what they show.
 
-FLSim cannot be compared: version 0.1.0 installs beside a current torch, but its import fails on
-Python 3.11 and newer (dataclasses with mutable defaults), which no released version mends.
+FLSim was not compared: version 0.1.0 installs beside a current torch, but importing its asynchronous
+trainer fails on Python 3.11 (dataclasses with mutable defaults).
 """
 
 import argparse

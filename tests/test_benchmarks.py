@@ -73,8 +73,8 @@ def test_the_schedule_is_timed() -> None:
     assert [row["tasks"] for row in found["rows"]] == [1_000] * 4
 
 
-def test_client_memory_survives_a_kill() -> None:
-    words = ("--clients", "50", "--parameters", "100", "--rounds", "4", "--save-every", "2", "--kills", "0")
+def test_client_memory_ends_the_same_for_a_run_that_is_cut_off_and_resumed() -> None:
+    words = ("--clients", "50", "--parameters", "100", "--rounds", "4", "--save-every", "2", "--kills", "1")
     found = facts("client_memory.py", *words)
     assert found["same"]
 

@@ -25,6 +25,7 @@ from offbeat import (
     Vectorised,
     build,
 )
+from offbeat.engines.how import Mapped
 from offbeat.train import Snapshot
 from worlds import CLASSES, FEATURES, make_world, play
 
@@ -214,3 +215,9 @@ def test_weak_dropout_is_noticed_whatever_torchs_own_generator_is_at(seed: int) 
             Sequential(world.problem, world.population),
             Synchronous(3),
         )
+
+
+def test_a_chunk_beside_a_way_to_compute_is_refused_rather_than_ignored() -> None:
+    world = make_world()
+    with pytest.raises(InputError, match="give chunk there"):
+        Vectorised(world.problem, world.population, chunk=2, how=Mapped())

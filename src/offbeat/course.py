@@ -106,7 +106,7 @@ class Course:
         for name, value in gathered.statistics.items():
             if not torch.allclose(value.double(), self.statistics[name].double()):
                 raise InputError(
-                    f"the running statistic {name} would leave clients without noise: "
+                    f"the running statistic {name} would leave clients beside the sum: "
                     "use a module with GroupNorm in place of BatchNorm."
                 )
         return self.statistics

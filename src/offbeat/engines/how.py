@@ -36,7 +36,7 @@ class Mapped:
 class Streamed:
     """Each client's work as a graph of its own, on `slots` streams of a GPU.
 
-    Compiled by torch first, large models are faster still, after a minute or so of waiting.
+    Compiled by torch first, models are faster still, once the compiler is done.
     """
 
     slots: int = 8
@@ -52,7 +52,7 @@ class Measured:
 
     Recorded `vmap` and convolutions as columns are for whoever asks: in single precision they were seen
     to differ from the CPU by more than rounding explains. Compiling takes long, so it is asked for, too.
-    Where nothing may be rounded, streams alone are taken: the library rounds grouped convolutions.
+    Where nothing may be rounded, streams alone are taken, for plain `vmap` was seen to differ then, too.
     """
 
     chunk: int | None = None

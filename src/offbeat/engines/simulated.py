@@ -8,6 +8,7 @@ from offbeat.core import AnyAlgorithm, Vector
 from offbeat.engines.how import How, Measured
 from offbeat.engines.simulation import Simulation
 from offbeat.engines.work import OneByOne, check_module
+from offbeat.errors import InputError
 from offbeat.population.homes import Anywhere, Home
 from offbeat.population.population import Population
 from offbeat.problem import Problem, Statistics
@@ -58,6 +59,12 @@ class Vectorised:
     memory: Home = Anywhere()
     how: How | None = None  # None: by trial
     ahead: int | None = None  # tasks computed at once, some ahead of their buffer; None: 64 on a GPU
+
+    def __post_init__(self) -> None:
+        if self.chunk is not None and self.how is not None:
+            raise InputError(
+                "a way to compute has a chunk of its own: give chunk there, such as Mapped(chunk)."
+            )
 
     @property
     def clients(self) -> int:

@@ -11,7 +11,7 @@ from offbeat import trees
 from offbeat.aggregate.aggregation import Aggregate, Opening
 from offbeat.checkpoint import Checkpoint
 from offbeat.core import AnyAlgorithm, Cohort, Saved, Task
-from offbeat.engines.engine import Engine, Gathered, Session
+from offbeat.engines.engine import Engine, Gathered, Keeps, Session
 from offbeat.errors import DivergedError, InputError
 from offbeat.problem import Statistics
 from offbeat.schedule.dispatch import Dispatch
@@ -60,6 +60,7 @@ class Course:
             limit,
             engine.availability,
             aggregate.participation,
+            self._keep if isinstance(self.session, Keeps) else None,
         )
         self.state = algorithm.init(x)
         self.version = 0
@@ -209,10 +210,15 @@ class Course:
         else:
             self._load_session(checkpoint)
 
+    def _keep(self) -> None:
+        if isinstance(self.session, Keeps):
+            self.session.keep(self.flow.save())
+
     def _load_session(self, checkpoint: Checkpoint) -> None:
         facts, tensors = checkpoint
         self.session.load(Saved(facts["session"], _under("session", tensors)))
-        self.flow.load(facts["flow"])
+        kept = self.session.kept() if isinstance(self.session, Keeps) else None
+        self.flow.load(kept or facts["flow"])
         self._started = self.flow.counts.started
 
 

@@ -1,7 +1,7 @@
 """What the loop asks of an engine, simulated or real."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from offbeat.core import AnyAlgorithm, Saved, Task, Vector
 from offbeat.problem import Statistics
@@ -43,6 +43,19 @@ class Session(Timeline, Protocol):
 
     def close(self) -> None:
         """The run is over: let go of workers."""
+        ...
+
+
+@runtime_checkable
+class Keeps(Protocol):
+    """A session that loses nothing of a buffer half full, for what arrives there was real work."""
+
+    def keep(self, flow: dict[str, Any]) -> None:
+        """An arrival was dealt with, and this is what the flow has come to."""
+        ...
+
+    def kept(self) -> dict[str, Any] | None:
+        """After `load`: what was kept last, if anything was since that save."""
         ...
 
 

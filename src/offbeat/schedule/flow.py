@@ -1,6 +1,7 @@
 """Who starts when and who fills the buffer: the loop without the learning."""
 
 from array import array
+from collections.abc import Callable
 from math import inf, isinf
 from typing import Any
 
@@ -36,7 +37,9 @@ class Flow:
         limit: float = inf,
         availability: Availability | None = None,
         participation: Participation = Participation(),
+        observe: Callable[[], None] | None = None,
     ) -> None:
+        """`observe` is called whenever an arrival was dealt with: `save` then gives a buffer half full, too."""
         dispatch.check(buffer, population)
         if not limit >= 0:
             raise InputError(f"the staleness limit is {limit}: give a number of at least 0.")
@@ -53,6 +56,9 @@ class Flow:
         self._turns = Turns(participation, population) if participation.bounded else None
         self._visits = array("I", bytes(4 * population))
         self._waiting: list[Arrival] = []
+        self._late: list[Task] = []  # since the last step
+        self._missing: list[Task] = []
+        self._observe = observe
         self._started = self._consumed = self._dropped = self._lost = 0
 
     @property
@@ -69,10 +75,8 @@ class Flow:
 
     def fill(self, version: int) -> Filled:
         """Start tasks from `version` and wait until the buffer is full."""
-        dropped: list[Task] = []
-        lost: list[Task] = []
         timeline, pool, waiting, buffer = self._timeline, self._pool, self._waiting, self.buffer
-        turns = self._turns
+        dropped, lost, turns = self._late, self._missing, self._turns
         arrived, filled = Moment.ARRIVED, Moment.FILLED  # looked up once: an enumeration is slow to ask
         self._send(version, Moment.PUBLISHED)
         while len(waiting) < buffer:
@@ -94,11 +98,13 @@ class Flow:
             self._send(version, arrived if len(waiting) < buffer else filled)
             if not useful:
                 pool.release(task.client)
+            if self._observe is not None:
+                self._observe()
         pool.settle()
         if turns is not None:
             for client in turns.rested(version + 1):
                 pool.give(client)
-        return self._flush(version, dropped, lost)
+        return self._flush(version)
 
     def everyone(self) -> Filled:
         """One task of version 0 for every client, each as soon as it is there, and none is lost."""
@@ -121,19 +127,29 @@ class Flow:
                 self._pool.give(arrival.task.client)
         if self._turns is not None:
             self._turns.begin()
-        return self._flush(0, [], [])
+        return self._flush(0)
 
     def save(self) -> dict[str, Any]:
-        """All but the timeline, between two fills, as JSON."""
+        """All but the timeline, as JSON."""
         visits = np.frombuffer(self._visits, dtype=self._visits.typecode)
         clients = visits.nonzero()[0]
-        return {
+        facts: dict[str, Any] = {
             "clients": clients.tolist(),
             "visits": visits[clients].tolist(),
             "pool": self._pool.save(),
             "counts": [self._started, self._consumed, self._dropped, self._lost],
             "draws": self._draws.save(),
-        } | ({} if self._turns is None else {"turns": self._turns.save()})
+        }
+        if self._turns is not None:
+            facts["turns"] = self._turns.save()
+        if self._waiting or self._late or self._missing:
+            facts["buffer"] = {
+                "waiting": [[*arrival.task, arrival.started, arrival.time] for arrival in self._waiting],
+                "dropped": self._late,
+                "lost": self._missing,
+                "resting": self._pool.resting,
+            }
+        return facts
 
     def load(self, data: dict[str, Any]) -> None:
         """Go on from what `save` gave; the timeline is loaded on its own."""
@@ -145,6 +161,15 @@ class Flow:
         self._draws.load(data["draws"])
         if self._turns is not None:
             self._turns.load(data["turns"])
+        part = data.get("buffer", {"waiting": [], "dropped": [], "lost": [], "resting": []})
+        self._waiting = [
+            Arrival(Task(client, version, visit), started, time, False)
+            for client, version, visit, started, time in part["waiting"]
+        ]
+        self._late = [Task(*task) for task in part["dropped"]]
+        self._missing = [Task(*task) for task in part["lost"]]
+        for client in part["resting"]:
+            self._pool.rest(client)
 
     def _send(self, version: int, moment: Moment) -> tuple[float, int] | None:
         """Start what the dispatcher asks for; if some were away, say who of them returns first."""
@@ -179,8 +204,9 @@ class Flow:
                 if isinf(back):
                     raise InputError("no client ever comes: use another availability.")
                 self._timeline.wait(back)
-                self._start(client, version)
-                return
+                if self._back(client, self._timeline.now) <= self._timeline.now:
+                    self._start(client, version)
+                    return
         raise InputError(f"nobody was started in {BLANKS} attempts: raise the rate or the concurrency.")
 
     def _start(self, client: int, version: int, *, sure: bool = False) -> None:
@@ -190,8 +216,10 @@ class Flow:
         self._started += 1
         self._timeline.start(Task(client, version, visit), sure=sure)
 
-    def _flush(self, version: int, dropped: list[Task], lost: list[Task]) -> Filled:
+    def _flush(self, version: int) -> Filled:
         tasks, started, arrived, _ = zip(*self._waiting, strict=True)
+        dropped, lost = tuple(self._late), tuple(self._missing)
         self._consumed += len(tasks)
-        self._waiting.clear()
-        return Filled(version, self._timeline.now, tasks, started, arrived, tuple(dropped), tuple(lost))
+        for each in (self._waiting, self._late, self._missing):
+            each.clear()
+        return Filled(version, self._timeline.now, tasks, started, arrived, dropped, lost)

@@ -12,6 +12,11 @@ class Pool(Protocol):
 
     def __len__(self) -> int: ...
 
+    @property
+    def resting(self) -> list[int]:
+        """Those that are back in this step: after `load`, each is to be rested again."""
+        ...
+
     def choose(self, count: int, draws: Draws) -> list[int]:
         """That many different clients, or all that can be chosen."""
         ...
@@ -37,7 +42,7 @@ class Pool(Protocol):
         ...
 
     def save(self) -> Any:
-        """Between two steps, as JSON."""
+        """All but who is resting, as JSON."""
         ...
 
     def load(self, data: Any) -> None: ...
@@ -53,6 +58,10 @@ class IdleFirst:
 
     def __len__(self) -> int:
         return self._idle.count or len(self._resting)
+
+    @property
+    def resting(self) -> list[int]:
+        return list(self._resting)
 
     def choose(self, count: int, draws: Draws) -> list[int]:
         idle, resting = self._idle, self._resting
@@ -107,6 +116,10 @@ class Anybody:
     def __len__(self) -> int:
         return self._population
 
+    @property
+    def resting(self) -> list[int]:
+        return []
+
     def choose(self, count: int, draws: Draws) -> list[int]:
         return list(draws.ranks(self._population, min(count, self._population)))
 
@@ -143,6 +156,10 @@ class Twice:
 
     def __len__(self) -> int:
         return len(self._pool)
+
+    @property
+    def resting(self) -> list[int]:
+        return list(self._back)
 
     def choose(self, count: int, draws: Draws) -> list[int]:
         if not self._again:

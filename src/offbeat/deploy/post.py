@@ -1,0 +1,34 @@
+"""The network as a session sees it: who is there, what was sent, what came back."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+
+class Reply(NamedTuple):
+    """What one message brought; nothing in it has been checked."""
+
+    number: str  # of the message that it answers
+    node: int
+    note: str
+    payload: bytes
+    error: str | None  # why there is no answer, in the network's own words
+
+
+class PostError(Exception):
+    """The network cannot be reached for now."""
+
+
+class Post(Protocol):
+    """Messages to nodes; every call may fail with a `PostError`, and may be tried again."""
+
+    def nodes(self) -> frozenset[int]:
+        """Who is there now."""
+        ...
+
+    def push(self, node: int, kind: str, note: str, payload: bytes, seconds: float) -> str:
+        """Send, with so many seconds to answer; the message's number."""
+        ...
+
+    def pull(self, numbers: Sequence[str]) -> list[Reply]:
+        """The answers to these that have come; each is given once."""
+        ...

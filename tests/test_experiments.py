@@ -269,3 +269,35 @@ def test_what_the_page_says_of_momentum_on_a_gpu_holds() -> None:
     assert sum(run.failure is not None for run in group.runs) == 2
     leaving = [run for run in group.runs if run.best > constant + 0.001]
     assert [(run.method, run.server_lr) for run in leaving] == [("ma", 1.0)]
+
+
+def test_what_the_page_says_of_all_groups_on_a_gpu_holds() -> None:
+    found = [
+        group
+        for data in ("fashion-mnist", "shakespeare", "shakespeare-longer")
+        for group in momentum.groups(data)
+    ]
+    assert len(found) == 10
+    missed = [group for group in found if group.first("ma", group.baseline.best) is None]
+    assert len(missed) == 7
+    learnt = [group for group in found if group.data != "shakespeare"]
+    for group in learnt:
+        assert group.baseline.beta in (-0.5, 0.0)
+        naive = max(run.best for run in group.of("fedbuff") if run.beta == 0.9)
+        for method in ("ma", "ma-light"):
+            assert max(run.best for run in group.of(method)) > naive + 0.01
+        if group.private:
+            assert group.first("ma-light", group.baseline.best) is None
+
+
+def test_what_the_page_says_of_momentum_without_delay_holds() -> None:
+    undelayed = json.loads((MOMENTUM / "control.json").read_text())
+    plain = [group for group in momentum.groups("digits") if not group.private]
+    for group in plain:
+        best = undelayed[group.rule]
+        image = 1 / 360
+        assert 0 < best["0"] - best["0.9"] < 2.5 * image
+        assert best["0.9"] - max(run.best for run in group.of("ma")) < 0.01
+        assert best["0.9"] - max(run.best for run in group.of("ma-light")) < 0.02
+        naive = max(run.best for run in group.of("fedbuff") if run.beta == 0.9)
+        assert 0.03 < best["0.9"] - naive < 0.16

@@ -166,7 +166,22 @@ def tables() -> dict[str, str]:
         made[f"{name} finals"] = finals(found) if found else empty
         made[f"{name} betas"] = betas(found) if found else empty
         made[f"{name} last models"] = speedups(last) if last else empty
+    made["control"] = control()
     return made
+
+
+def control() -> str:
+    """The best accuracy of each beta without delay, and what the approximations have of it under delay."""
+    found: dict[str, dict[str, float]] = json.loads((HERE / "control.json").read_text())
+    plain = {group.rule: group for group in groups("digits") if not group.private}
+    rows = []
+    for rule, best in found.items():
+        runs = {method: max(run.best for run in plain[rule].of(method)) for method in ("ma", "ma-light")}
+        naive = max(run.best for run in plain[rule].of("fedbuff") if run.beta == 0.9)
+        numbers = [*best.values(), naive, *runs.values()]
+        rows.append([TITLES[rule], *(f"{number:.4f}" for number in numbers)])
+    head = ["rule", *(f"no delay, beta {beta}" for beta in next(iter(found.values())))]
+    return _table([*head, "delay, naive 0.9", "delay, MA 0.9", "delay, MA-light 0.9"], rows)
 
 
 def written(page: str, made: Mapping[str, str]) -> str:

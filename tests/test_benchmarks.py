@@ -68,6 +68,12 @@ def test_the_servers_costs_are_measured() -> None:
     assert set(found["ns_a_number"]) == {"check", "sum", "fedbuff", "fadas"}
 
 
+def test_convolutions_of_a_cpu_are_as_exact_as_float32_allows() -> None:
+    found = facts("grouped_convolutions.py", "--quick", "--device", "cpu")["found"]
+    assert [(row["kernel"], row["groups"]) for row in found] == [(3, 1), (3, 1), (3, 2), (3, 2)]
+    assert all(0 < error < 1e-5 for row in found for error in row["errors"])
+
+
 def test_the_schedule_is_timed() -> None:
     found = facts("schedule_scale.py", "--rounds", "1")
     assert [row["tasks"] for row in found["rows"]] == [1_000] * 4

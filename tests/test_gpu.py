@@ -19,6 +19,7 @@ from offbeat import (
     train,
 )
 from offbeat.core import AnyAlgorithm
+from offbeat.engines.capture import Latest
 from offbeat.engines.how import HOWS
 from offbeat.engines.simulated import Sequential, Vectorised
 from offbeat.precision import Precision
@@ -91,6 +92,14 @@ def test_in_single_precision_it_is_as_near_as_that_allows(how: str) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_repeats_itself_to_the_bit(method: str, how: str) -> None:
     assert torch.equal(*(run(method, "cuda", how, Steps(3, 10), torch.float32) for _ in range(2)))
+
+
+@pytest.mark.parametrize("how", ["mapped", "columns"])
+@pytest.mark.parametrize("method", METHODS)
+def test_recording_changes_not_one_bit(method: str, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = run(method, "cuda", how, Steps(3, 10), torch.float32)
+    monkeypatch.setattr(Latest, "find", lambda self, key, make: None)
+    assert torch.equal(recorded, run(method, "cuda", how, Steps(3, 10), torch.float32))
 
 
 def test_a_module_that_draws_is_computed_one_by_one_and_repeats() -> None:

@@ -132,7 +132,7 @@ EARLY = {
     "algorithms fedav": "unknown algorithm 'fedav': did you mean fedavg",
     "rum": "unknown command 'rum': did you mean run?",
     "--verson": "unknown command '--verson'",
-    "": "name a command, one of run, compare, schedule, algorithms, privacy; see 'offbeat --help'.",
+    "": "name a command, one of run, compare, schedule, algorithms, ",
 }
 
 # These need the data.

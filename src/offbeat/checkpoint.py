@@ -69,6 +69,18 @@ def load(path: Path | str, device: torch.device | str = "cpu") -> Checkpoint:
     return Checkpoint(facts, {name: tensor.to(device, copy=True) for name, tensor in tensors.items()})
 
 
+def load_facts(path: Path) -> dict[str, Any]:
+    """The facts of one that may be large, without reading its tensors; so its digest goes unchecked."""
+    try:
+        with safe_open(path, "pt") as file:
+            facts = json.loads(file.metadata()["facts"])
+        if not isinstance(facts, dict):
+            raise ValueError("its facts are none")
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise InputError(f"the checkpoint {path} cannot be read ({error}): put a whole copy there.") from None
+    return facts
+
+
 def _sync(folder: Path) -> None:
     """The move is on the disk too, before anything that only the file before needed is overwritten."""
     if os.name == "posix":

@@ -11,11 +11,11 @@ from offbeat import trees
 from offbeat.aggregate.aggregation import Aggregate, Opening
 from offbeat.checkpoint import Checkpoint
 from offbeat.core import AnyAlgorithm, Cohort, Saved, Task
-from offbeat.engines.engine import Engine, Gathered, Keeps, Session
+from offbeat.engines.engine import Engine, Gathered, Keeps, Session, Veiled
 from offbeat.errors import DivergedError, InputError
 from offbeat.problem import Statistics
 from offbeat.schedule.dispatch import Dispatch
-from offbeat.schedule.filled import Filled
+from offbeat.schedule.filled import Filled, Filling
 from offbeat.schedule.flow import Flow
 from offbeat.schedule.staleness import Equal, Weights
 from offbeat.snapshot import Sent, Snapshot, Starting
@@ -51,7 +51,9 @@ class Course:
         if self.aggregation.hides_sample:
             source.hide(secrets.randbits(62))
         self.session: Session = engine.open(algorithm, seed, source)
-        self.flow = Flow(
+        if isinstance(self.session, Veiled):
+            self.session.veil(self.aggregation.hiding)
+        self.flow: Filling = Flow(
             self.session,
             dispatch,
             source,

@@ -32,6 +32,7 @@ class Progress(NamedTuple):
     staleness: float  # mean over the last buffer
     record: dict[str, Any] | None
     outcome: "Outcome | None" = None  # of the last version
+    ages: tuple[int, ...] = ()  # the staleness of each update of the last buffer
 
 
 class Outcome(NamedTuple):
@@ -93,7 +94,9 @@ def run(
         outcome = Outcome(shot.ended, shot.spent()) if last else None
         if folder and (last or state.due(shot.version, save_every)):
             state.save(shot, folder, outcome)
-        yield Progress(shot.version, shot.time, shot.counts.trips, _mean_staleness(shot), record, outcome)
+        ages = shot.cohort.staleness if shot.cohort else ()
+        mean = sum(ages) / len(ages) if ages else 0.0
+        yield Progress(shot.version, shot.time, shot.counts.trips, mean, record, outcome, ages)
         if last:
             return
 
@@ -124,7 +127,10 @@ class _Ongoing:
 
     def record(self, shot: Snapshot, trial: Trial, decay: float | None) -> dict[str, Any]:
         x = shot.x if decay is None or self._average is None else self._average
-        scores = evaluate(trial.problem, x, trial.test, {"accuracy": accuracy}, statistics=shot.statistics)
+        metrics = {"accuracy": accuracy}
+        scores = (
+            evaluate(trial.problem, x, trial.test, metrics, statistics=shot.statistics) if trial.test else {}
+        )
         if not all(math.isfinite(value) for value in scores.values()):
             raise DivergedError(f"the loss became NaN or infinite {_where(shot)}.")
         record = {
@@ -179,11 +185,6 @@ def _epsilon(shot: Snapshot) -> float | None:
     """So far; None where it is infinite, for which JSON has no number."""
     spent = shot.spent()
     return spent.epsilon if spent and math.isfinite(spent.epsilon) else None
-
-
-def _mean_staleness(shot: Snapshot) -> float:
-    ages = shot.cohort.staleness if shot.cohort else ()
-    return sum(ages) / len(ages) if ages else 0.0
 
 
 def _where(shot: Snapshot) -> str:

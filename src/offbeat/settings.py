@@ -10,13 +10,14 @@ from typing import Any
 
 from offbeat.errors import InputError
 
+FORMAT = 1  # of a run's folder; a folder that says nothing is of the first
 _WHERE = ("--workers", "--ray-address")  # where it is computed, which may change on the way
 
 
 def write(folder: Path, settings: Mapping[str, Any]) -> None:
     """Write, then move into place."""
     part = folder / ".settings.json.part"
-    part.write_text(json.dumps(dict(settings) | _origin(), indent=1) + "\n")
+    part.write_text(json.dumps(dict(settings) | _origin() | {"format": FORMAT}, indent=1) + "\n")
     part.replace(folder / "settings.json")
 
 
@@ -30,6 +31,11 @@ def read(folder: Path) -> dict[str, Any]:
         settings = None
     if not isinstance(settings, dict):
         raise InputError(f"{folder / 'settings.json'} is damaged: start the run anew in another folder.")
+    form = settings.get("format", 1)
+    if type(form) is not int or form > FORMAT:
+        raise InputError(
+            f"{folder} was written by a newer version of offbeat ({settings.get('version')}): use that one."
+        )
     return settings
 
 

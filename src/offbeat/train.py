@@ -43,14 +43,15 @@ def train(
     check_fit(algorithm, dispatch, weights, rounds, limit)
     run = Course(algorithm, engine, dispatch, weights, buffer, rounds, limit, aggregate, seed)
     try:
-        yield from _steps(run, resume, observe_start)
+        yield from steps(run, resume, observe_start)
     finally:
         run.session.close()
 
 
-def _steps(
-    run: "Course", resume: Checkpoint | None, observe_start: Callable[[Starting], None]
+def steps(
+    run: Course, resume: Checkpoint | None, observe_start: Callable[[Starting], None]
 ) -> Iterator[Snapshot]:
+    """The start, and one server step after another."""
     algorithm, aggregation = run.algorithm, run.aggregation
     if resume is not None:
         run.load(resume)

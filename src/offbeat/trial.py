@@ -17,6 +17,7 @@ from offbeat.aggregate.private import Private
 from offbeat.algorithms import Setting, build, find
 from offbeat.core import AnyAlgorithm
 from offbeat.engines.cluster import Cluster
+from offbeat.engines.engine import Engine
 from offbeat.engines.how import HOWS
 from offbeat.engines.reach import check_cluster
 from offbeat.engines.simulated import Sequential, Vectorised
@@ -47,13 +48,13 @@ class Trial(NamedTuple):
     """What a run needs."""
 
     algorithm: AnyAlgorithm
-    engine: Simulated
+    engine: Engine
     dispatch: Dispatch
     weights: Weights
     limit: float
     problem: Problem
-    test: Examples
-    source: Source
+    test: Examples | None  # None: nothing is evaluated
+    source: Source | None  # None: the data is with the clients
     aggregate: Aggregate
     parameters: dict[str, Any]  # hyperparameters that were given, or that follow from the noise
 
@@ -159,9 +160,11 @@ def settled(experiment: Experiment, trial: Trial) -> Experiment:
     return experiment
 
 
-def housed(engine: Simulated, folder: Path) -> Simulated:
+def housed(engine: Engine, folder: Path) -> Engine:
     """The same, with the file of what clients keep in this folder, where it needs one."""
-    return dataclasses.replace(engine, memory=within(engine.memory, folder))
+    if isinstance(engine, Simulated):
+        return dataclasses.replace(engine, memory=within(engine.memory, folder))
+    return engine
 
 
 def resolved(experiment: Experiment, trial: Trial) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """What the loop asks of whatever turns uploads into a mean: plain, private, or summed in secret."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from offbeat.core import AnyAlgorithm, Cohort, Saved, Task, Vector
 from offbeat.schedule.availability import Always, Availability
@@ -24,6 +24,14 @@ class Opening(NamedTuple):
     limit: float
     seed: int
     availability: Availability = Always()
+    answers: int | None = None  # numbers beside each upload in a private sum; None: uploads are summed as is
+
+
+class Hiding(NamedTuple):
+    """How clients hide what they send by themselves, so that the server need not be trusted to."""
+
+    facts: dict[str, Any]  # what a client of this version must know, as JSON
+    examine: Callable[[Task, bytes, bytes], None]  # refuses a sealed seed and signature that cannot be added
 
 
 class Spent(NamedTuple):
@@ -54,6 +62,10 @@ class Aggregation(Protocol):
     @property
     def hides_sample(self) -> bool:
         """Whether it must stay a secret who was chosen."""
+        ...
+
+    def hiding(self) -> Hiding | None:
+        """How clients of this version hide uploads; None: they send them as they are."""
         ...
 
     def ended(self) -> str | None:

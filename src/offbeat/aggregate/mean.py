@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from offbeat import trees
-from offbeat.aggregate.aggregation import Opening
+from offbeat.aggregate.aggregation import Hiding, Opening
 from offbeat.aggregate.summation import PlainSum, Summation, Summing
 from offbeat.core import Cohort, Saved, Task
 from offbeat.schedule.participation import Participation
@@ -41,6 +41,9 @@ class Averaging:
     @property
     def hides_sample(self) -> bool:
         return False
+
+    def hiding(self) -> Hiding | None:
+        return self.summing.hiding()
 
     def ended(self) -> None:
         return None

@@ -1,15 +1,16 @@
 """One private run: clip, add up, noise, count."""
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from offbeat import trees
-from offbeat.aggregate.aggregation import Spent
+from offbeat.aggregate.aggregation import Hiding, Spent
+from offbeat.aggregate.payload import Payload, Shares, prepare
 from offbeat.aggregate.summation import Summing
 from offbeat.core import Cohort, Saved, Task
 from offbeat.errors import InputError
@@ -21,13 +22,6 @@ from offbeat.privacy.ledger import Ledger, Tally
 from offbeat.privacy.mechanism import Gaussian
 from offbeat.privacy.spending import Budget, Spending
 from offbeat.trees import Tree
-
-
-class Payload(NamedTuple):
-    """What is summed."""
-
-    uploads: Tree
-    answers: Tree = ()  # (moving fields,): plus a half where the norm was within the bound, else minus
 
 
 class Plan(NamedTuple):
@@ -60,17 +54,10 @@ class Noised:
     def collect(self, uploads: Tree, tasks: Sequence[Task], cohort: Cohort) -> Tree:
         if not all(0 <= weight <= 1 for weight in cohort.weights):
             raise InputError("staleness weights above 1 would outgrow the bounds: use lower ones.")
-        parts = clipping.fields(uploads)
-        clipped, within = {}, {}
-        for name, part in parts.items():
-            if name not in self.bounds:
-                raise InputError(f"the upload's field {name} has no bound, so no noise would hide it.")
-            clipped[name], within[name] = clipping.clip(part, self.bounds[name])
-        payload = Payload(clipping.replace(uploads, clipped))
-        if self._mechanism.moving:
-            answers = torch.stack([within[name] for name in self._mechanism.moving], 1)
-            like = trees.leaves(uploads)[0]
-            payload = payload._replace(answers=answers.to(like.dtype).to(like.device) - 0.5)
+        hidden, moving = isinstance(uploads, Shares), self._mechanism.moving
+        if hidden and moving and any(cohort.staleness):
+            raise InputError("clients that clip by themselves knew other bounds than those of this step.")
+        payload = uploads if hidden else prepare(uploads, self.bounds, moving)
         total = self._summing.total(payload, tasks, cohort)
         if not self._starting:
             self._ledger.contribute([task.client for task in tasks])
@@ -94,6 +81,15 @@ class Noised:
     @property
     def hides_sample(self) -> bool:
         return self._spending.rate is not None and self._plan.seed is None
+
+    def hiding(self) -> Hiding | None:
+        """With the bounds of the next release, by which clients that hide their uploads have to clip."""
+        hiding = self._summing.hiding()
+        if hiding is None:
+            return None
+        bounds = {name: None if math.isinf(bound) else bound for name, bound in self.bounds.items()}
+        own = {"bounds": bounds, "moving": list(self._mechanism.moving)}
+        return hiding._replace(facts=hiding.facts | own)
 
     def ended(self) -> str | None:
         tally, budget, epsilon = self._ledger.tally, self._plan.budget, self._plan.epsilon

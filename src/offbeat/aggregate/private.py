@@ -101,7 +101,8 @@ class Private:
         given = dict(self.bounds)
         bounds = {name: bound for name, bound in (dict(known) | given).items() if name in {*fields, *given}}
         check_bounds(fields, bounds, given)
-        summing = self.summation.open(opening)
+        moving = tuple(name for name in given if math.isfinite(given[name])) if self.adaptive else ()
+        summing = self.summation.open(opening._replace(answers=len(moving)))
         for name, bound in bounds.items():
             if summing.largest < bound < math.inf:
                 raise InputError(
@@ -115,7 +116,6 @@ class Private:
             raise InputError(
                 f"the nominal cohort of {self.nominal} is below the buffer of {opening.buffer}: raise it."
             )
-        moving = tuple(name for name in given if math.isfinite(given[name])) if self.adaptive else ()
         if self.adaptive and not moving:
             raise InputError("adaptive clipping has no bound to move: give one to begin with.")
         cohort = opening.buffer if self.nominal is None else self.nominal

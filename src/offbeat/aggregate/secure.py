@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -13,11 +14,11 @@ from offbeat.aggregate.aggregation import Opening
 from offbeat.core import Cohort, Saved, Task
 from offbeat.errors import InputError
 from offbeat.privacy.secure.client import report
-from offbeat.privacy.secure.fixed import decode
+from offbeat.privacy.secure.fixed import Residues, decode
 from offbeat.privacy.secure.helper import Helper
 from offbeat.privacy.secure.leader import Leader
 from offbeat.privacy.secure.terms import Terms
-from offbeat.schedule.staleness import Equal
+from offbeat.schedule.staleness import Equal, Weights
 from offbeat.trees import Tree
 
 _START = 128  # more clients than the loop ever hands over at once in a full-participation start
@@ -49,13 +50,17 @@ class Secure:
     def rounding(self) -> float:
         return 2.0**-self.bits if self.stochastic else 2.0 ** -(self.bits + 1)
 
-    def open(self, opening: Opening) -> "Shared":
+    def check(self, opening: Opening) -> None:
+        """Refuse a run whose buffers never have enough clients."""
         here = min(opening.buffer, opening.population)
         if here < self.minimum:
             raise InputError(
                 f"secure sums need {self.minimum} distinct clients, and a buffer of {opening.buffer} from "
                 f"{opening.population} clients never has them: raise the buffer or lower the minimum."
             )
+
+    def open(self, opening: Opening) -> "Shared":
+        self.check(opening)
         shared = Shared(self, opening)
         shared.terms(1)
         return shared
@@ -67,8 +72,6 @@ class Shared:
     def __init__(self, secure: Secure, opening: Opening) -> None:
         self._secure = secure
         self._opening = opening
-        start = 0 if opening.algorithm.warmup() is None else min(opening.population, _START)
-        self._most = max(opening.buffer, start)
         self._run = secrets.token_bytes(16)
         self._servers: tuple[Terms, Leader, Helper] | None = None  # None until uploads have a length
 
@@ -78,34 +81,26 @@ class Shared:
 
     def terms(self, length: int) -> Terms:
         """For uploads of that many numbers."""
-        secure, weights = self._secure, self._opening.weights
-        weight_bits = 0 if isinstance(weights, Equal) else secure.weight_bits
-        return Terms(self._run, length, self._most, secure.minimum, secure.bits, weight_bits, weights)
+        return agree(self._secure, self._opening, self._run, length)
+
+    def hiding(self) -> None:
+        """Here it is done for them."""
 
     def total(self, payload: Tree, tasks: Sequence[Task], cohort: Cohort) -> Tree:
-        ages = [cohort.version - task.version for task in tasks]
-        if list(cohort.weights) != [self._opening.weights(age) for age in ages]:
-            raise InputError("secure sums weigh reports by the run's own staleness weights alone.")
-        leaves = trees.leaves(payload)
-        stacks = [_numbers(leaf).reshape(len(tasks), -1) for leaf in leaves]
+        check_weights(self._opening.weights, tasks, cohort)
+        stacks = [numbers(leaf).reshape(len(tasks), -1) for leaf in trees.leaves(payload)]
         length = sum(stack.shape[1] for stack in stacks)
         terms, leader, helper = self._servers or self._begin(length)
         key = helper.public_key
         try:
             for row, task in enumerate(tasks):
                 parts = [stack[row] for stack in stacks]
-                leader.take(report(parts, task, terms, key, self._rounding(task)))
+                draw = rounding(self._opening.seed, task) if self._secure.stochastic else None
+                leader.take(report(parts, task, terms, key, draw))
             residues = leader.total(tasks, cohort.version)
         finally:
             leader.forget(tasks)
-        sums = []
-        start = 0
-        for leaf, stack in zip(leaves, stacks, strict=True):
-            part = decode(residues[start : start + stack.shape[1]], terms.unit)
-            dtype = leaf.dtype if leaf.is_floating_point() else torch.get_default_dtype()
-            sums.append(part.to(leaf.device, dtype).view(leaf.shape[1:]))
-            start += stack.shape[1]
-        return trees.rebuild(trees.shape(payload), sums)
+        return spread(residues, terms.unit, Layout.of(trees.over(lambda leaf: leaf[0], payload)))
 
     def save(self) -> Saved:
         if self._servers is None:
@@ -126,14 +121,60 @@ class Shared:
         self._servers = (terms, Leader(terms, helper), helper)
         return self._servers
 
-    def _rounding(self, task: Task) -> torch.Generator | None:
-        if not self._secure.stochastic:
-            return None
-        seed = draws.torch_seed(self._opening.seed, "secure rounding", task.client, task.visit)
-        return torch.Generator().manual_seed(seed)
+
+class Place(NamedTuple):
+    """Where a sum goes."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
 
 
-def _numbers(leaf: Tensor) -> Tensor:
+class Layout(NamedTuple):
+    """One client's payload without its numbers."""
+
+    tree: trees.Shape
+    leaves: tuple[Place, ...]
+
+    @classmethod
+    def of(cls, payload: Tree) -> Self:
+        leaves = trees.leaves(payload)
+        return cls(trees.shape(payload), tuple(Place(leaf.shape, leaf.dtype, leaf.device) for leaf in leaves))
+
+
+def agree(secure: Secure, opening: Opening, run: bytes, length: int, rule: str = "") -> Terms:
+    """What clients and both servers keep to in a run, for uploads of that many numbers."""
+    start = 0 if opening.algorithm.warmup() is None else min(opening.population, _START)
+    weight_bits = 0 if isinstance(opening.weights, Equal) else secure.weight_bits
+    most = max(opening.buffer, start)
+    return Terms(run, length, most, secure.minimum, secure.bits, weight_bits, opening.weights, rule)
+
+
+def check_weights(weights: Weights, tasks: Sequence[Task], cohort: Cohort) -> None:
+    """Refuse a cohort that is weighed in another way than was agreed on."""
+    if list(cohort.weights) != [weights(cohort.version - task.version) for task in tasks]:
+        raise InputError("secure sums weigh reports by the run's own staleness weights alone.")
+
+
+def spread(residues: Residues, unit: float, layout: Layout) -> Tree:
+    """A sum of flat payloads as the tree that they were."""
+    sums = []
+    start = 0
+    for shape, dtype, device in layout.leaves:
+        part = decode(residues[start : start + shape.numel()], unit)
+        wide = dtype if dtype.is_floating_point else torch.get_default_dtype()
+        sums.append(part.to(device, wide).view(shape))
+        start += shape.numel()
+    return trees.rebuild(layout.tree, sums)
+
+
+def rounding(seed: int, task: Task) -> torch.Generator:
+    """The draws that round one report up or down."""
+    own = draws.torch_seed(seed, "secure rounding", task.client, task.visit)
+    return torch.Generator().manual_seed(own)
+
+
+def numbers(leaf: Tensor) -> Tensor:
     """On the CPU, in a dtype that fixed point is exact in."""
     wide = torch.float64 if leaf.dtype == torch.float64 or not leaf.is_floating_point() else torch.float32
     return leaf.detach().to("cpu", wide)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from offbeat import trees
-from offbeat.aggregate.aggregation import Opening
+from offbeat.aggregate.aggregation import Hiding, Opening
 from offbeat.core import Cohort, Saved, Task
 from offbeat.trees import Tree
 
@@ -24,6 +24,10 @@ class Summing(Protocol):
 
     def total(self, payload: Tree, tasks: Sequence[Task], cohort: Cohort) -> Tree:
         """The weighted sum over tasks: leaves (tasks, ...) to leaves (...)."""
+        ...
+
+    def hiding(self) -> Hiding | None:
+        """How clients hide what is summed; None: they do not."""
         ...
 
     def save(self) -> Saved: ...
@@ -75,6 +79,9 @@ class PlainSum:
             return (weights @ numbers.reshape(len(stack), -1)).view(stack.shape[1:])
 
         return trees.over(add, payload)
+
+    def hiding(self) -> None:
+        return None
 
     def save(self) -> Saved:
         return Saved({}, {})

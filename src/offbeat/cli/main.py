@@ -8,10 +8,18 @@ from collections.abc import Sequence
 
 from offbeat.cli.catalogue import algorithms
 from offbeat.cli.compare import compare
+from offbeat.cli.helper import helper
+from offbeat.cli.join import join
+from offbeat.cli.keys import keys
+from offbeat.cli.new import new
 from offbeat.cli.options import parse
 from offbeat.cli.privacy import privacy
+from offbeat.cli.replay import replay
+from offbeat.cli.report import report
+from offbeat.cli.reproduce import reproduce
 from offbeat.cli.run import run
 from offbeat.cli.schedule import schedule
+from offbeat.cli.serve import serve
 from offbeat.errors import DivergedError, InputError
 
 _COMMANDS = {
@@ -20,6 +28,14 @@ _COMMANDS = {
     "schedule": schedule,
     "algorithms": algorithms,
     "privacy": privacy,
+    "replay": replay,
+    "reproduce": reproduce,
+    "report": report,
+    "serve": serve,
+    "join": join,
+    "keys": keys,
+    "helper": helper,
+    "new": new,
 }
 
 

@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, NoReturn, TypeAlias
 
-from offbeat.cli import privacy as questions
+from offbeat.cli import helper, join, keys, new, privacy, replay, report, reproduce, serve
 from offbeat.cli.numbers import number, whole
+from offbeat.cli.tracking import add_tracking
 from offbeat.errors import InputError, unknown
 from offbeat.experiment import Experiment
 
@@ -87,6 +88,19 @@ _METHODS_OWN = {
     "every": "20 times",
 }
 
+# Commands whose modules say what their words are.
+_WITH_THEIR_OWN_WORDS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], str]] = {
+    "replay": (replay.add_options, "compute a run again from its trace"),
+    "report": (report.add_options, "show runs as one page, with figures"),
+    "reproduce": (reproduce.add_options, "run a paper's table or figure again, claimed beside measured"),
+    "privacy": (privacy.add_options, "noise for an epsilon, or epsilon of a noise or of a run"),
+    "new": (new.add_options, "write a small app, to be deployed"),
+    "serve": (serve.add_options, "run a deployment: the server's side"),
+    "join": (join.add_options, "run a deployment: a site's side"),
+    "keys": (keys.add_options, "make certificates and keys for a deployment"),
+    "helper": (helper.add_options, "serve as the second server of secure sums"),
+}
+
 
 class Parser(argparse.ArgumentParser):
     """One sentence for what is wrong, and no guessing at shortened options."""
@@ -141,6 +155,7 @@ def _parsers() -> tuple[Parser, dict[str, Parser]]:
         metavar="N",
         help="checkpoint every N server steps; default: by time",
     )
+    add_tracking(run)
 
     compare = commands.add_parser(
         "compare",
@@ -176,16 +191,11 @@ def _parsers() -> tuple[Parser, dict[str, Parser]]:
     algorithms.add_argument("name", nargs="?", metavar="NAME")
     _add_json(algorithms)
 
-    privacy = commands.add_parser("privacy", help="noise for an epsilon, or epsilon of a noise or of a run")
-    questions.add_options(privacy)
-    _add_json(privacy)
-    return main, {
-        "run": run,
-        "compare": compare,
-        "schedule": schedule,
-        "algorithms": algorithms,
-        "privacy": privacy,
-    }
+    for name, (add_options, text) in _WITH_THEIR_OWN_WORDS.items():
+        command = commands.add_parser(name, help=text)
+        add_options(command)
+        _add_json(command)
+    return main, dict(commands.choices)
 
 
 def _add_experiment(command: argparse.ArgumentParser) -> None:

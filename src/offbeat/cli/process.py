@@ -31,7 +31,7 @@ class Stop:
 
 
 @contextmanager
-def stop_signals() -> Iterator[Stop]:
+def stop_signals(words: bytes = _WAIT) -> Iterator[Stop]:
     """Ctrl-C once: finish the step, save, stop; twice: KeyboardInterrupt. What was ignored stays ignored."""
     stop = Stop()
 
@@ -40,7 +40,7 @@ def stop_signals() -> Iterator[Stop]:
             raise KeyboardInterrupt
         stop.signal = number
         if sys.stderr.isatty():
-            os.write(2, _WAIT)
+            os.write(2, words)
 
     numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
     before = {number: signal.signal(number, ask) for number in numbers}

@@ -13,11 +13,14 @@ from offbeat.aggregate.aggregation import Spent
 from offbeat.cli import show
 from offbeat.cli.given import experiment_options, parameters, warn_of_end, warn_of_unused
 from offbeat.cli.process import settle_threads, stop_signals
+from offbeat.cli.tracking import begin, go_on, wanted
 from offbeat.errors import DivergedError, InputError
 from offbeat.experiment import Experiment
 from offbeat.folder import Folder, check_free, claim, read_lines
 from offbeat.running import Outcome, outcome_of
 from offbeat.running import run as run_experiment
+from offbeat.trackers.place import Wanted, remember
+from offbeat.trackers.tracker import Several, Tracker
 from offbeat.trial import Trial, prepare, resolved, settled
 
 _MOST_GAPS, _LEAST_GAPS = 12, 5  # between the rows of the table at the end
@@ -27,8 +30,9 @@ def run(given: argparse.Namespace) -> int:
     """Train, show, and say where it is written."""
     if given.save_every is not None and given.save_every < 1:
         raise InputError(f"--save-every must be at least 1, not {given.save_every}.")
+    asked_for = wanted(given)
     if given.resume:
-        return _resume(given)
+        return _resume(given, asked_for)
     options = experiment_options(given)
     algorithm = options.get("algorithm", Experiment.algorithm)
     experiment = Experiment.of(**options | {"parameters": parameters(algorithm, given.set)})
@@ -46,11 +50,18 @@ def run(given: argparse.Namespace) -> int:
     warn_of_unused(given, [experiment])
     warn_of_end(experiment)
     asked = experiment.settings() | {"resolved": resolved(experiment, trial)}
+    try:
+        tracker, placed = begin(asked_for, out, asked)
+    except InputError:
+        if given.out is None:
+            out.rmdir()  # nothing of this run is left
+        raise
     with Folder.begin(out, asked) as folder:
-        return _train(given, experiment, trial, folder)
+        remember(out, placed)
+        return _train(given, experiment, trial, folder, tracker)
 
 
-def _resume(given: argparse.Namespace) -> int:
+def _resume(given: argparse.Namespace, asked_for: Wanted) -> int:
     """Go on with the run in a folder; what else was given must be what it was started with."""
     if given.out is None:
         raise InputError("--resume needs --out, the folder of the run to go on with.")
@@ -66,10 +77,13 @@ def _resume(given: argparse.Namespace) -> int:
             return _end(given, experiment, folder, 0, outcome)
         if outcome.ended:
             return _end(given, experiment, folder, 0, outcome)
-        return _train(given, experiment, prepare(experiment, folder=out), folder)
+        trial = prepare(experiment, folder=out)
+        return _train(given, experiment, trial, folder, go_on(asked_for, folder, settings.read(out)))
 
 
-def _train(given: argparse.Namespace, experiment: Experiment, trial: Trial, folder: Folder) -> int:
+def _train(
+    given: argparse.Namespace, experiment: Experiment, trial: Trial, folder: Folder, tracker: Tracker
+) -> int:
     settle_threads(experiment, trial)
     outcome = Outcome(None, None)
     with stop_signals() as stop:
@@ -85,13 +99,15 @@ def _train(given: argparse.Namespace, experiment: Experiment, trial: Trial, fold
                 )
                 for step in steps:
                     bar.step(step)
+                    if step.record:
+                        tracker.record(step.record)
                     outcome = step.outcome or outcome
         except DivergedError as error:
-            return _end(given, experiment, folder, 1, outcome, str(error))
+            return _end(given, experiment, folder, 1, outcome, str(error), tracker)
         except KeyboardInterrupt:
             pass
         done = folder.version == experiment.rounds or outcome.ended
-        return _end(given, experiment, folder, 0 if done else stop.code, outcome)
+        return _end(given, experiment, folder, 0 if done else stop.code, outcome, tracker=tracker)
 
 
 def _end(
@@ -101,6 +117,7 @@ def _end(
     code: int,
     outcome: Outcome,
     failure: str | None = None,
+    tracker: Tracker = Several(),
 ) -> int:
     """Show what is written, and say what to do next where that is not the end."""
     folder.flush()
@@ -115,9 +132,10 @@ def _end(
         print(f"offbeat: stopped; {_kept(folder)}; go on with:\n{again}", file=sys.stderr)
     elif outcome.ended:
         print(f"offbeat: {outcome.ended.rstrip('.')}; {_kept(folder)} in {folder.path}.", file=sys.stderr)
+    summary = _summary(experiment, records, folder, outcome) | {"error": failure, "resume": again}
+    tracker.close(summary)
     if given.json:
-        summary = _summary(experiment, records, folder, outcome)
-        print(json.dumps(summary | {"error": failure, "resume": again}))
+        print(json.dumps(summary))
     return code
 
 

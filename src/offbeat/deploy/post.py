@@ -18,6 +18,10 @@ class PostError(Exception):
     """The network cannot be reached for now."""
 
 
+class PostClosedError(PostError):
+    """It carries nothing of this run any more: another has to be begun underneath."""
+
+
 class Post(Protocol):
     """Messages to nodes; every call may fail with a `PostError`, and may be tried again."""
 

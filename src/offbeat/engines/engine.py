@@ -1,8 +1,9 @@
 """What the loop asks of an engine, simulated or real."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from offbeat.aggregate.aggregation import Hiding
 from offbeat.core import AnyAlgorithm, Saved, Task, Vector
 from offbeat.problem import Statistics
 from offbeat.schedule.availability import Availability
@@ -56,6 +57,15 @@ class Keeps(Protocol):
 
     def kept(self) -> dict[str, Any] | None:
         """After `load`: what was kept last, if anything was since that save."""
+        ...
+
+
+@runtime_checkable
+class Veiled(Protocol):
+    """A session whose clients can hide what they send by themselves."""
+
+    def veil(self, hiding: Callable[[], Hiding | None]) -> None:
+        """Told once, before anything is published; to be asked anew for each version."""
         ...
 
 

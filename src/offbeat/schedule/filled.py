@@ -1,6 +1,6 @@
 """What a flow gives and counts."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from offbeat.core import Task
 
@@ -36,3 +36,28 @@ class Counts(NamedTuple):
     def trips(self) -> int:
         """Arrivals, used or not."""
         return self.consumed + self.waiting + self.dropped
+
+
+class Filling(Protocol):
+    """Where full buffers come from: a flow, or what was written down of one."""
+
+    @property
+    def counts(self) -> Counts:
+        """Where all tasks are."""
+        ...
+
+    def ended(self) -> str | None:
+        """Why the buffer cannot be filled again, in a sentence."""
+        ...
+
+    def fill(self, version: int) -> Filled:
+        """The next full buffer, in which nothing began later than at `version`."""
+        ...
+
+    def everyone(self) -> Filled:
+        """One task of version 0 for every client."""
+        ...
+
+    def save(self) -> dict[str, Any]: ...
+
+    def load(self, data: dict[str, Any]) -> None: ...

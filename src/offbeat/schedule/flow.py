@@ -39,7 +39,7 @@ class Flow:
         participation: Participation = Participation(),
         observe: Callable[[], None] | None = None,
     ) -> None:
-        """`observe` is called whenever an arrival was dealt with: `save` then gives a buffer half full, too."""
+        """`observe` is called after anything started or arrived: `save` may give a buffer half full then."""
         dispatch.check(buffer, population)
         if not limit >= 0:
             raise InputError(f"the staleness limit is {limit}: give a number of at least 0.")
@@ -79,10 +79,19 @@ class Flow:
         dropped, lost, turns = self._late, self._missing, self._turns
         arrived, filled = Moment.ARRIVED, Moment.FILLED  # looked up once: an enumeration is slow to ask
         self._send(version, Moment.PUBLISHED)
+        if self._observe is not None:
+            self._observe()
         while len(waiting) < buffer:
             if not timeline.busy:
                 self._publish_again(version)
+                if self._observe is not None:
+                    self._observe()
             arrival = timeline.next()
+            if arrival is None:
+                self._send(version, arrived)
+                if self._observe is not None:
+                    self._observe()
+                continue
             task = arrival.task
             useful = not arrival.lost and version - task.version <= self.limit
             if turns is None or not useful or not turns.hold(task.client, version):
@@ -120,6 +129,8 @@ class Flow:
             self._start(client, 0, sure=True)
         while len(self._waiting) < self.population:
             arrival = timeline.next()
+            if arrival is None:
+                continue
             if arrival.lost:
                 timeline.start(arrival.task, sure=True)
             else:

@@ -29,8 +29,8 @@ class Timeline(Protocol):
         """Send a task off; one that is sure must not get lost."""
         ...
 
-    def next(self) -> Arrival:
-        """Go on to the next arrival."""
+    def next(self) -> Arrival | None:
+        """Go on to the next arrival; None: there is none yet, but somebody has come who was not there."""
         ...
 
     def wait(self, until: float) -> None:

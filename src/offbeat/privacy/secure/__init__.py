@@ -9,7 +9,9 @@ What this does not protect against:
 - a client that lies: within the limit of a coordinate it may report anything, for there are no
   proofs of ranges or norms; clipping is the client's own;
 - a leader that makes clients up: anybody can seal a seed, so whoever runs a helper has to know by
-  other means that the clients it counts exist;
+  other means that the clients it counts exist, such as the signatures of sites in a deployment;
+- a leader that hands clients the key of a helper of its own: they have to be given the key by
+  somebody else;
 - what a sum itself tells, above all a sum of few reports, or one where a single report has almost
   all the weight: that is for noise to hide.
 """

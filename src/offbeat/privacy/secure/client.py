@@ -22,6 +22,7 @@ class Report(NamedTuple):
     task: Task
     share: Residues  # (length,)
     sealed: bytes
+    signature: bytes = b""  # of the site that the client is, where the helper asks for one
 
 
 def report(

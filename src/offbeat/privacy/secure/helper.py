@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 
 from offbeat.core import Task
 from offbeat.privacy.secure.fixed import Residues
-from offbeat.privacy.secure.once import Counted
+from offbeat.privacy.secure.once import Counted, Counts
 from offbeat.privacy.secure.refusals import (
     LengthError,
     LongBatchError,
@@ -37,6 +37,7 @@ class Request(NamedTuple):
     version: int
     length: int
     reports: tuple[Sealed, ...]
+    signatures: tuple[bytes, ...] = ()  # one for each report, where they are asked for
 
 
 class Helper:
@@ -60,26 +61,7 @@ class Helper:
 
     def add(self, request: Request) -> Residues:
         """The sum, or a refusal that changes nothing."""
-        terms = self._terms
-        if request.run != terms.run:
-            raise RunError("the helper was asked about another run: ask the helper of that run.")
-        if request.length != terms.length:
-            raise LengthError(
-                f"the helper was asked for {request.length} numbers, not the {terms.length} agreed on."
-            )
-        check_form(request)
-        tasks = [task for task, _ in request.reports]
-        self._check_batch(tasks)
-        weights = [terms.weight(task, request.version) for task in tasks]
-        seeds = [unseal(seed, task, terms, self._key) for task, seed in request.reports]
-        for task in tasks:
-            self._counted.add(task)
-        total = np.zeros(terms.length, np.uint32)
-        for seed, weight in zip(seeds, weights, strict=True):
-            for place, numbers in stream(seed, terms.length):
-                numbers *= np.uint32(weight)
-                total[place] += numbers
-        return total
+        return add(request, self._terms, self._key, self._counted)
 
     def save(self) -> dict[str, Any]:
         """What was counted, as JSON; the key is kept elsewhere."""
@@ -89,31 +71,54 @@ class Helper:
         """Count what was counted there too; nothing is forgotten."""
         self._counted.load(data)
 
-    def _check_batch(self, tasks: Sequence[Task]) -> None:
-        terms = self._terms
-        seen: set[tuple[int, int]] = set()
-        for task in tasks:
-            if (task.client, task.visit) in seen:
-                raise ReplayError(f"{name(task)} is named twice in one batch: name it once.", [task])
-            seen.add((task.client, task.visit))
-        before = [task for task in tasks if task in self._counted]
-        if before and len(before) == len(tasks):
-            raise ReplayError("all of this batch was added before: a report is added once.", before)
-        if before:
-            some = f" and {len(before) - 1} more" if len(before) > 1 else ""
-            raise OverlapError(
-                f"{name(before[0])}{some} of this batch was added before: leave out what was.", before
-            )
-        if len(tasks) > terms.most:
-            raise LongBatchError(
-                f"a sum of {len(tasks)} reports might overflow: ask for at most {terms.most} at a time."
-            )
-        clients = len({task.client for task in tasks})
-        if clients < terms.minimum:
-            raise ShortBatchError(
-                f"the helper adds the reports of at least {terms.minimum} distinct clients, not {clients}: "
-                "wait for more, raise the buffer, or agree on a lower minimum."
-            )
+
+def add(request: Request, terms: Terms, key: X25519PrivateKey, counted: Counts) -> Residues:
+    """The sum of what was not counted before, and now is; or a refusal before anything is."""
+    if request.run != terms.run:
+        raise RunError("the helper was asked about another run: ask the helper of that run.")
+    if request.length != terms.length:
+        raise LengthError(
+            f"the helper was asked for {request.length} numbers, not the {terms.length} agreed on."
+        )
+    check_form(request)
+    tasks = [task for task, _ in request.reports]
+    _check_batch(tasks, terms, counted)
+    weights = [terms.weight(task, request.version) for task in tasks]
+    seeds = [unseal(seed, task, terms, key) for task, seed in request.reports]
+    for task in tasks:
+        counted.add(task)
+    total = np.zeros(terms.length, np.uint32)
+    for seed, weight in zip(seeds, weights, strict=True):
+        for place, numbers in stream(seed, terms.length):
+            numbers *= np.uint32(weight)
+            total[place] += numbers
+    return total
+
+
+def _check_batch(tasks: Sequence[Task], terms: Terms, counted: Counts) -> None:
+    seen: set[tuple[int, int]] = set()
+    for task in tasks:
+        if (task.client, task.visit) in seen:
+            raise ReplayError(f"{name(task)} is named twice in one batch: name it once.", [task])
+        seen.add((task.client, task.visit))
+    before = [task for task in tasks if task in counted]
+    if before and len(before) == len(tasks):
+        raise ReplayError("all of this batch was added before: a report is added once.", before)
+    if before:
+        some = f" and {len(before) - 1} more" if len(before) > 1 else ""
+        raise OverlapError(
+            f"{name(before[0])}{some} of this batch was added before: leave out what was.", before
+        )
+    if len(tasks) > terms.most:
+        raise LongBatchError(
+            f"a sum of {len(tasks)} reports might overflow: ask for at most {terms.most} at a time."
+        )
+    clients = len({task.client for task in tasks})
+    if clients < terms.minimum:
+        raise ShortBatchError(
+            f"the helper adds the reports of at least {terms.minimum} distinct clients, not {clients}: "
+            "wait for more, raise the buffer, or agree on a lower minimum."
+        )
 
 
 def check_form(request: Request) -> None:

@@ -55,7 +55,8 @@ class Leader:
             raise MalformedError(f"{name(missing[0])} has not reported, so it cannot be summed.", missing)
         reports = [self._held[task] for task in tasks]
         sealed = tuple(Sealed(task, report.sealed) for task, report in zip(tasks, reports, strict=True))
-        total = self._helper.add(Request(terms.run, version, terms.length, sealed))
+        signatures = tuple(report.signature for report in reports)
+        total = self._helper.add(Request(terms.run, version, terms.length, sealed, signatures))
         for report in reports:
             add_weighted(total, report.share, terms.weight(report.task, version))
         self.forget(tasks)

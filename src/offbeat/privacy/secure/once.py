@@ -2,13 +2,21 @@
 
 from bisect import bisect_left, bisect_right
 from itertools import chain, islice
-from typing import Any
+from typing import Any, Protocol
 
 from offbeat.core import Task
 
 
+class Counts(Protocol):
+    """A set of (client, visit) that only grows."""
+
+    def __contains__(self, task: Task, /) -> bool: ...
+
+    def add(self, task: Task) -> None: ...
+
+
 class Counted:
-    """A set of (client, visit) that only grows; a client whose visits all count takes one range."""
+    """In memory; a client whose visits all count takes one range."""
 
     def __init__(self) -> None:
         self._bounds: dict[int, list[int]] = {}  # first, one past the last, first, ... in order

@@ -50,6 +50,10 @@ class BindingError(RefusedError):
     """A seed was sealed for another report or key, or was changed since."""
 
 
+class SignatureError(RefusedError):
+    """A report is not signed by a site that is known, or not by the one that its client was."""
+
+
 def name(task: Task) -> str:
     """A report, in words."""
     return f"visit {task.visit} of client {task.client}"

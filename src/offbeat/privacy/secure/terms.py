@@ -31,6 +31,7 @@ class Terms:
     bits: int = 16  # fractional
     weight_bits: int = 0
     weigh: Callable[[int], float] = alike  # from staleness to a weight in (0, 1]
+    rule: str = ""  # the same in words, where the parties are told of it in words
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.run) <= 255:
@@ -89,4 +90,5 @@ class Terms:
     def binding(self, task: Task) -> bytes:
         """What a sealed seed is good for: this report, under these terms."""
         numbers = (*task, self.length, self.most, self.minimum, self.bits, self.weight_bits)
-        return b"offbeat secure sum" + struct.pack(f"<B{len(numbers)}q", len(self.run), *numbers) + self.run
+        head = b"offbeat secure sum" + struct.pack(f"<B{len(numbers)}q", len(self.run), *numbers)
+        return head + self.run + self.rule.encode()

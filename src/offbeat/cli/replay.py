@@ -1,0 +1,225 @@
+"""`offbeat replay`: a run once more from its trace, and whether its model comes out the same."""
+
+import argparse
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from offbeat import checkpoint, settings, trees
+from offbeat.cli import show
+from offbeat.cli.numbers import whole
+from offbeat.cli.process import settle_threads
+from offbeat.deploy.rerun import is_deployment, stage_again
+from offbeat.errors import InputError, unknown
+from offbeat.evaluate import accuracy, evaluate
+from offbeat.experiment import Experiment
+from offbeat.problem import Problem
+from offbeat.replay import read_lines, unrepeatable
+from offbeat.replay import replay as play_again
+from offbeat.running import Progress
+from offbeat.snapshot import Snapshot
+from offbeat.trial import Trial, prepare
+
+ENGINES = ("sequential", "vectorised")
+_CLOSE = 1e-5  # of the model's norm: what float32 may round differently
+
+
+class Saved(NamedTuple):
+    """What a run has left of its model: a checkpoint, or the weights by name."""
+
+    version: int
+    tensors: dict[str, Tensor]
+    named: bool
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """The words of this command."""
+    command.add_argument("trace", metavar="TRACE", help="a run's folder, or the trace.jsonl in it")
+    command.add_argument(
+        "--data",
+        metavar="MODULE:FUNCTION",
+        help="for a deployment: loads the examples of a site by its name, as for 'offbeat join'",
+    )
+    command.add_argument(
+        "--module", metavar="MODULE:FUNCTION", help="makes its model; default: 'module' beside the data"
+    )
+    command.add_argument(
+        "--losses",
+        metavar="MODULE:FUNCTION",
+        help="of each example; default: 'losses' beside the data, or cross entropy",
+    )
+    command.add_argument("--engine", metavar="NAME", help="sequential or vectorised; default: the run's own")
+    command.add_argument("--until", type=whole, metavar="VERSION", help="end there; default: at its end")
+    command.add_argument(
+        "--compare",
+        action="store_true",
+        help="with the model that the run saved; the exit code is 1 where they differ",
+    )
+
+
+def replay(given: argparse.Namespace) -> int:
+    """Compute it again, show it, and compare it where that is asked for."""
+    folder, path = _find(Path(given.trace))
+    known = settings.read(folder)
+    if given.until is not None and given.until < 0:
+        raise InputError(f"--until must be at least 0, not {given.until}.")
+    if given.engine is not None and given.engine not in ENGINES:
+        raise unknown("engine", given.engine, ENGINES)
+    experiment = Experiment.from_settings(known)
+    if experiment.clip is not None and experiment.noise != 0 and experiment.noise_seed is None:
+        raise unrepeatable()
+    saved = _saved(folder, experiment, given.until) if given.compare else None
+    trial = _trial(given, experiment, known, folder)
+    shot = _play(experiment, trial, path, given.until if saved is None else saved.version)
+    found: dict[str, Any] = {"version": shot.version, "engine": type(trial.engine).__name__.lower()}
+    if trial.test is not None:
+        found |= evaluate(
+            trial.problem, shot.x, trial.test, {"accuracy": accuracy}, statistics=shot.statistics
+        )
+    found["norm"] = float(shot.x.norm())
+    if saved is not None:
+        found |= _differences(shot, trial.problem, saved)
+    same = saved is None or found["difference"] <= _CLOSE
+    if given.json:
+        print(
+            json.dumps(found | {"algorithm": experiment.algorithm, "same": None if saved is None else same})
+        )
+    else:
+        _show(experiment, path, found)
+    if not same:
+        print(
+            f"offbeat: the replayed model differs from the run's by {found['difference']:.3g} of its norm, "
+            f"more than {_CLOSE:g}: its clients' data, model or memory were not the same.",
+            file=sys.stderr,
+        )
+    return 0 if same else 1
+
+
+def _find(place: Path) -> tuple[Path, Path]:
+    """The folder of a run, and its trace."""
+    folder, path = (place, place / "trace.jsonl") if place.is_dir() else (place.parent, place)
+    if not path.is_file():
+        raise InputError(f"there is no trace {path}: name the folder of a run, or the trace in it.")
+    if not (folder / "settings.json").is_file():
+        raise InputError(
+            f"there is no settings.json beside {path}: put the trace back into its run's folder."
+        )
+    return folder, path
+
+
+def _trial(given: argparse.Namespace, experiment: Experiment, known: dict[str, Any], folder: Path) -> Trial:
+    """What the run was put together from, on an engine of this process."""
+    if is_deployment(known):
+        if given.data is None:
+            raise InputError(
+                "the data of a deployment are with its sites: give --data package.module:function, "
+                "which loads them by a site's name."
+            )
+        trial = stage_again(
+            known,
+            folder,
+            given.data,
+            given.module,
+            given.losses,
+            together=given.engine == "vectorised",
+        )
+    else:
+        for name in ("data", "module", "losses"):
+            if getattr(given, name) is not None:
+                raise InputError(
+                    f"the run in {folder} is a simulation and names its own data: leave out --{name}."
+                )
+        trial = prepare(_alone(experiment, given.engine or known.get("resolved", {}).get("engine")))
+    settle_threads(experiment, trial)
+    return trial
+
+
+def _alone(experiment: Experiment, engine: str | None) -> Experiment:
+    """The same on one of our engines, whose clock has no say."""
+    name = engine if engine in ENGINES else "sequential"
+    return dataclasses.replace(
+        experiment,
+        engine=name,
+        how=experiment.how if name == "vectorised" else "auto",
+        workers=None,
+        ray_address=None,
+        delays="constant:1",
+        availability="always",
+        dropout=0.0,
+    )
+
+
+def _play(experiment: Experiment, trial: Trial, path: Path, until: int | None) -> Snapshot:
+    with show.bar(experiment.algorithm, experiment.rounds if until is None else until) as bar:
+        shots = play_again(
+            trial.algorithm,
+            trial.engine,
+            read_lines(path),
+            dispatch=trial.dispatch,
+            buffer=experiment.buffer,
+            rounds=experiment.rounds,
+            weights=trial.weights,
+            limit=trial.limit,
+            aggregate=trial.aggregate,
+            seed=experiment.seed,
+            until=until,
+            observe_start=lambda starting: bar.start(starting.done, starting.clients),
+        )
+        for shot in shots:
+            ages = shot.cohort.staleness if shot.cohort else (0,)
+            bar.step(Progress(shot.version, shot.time, shot.counts.trips, sum(ages) / len(ages), None))
+    return shot
+
+
+def _saved(folder: Path, experiment: Experiment, until: int | None) -> Saved:
+    whole, named = folder / "checkpoint" / "state.safetensors", folder / "model.safetensors"
+    place = whole if whole.is_file() else named
+    if not place.is_file():
+        raise InputError(f"the run in {folder} has saved no model yet: leave out --compare.")
+    if place == named and experiment.average is not None:
+        raise InputError(f"{named} is an average of models, and the last one is gone: leave out --compare.")
+    facts, tensors = checkpoint.load(place)
+    if facts.get("start"):
+        raise InputError(f"the run in {folder} was saved in its start and has no model: leave out --compare.")
+    version = facts["version"]
+    if until not in (None, version):
+        raise InputError(f"the model that was saved is of version {version}: compare it without --until.")
+    return Saved(version, tensors, place == named)
+
+
+def _differences(shot: Snapshot, problem: Problem, saved: Saved) -> dict[str, float]:
+    """Of the model and its running statistics: in norm, and of the number that differs most."""
+    if saved.named:
+        ours: dict[str, Tensor] = problem.module(shot.x, shot.statistics).state_dict()
+    else:
+        place = next(number for number, leaf in enumerate(trees.leaves(shot.state)) if leaf is shot.x)
+        ours = {f"state.{place}": shot.x}
+        ours |= {f"statistics.{name}": value for name, value in shot.statistics.items()}
+    pairs = [(value, saved.tensors.get(name)) for name, value in ours.items() if value.numel()]
+    gaps = []
+    for mine, kept in pairs:
+        if kept is None or kept.shape != mine.shape:
+            raise InputError("the model that was saved is of another module: name the run's own by --module.")
+        gaps.append((mine.double().cpu() - kept.double(), kept.double()))
+    tiny = torch.finfo(torch.float64).tiny  # where all is zero
+    return {
+        "difference": max(float(gap.norm() / kept.norm().clamp_min(tiny)) for gap, kept in gaps),
+        "largest": max(float(gap.abs().max() / kept.abs().max().clamp_min(tiny)) for gap, kept in gaps),
+    }
+
+
+def _show(experiment: Experiment, path: Path, found: dict[str, Any]) -> None:
+    words = {
+        "norm": "norm of the model",
+        "difference": "difference from what was saved, of its norm",
+        "largest": "the largest of one number, of the largest there",
+    }
+    show.pairs(
+        f"{experiment.algorithm} replayed from {path}",
+        {words.get(name, name): value for name, value in found.items()},
+    )

@@ -1,0 +1,182 @@
+"""`offbeat reproduce`: a paper's table or figure, run again, claimed beside measured."""
+
+import argparse
+import dataclasses
+import json
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from offbeat.cli import show
+from offbeat.cli.numbers import number, whole
+from offbeat.errors import InputError
+from offbeat.reproduce.crew import results
+from offbeat.reproduce.outcome import Spot, placed, source_of
+from offbeat.reproduce.page import markdown, marker, terms, written
+from offbeat.reproduce.records import Curve, append, recorded
+from offbeat.reproduce.studies import STUDIES, find
+from offbeat.reproduce.study import Cell, Study, Version, summary_of
+from offbeat.trial import prepare
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """The words of `offbeat reproduce`."""
+    command.add_argument("name", nargs="?", metavar="NAME", help="of a study; without one, they are listed")
+    command.add_argument("--quick", action="store_true", help="minutes on two cores, on digits")
+    command.add_argument("--device", default="cpu", metavar="NAME", help="cpu or cuda [cpu]")
+    command.add_argument("--how", default="auto", metavar="NAME", help="as in 'offbeat run'")
+    command.add_argument("--precision", metavar="NAME", help="as in 'offbeat run'")
+    command.add_argument(
+        "--data-dir", metavar="DIR", help="with a folder for each data set, such as DIR/mnist"
+    )
+    command.add_argument("--processes", type=whole, default=2, metavar="N", help="runs at a time [2]")
+    command.add_argument("--minutes", type=number, default=None, metavar="M", help="stop after so many")
+    command.add_argument("--rounds", type=whole, metavar="T", help="fewer server steps, to try it out")
+    command.add_argument("--runs", type=whole, metavar="N", help="only the first so many, to try it out")
+    command.add_argument(
+        "--out", metavar="DIR", help="where the records are; default: experiments/PAPER/records"
+    )
+    command.add_argument("--table", action="store_true", help="run nothing, only show what is recorded")
+    command.add_argument(
+        "--write", metavar="PAGE", help="put the table into a Markdown page with its markers"
+    )
+
+
+def reproduce(given: argparse.Namespace) -> int:
+    """List the studies, or run what a study lacks and show its table."""
+    if given.name is None:
+        return _list(given)
+    study = find(given.name)
+    _check(given)
+    version = _version(study, given)
+    spot = Spot(given.device, given.how, given.data_dir)
+    path = _path(given.out, study, given.quick)
+    found = recorded(path)
+    missing = _missing(version.cells, found)[: given.runs]
+    code = 0
+    if missing and not given.table:
+        _check_cells(missing, spot)
+        code = _run(missing, spot, path, given.processes, given.minutes)
+        found = recorded(path)
+    _show(given, study, version, found, path)
+    return code
+
+
+def _list(given: argparse.Namespace) -> int:
+    rows = []
+    for study in STUDIES.values():
+        row = summary_of(study)
+        for quick in (False, True):
+            version = study.quick if quick else study.full
+            held = recorded(_path(given.out, study, quick))
+            keys = {cell.key for cell in version.cells}
+            name = "quick" if quick else "full"
+            row[name] = {
+                "runs": len(keys),
+                "recorded": len(keys & held.keys()),
+                "minutes": round(version.minutes),
+            }
+        rows.append(row)
+    if given.json:
+        print(json.dumps({"studies": rows}))
+        return 0
+    columns = ["", "recorded", "about", "quick", "about", "shows"]
+    lines = [
+        [
+            row["name"],
+            f"{row['full']['recorded']} of {row['full']['runs']}",
+            f"{row['full']['minutes']} min of an H200",
+            f"{row['quick']['recorded']} of {row['quick']['runs']}",
+            f"{row['quick']['minutes']} min of two cores",
+            f"{row['shows']} ({row['source']})",
+        ]
+        for row in rows
+    ]
+    show.table("what can be reproduced", columns, lines)
+    print("offbeat reproduce NAME --quick, or in full: offbeat reproduce NAME --device cuda --data-dir DIR")
+    return 0
+
+
+def _check(given: argparse.Namespace) -> None:
+    for name in ("processes", "rounds", "runs"):
+        value = getattr(given, name)
+        if value is not None and value < 1:
+            raise InputError(f"--{name} must be at least 1, not {value}.")
+    if given.minutes is not None and not 0 < given.minutes < math.inf:
+        raise InputError(f"--minutes must be above 0 and finite, not {given.minutes}.")
+    if given.write is not None and not Path(given.write).is_file():
+        raise InputError(f"{given.write} is not a page: name a Markdown file that has the study's markers.")
+    if given.out is not None and Path(given.out).is_file():
+        raise InputError(f"{given.out} is a file: name a folder with --out.")
+
+
+def _version(study: Study, given: argparse.Namespace) -> Version:
+    """The study's cells as asked for: shortened, or in another precision."""
+    version = study.quick if given.quick else study.full
+    cells = tuple(cell.shortened(given.rounds) for cell in version.cells)
+    if given.precision is not None:
+        cells = tuple(
+            dataclasses.replace(
+                cell, experiment=dataclasses.replace(cell.experiment, precision=given.precision)
+            )
+            for cell in cells
+        )
+    return dataclasses.replace(version, cells=cells)
+
+
+def _path(out: str | None, study: Study, quick: bool) -> Path:
+    folder = Path("experiments") / study.paper / "records" if out is None else Path(out)
+    return folder / f"{'quick' if quick else 'full'}.jsonl"
+
+
+def _missing(cells: tuple[Cell, ...], found: dict[str, Curve]) -> list[Cell]:
+    """Each run once, though several places of a table may show it."""
+    return list({cell.key: cell for cell in cells if cell.key not in found}.values())
+
+
+def _check_cells(cells: list[Cell], spot: Spot) -> None:
+    """Refuse here what no process could run; what has to be downloaded is, once."""
+    for cell in {(cell.experiment.data, cell.writers): cell for cell in cells}.values():
+        prepare(placed(cell, spot), source_of(cell, spot))
+
+
+def _run(cells: list[Cell], spot: Spot, path: Path, processes: int, minutes: float | None) -> int:
+    """Run and record them; 1 if one could not be run."""
+    begun, count, failed = time.monotonic(), 0, 0
+    deadline = math.inf if minutes is None else begun + 60 * minutes
+    for cell, answer in results(cells, spot, processes, deadline):
+        count += 1
+        words = f"[{time.monotonic() - begun:.0f} s, {count} of {len(cells)}] {cell.row}, {cell.column}"
+        if isinstance(answer, str):
+            failed += 1
+            print(f"offbeat: {words} could not be run: {answer.strip()}", file=sys.stderr, flush=True)
+            continue
+        append(path, answer)
+        end = answer["failure"] or f"{answer['accuracy'][-1]:.4f}"
+        print(f"{words} ({cell.rates or 'by theorem'}): {end}", file=sys.stderr, flush=True)
+    if count < len(cells):
+        print(
+            f"offbeat: the time is up and {len(cells) - count} runs are left: the same command goes on.",
+            file=sys.stderr,
+        )
+    return min(failed, 1)
+
+
+def _show(
+    given: argparse.Namespace, study: Study, version: Version, found: dict[str, Curve], path: Path
+) -> None:
+    table = version.tabulate(version.cells, found)
+    took = terms(study, version, given.quick, found)
+    if given.write is not None:
+        page, text = Path(given.write), f"{markdown(table)}\n\n{took}"
+        page.write_text(written(page.read_text(), marker(study, given.quick), text))
+    if given.json:
+        facts: dict[str, Any] = summary_of(study) | table._asdict()
+        print(json.dumps(facts | {"terms": took, "records": str(path)}))
+        return
+    show.table(f"{study.source}: {study.shows}", list(table.head), table.rows)
+    for note in (*table.notes, study.unknown, took):
+        print(note)
+    print(f"records: {path}")

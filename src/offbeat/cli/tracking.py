@@ -1,0 +1,52 @@
+"""The options of trackers, and how a run finds its own."""
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from offbeat.folder import Folder, read_lines
+from offbeat.trackers.opening import check_trackers, open_trackers
+from offbeat.trackers.place import Placed, Wanted, remember, remembered
+from offbeat.trackers.tracker import Several
+
+_FILE = "sqlite:///"
+
+
+def add_tracking(command: argparse.ArgumentParser) -> None:
+    """The options."""
+    group = command.add_argument_group(
+        "trackers", "the same records elsewhere, too; a resumed run goes on there"
+    )
+    group.add_argument("--tensorboard", metavar="DIR", default=None, help="event files, in a folder of DIR")
+    group.add_argument("--wandb", metavar="PROJECT", default=None, help="Weights & Biases")
+    group.add_argument("--mlflow", metavar="URI", default=None, help="MLflow: a server, or sqlite:///FILE")
+
+
+def wanted(given: argparse.Namespace) -> Wanted:
+    """What was asked for, and can be had here."""
+    asked = Wanted(given.tensorboard, given.wandb, None if given.mlflow is None else _absolute(given.mlflow))
+    check_trackers(asked)
+    return asked
+
+
+def begin(asked: Wanted, out: Path, settings: Mapping[str, Any]) -> tuple[Several, Placed]:
+    """Those of a new run."""
+    return open_trackers(asked, out.absolute().name, settings)
+
+
+def go_on(asked: Wanted, folder: Folder, settings: Mapping[str, Any]) -> Several:
+    """Those of a resumed run, told of what they do not know yet."""
+    held = remembered(folder.path)
+    tracker, placed = open_trackers(asked, folder.path.absolute().name, settings, held, folder.version)
+    remember(folder.path, placed)
+    for record in read_lines(folder.path, "records"):
+        tracker.record(record)
+    return tracker
+
+
+def _absolute(uri: str) -> str:
+    """A file by its full path: a run may be resumed from elsewhere."""
+    if not uri.startswith(_FILE) or uri.startswith(f"{_FILE}/") or uri == _FILE:
+        return uri
+    return f"{_FILE}{Path(uri.removeprefix(_FILE)).absolute()}"

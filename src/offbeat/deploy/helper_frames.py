@@ -1,0 +1,114 @@
+"""What a leader and a helper say to each other: a request as bytes, and the secret that a leader shows."""
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from offbeat.aggregate.agreed import NAMES, read_terms, write_terms
+from offbeat.core import Task
+from offbeat.deploy import tame
+from offbeat.deploy.rejections import Rejected
+from offbeat.deploy.signing import SIGNATURE
+from offbeat.errors import InputError
+from offbeat.privacy.secure.helper import Request, Sealed, check_form
+from offbeat.privacy.secure.refusals import MalformedError, WeightError
+from offbeat.privacy.secure.sealing import SEALED
+from offbeat.privacy.secure.terms import Terms
+
+MOST_BYTES = 8 << 20  # of a request: tens of thousands of reports
+MOST_LENGTH = 1 << 27  # numbers of a sum: half a gigabyte
+_SIZE = 4  # bytes that say how long the head is
+_MOST_COUNT = 1 << 62
+_LEAST_TOKEN, _MOST_TOKEN = 16, 1024
+
+
+class Asking(NamedTuple):
+    """A request and the terms it is made under."""
+
+    terms: Terms
+    request: Request
+
+
+def write_request(asking: Asking) -> bytes:
+    """A head of JSON; then the sealed seeds; then the signatures, if there are any."""
+    terms, request = asking
+    tasks = [task for task, _ in request.reports]
+    head = write_terms(terms) | {
+        "version": request.version,
+        "tasks": [list(task) for task in tasks],
+        "counts": [terms.weight(task, request.version) for task in tasks],
+        "signed": any(request.signatures),
+    }
+    text = json.dumps(head, separators=(",", ":")).encode()
+    seeds = b"".join(seed for _, seed in request.reports)
+    return len(text).to_bytes(_SIZE, "little") + text + seeds + b"".join(request.signatures)
+
+
+def read_request(data: bytes) -> Asking:
+    """What a stranger asks, if it is a request at all."""
+    try:
+        return _read(data)
+    except Rejected as error:
+        raise MalformedError(f"the request cannot be read: {error.sentence}") from None
+
+
+def read_token(path: Path) -> str:
+    """The secret that leader and helper share."""
+    try:
+        token = path.read_text("ascii").strip()
+    except (OSError, UnicodeError):
+        raise InputError(f"the token {path} cannot be read: name the file that holds it.") from None
+    if not _LEAST_TOKEN <= len(token) <= _MOST_TOKEN or not token.isprintable() or " " in token:
+        raise InputError(
+            f"{path} does not hold a token, which is one word of at least {_LEAST_TOKEN} characters: "
+            "make one with offbeat keys."
+        )
+    return token
+
+
+def _read(data: bytes) -> Asking:
+    end = _SIZE + int.from_bytes(data[:_SIZE], "little")
+    if len(data) < end:
+        raise MalformedError("the request ends before its head does.")
+    head = tame.read(data[_SIZE:end].decode("ascii", "replace"), MOST_BYTES)
+    names = {*NAMES, "version", "tasks", "counts", "signed"}
+    if type(head) is not dict or set(head) != names:
+        raise MalformedError("the request does not say what it should.")
+    try:
+        terms = read_terms(head)
+    except InputError as error:
+        raise MalformedError(f"the request's terms cannot be kept: {error}") from None
+    if terms.length > MOST_LENGTH:
+        raise MalformedError(f"sums of {terms.length} numbers are too long: {MOST_LENGTH} is the most.")
+    version = tame.whole("version", head["version"], 0, _MOST_COUNT)
+    signed = head["signed"]
+    if type(head["tasks"]) is not list or type(head["counts"]) is not list or type(signed) is not bool:
+        raise MalformedError("the request's tasks and counts must be lists, and signed true or false.")
+    tasks = [_task(value) for value in head["tasks"]]
+    each = SEALED + SIGNATURE * signed
+    if len(data) != end + each * len(tasks) or len(head["counts"]) != len(tasks):
+        raise MalformedError(f"the request does not hold {each} bytes and one count for each of its reports.")
+    middle = end + SEALED * len(tasks)
+    reports = tuple(
+        Sealed(task, data[place : place + SEALED])
+        for task, place in zip(tasks, range(end, middle, SEALED), strict=True)
+    )
+    signatures = tuple(
+        data[place : place + SIGNATURE] for place in range(middle, len(data), SIGNATURE) if signed
+    )
+    request = Request(terms.run, version, terms.length, reports, signatures)
+    check_form(request)
+    # Shares that two servers weigh differently leave noise where the sum should be.
+    for task, count in zip(tasks, head["counts"], strict=True):
+        if terms.weight(task, version) != count:
+            raise WeightError(
+                "leader and helper find different weights: run the same version of offbeat.", [task]
+            )
+    return Asking(terms, request)
+
+
+def _task(value: object) -> Task:
+    if type(value) is not list or len(value) != 3:
+        raise MalformedError("the request names a task that is not three whole numbers.")
+    client, version, visit = (tame.whole("task", number, 0, _MOST_COUNT) for number in value)
+    return Task(client, version, visit)

@@ -1,0 +1,162 @@
+"""What a deployment must not lose between two checkpoints: accepted uploads, and where the flow was.
+
+An upload is a file of its own, and that file's move into place is the moment of acceptance. What the
+flow has come to is a line of JSON; the last of its epoch counts, and every checkpoint begins an epoch.
+"""
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from offbeat.core import Task
+from offbeat.deploy import durable
+from offbeat.deploy.wire import Form
+from offbeat.errors import InputError
+
+_END = ".upload"
+_LINES = 256  # that are kept before all but the last are let go
+
+
+class Upload(NamedTuple):
+    """An accepted one; `form` is what the payload's bytes are."""
+
+    task: Task
+    arrived: float
+    form: Form
+    payload: bytes
+
+
+class Journal:
+    """One folder, one process."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._path = folder / "kept.jsonl"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for part in folder.glob(f"*{durable.PART}"):
+                part.unlink()
+            self._path.touch()
+            self._lines = self._whole()
+        except OSError as error:
+            raise durable.unwritable(folder, error) from None
+        # tasks whose upload is here; each later one has a larger number
+        self.orders = {_task(path): _order(path) for path in folder.glob(f"*{_END}")}
+        self.run = self._name()
+        self._file = self._path.open("ab")
+
+    @property
+    def tasks(self) -> set[Task]:
+        """Those whose upload is here."""
+        return set(self.orders)
+
+    def accept(self, upload: Upload) -> None:
+        """From here on it is not lost."""
+        order = 1 + max(self.orders.values(), default=0)
+        head = {
+            "task": upload.task,
+            "order": order,
+            "arrived": upload.arrived,
+            "form": upload.form,
+            "digest": _digest(upload.payload),
+        }
+        durable.replace(self._place(upload.task), [json.dumps(head).encode(), b"\n", upload.payload])
+        self.orders[upload.task] = order
+
+    def read(self, task: Task) -> Upload:
+        """One that was accepted."""
+        path = self._place(task)
+        try:
+            head, _, payload = path.read_bytes().partition(b"\n")
+            facts = json.loads(head)
+            if facts["digest"] != _digest(payload) or Task(*facts["task"]) != task:
+                raise ValueError("its contents have changed since it was written")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise _unreadable(path, error) from None
+        form = tuple((name, tuple(shape)) for name, shape in facts["form"])
+        return Upload(task, facts["arrived"], form, payload)
+
+    def drop(self, tasks: Iterable[Task]) -> None:
+        """These have been used, and a checkpoint says so; or they never will be."""
+        for task in tasks:
+            self._place(task).unlink(missing_ok=True)
+            self.orders.pop(task, None)
+
+    def keep(self, epoch: int, facts: dict[str, Any]) -> None:
+        """One more line, on the disk when this is over."""
+        line = json.dumps(facts | {"epoch": epoch}, separators=(",", ":")).encode() + b"\n"
+        if self._lines >= _LINES:  # a step of so many arrivals loses most of them, and may go on doing so
+            self._rewrite([*(self._last() | {epoch: line}).values()])
+            return
+        try:
+            self._file.write(line)
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise durable.unwritable(self._path, error) from None
+        self._lines += 1
+
+    def last(self, epoch: int) -> dict[str, Any] | None:
+        """What was kept last in this epoch."""
+        line = self._last().get(epoch)
+        return None if line is None else json.loads(line)
+
+    def cut(self, epoch: int) -> None:
+        """A checkpoint is in its place: lines from before this epoch are needed no more."""
+        if self._lines:
+            self._rewrite([line for each, line in self._last().items() if each >= epoch])
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _last(self) -> dict[int, bytes]:
+        """The last line of each epoch."""
+        lines = self._path.read_bytes().splitlines(keepends=True)
+        return {json.loads(line)["epoch"]: line for line in lines}
+
+    def _whole(self) -> int:
+        """Take away a line that a kill cut short; how many there are."""
+        data = self._path.read_bytes()
+        os.truncate(self._path, data.rfind(b"\n") + 1)
+        return data.count(b"\n")
+
+    def _rewrite(self, lines: list[bytes]) -> None:
+        self._file.close()
+        durable.replace(self._path, lines)
+        self._file = self._path.open("ab")
+        self._lines = len(lines)
+
+    def _place(self, task: Task) -> Path:
+        return self._folder / f"{task.client}-{task.version}-{task.visit}{_END}"
+
+    def _name(self) -> str:
+        """The run's own name, so that nothing of another run is taken for its own."""
+        path = self._folder / "run"
+        if not path.exists():
+            durable.replace(path, [secrets.token_hex(16).encode()])
+        return path.read_text()
+
+
+def _task(path: Path) -> Task:
+    client, version, visit = path.name.removesuffix(_END).split("-")
+    return Task(int(client), int(version), int(visit))
+
+
+def _order(path: Path) -> int:
+    try:
+        with path.open("rb") as file:
+            return int(json.loads(file.readline())["order"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: Exception) -> InputError:
+    return InputError(f"the accepted upload {path} cannot be read ({error}): put it back as it was.")
+
+
+def _digest(payload: bytes) -> str:
+    return hashlib.blake2b(payload, digest_size=16).hexdigest()

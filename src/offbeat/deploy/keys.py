@@ -1,0 +1,181 @@
+"""Who may speak to whom: a certificate authority, certificates of servers, and a key for each site."""
+
+import ipaddress
+import re
+import secrets
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from offbeat.deploy.placing import placed, write
+from offbeat.errors import InputError
+
+_MOST_DAYS = 3650
+_SKEW = timedelta(hours=1)  # a site's clock may be slow
+_TOKEN = 32  # bytes
+_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_HOST = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(?:\.{_LABEL})*")
+_SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+class _Authority(NamedTuple):
+    key: ec.EllipticCurvePrivateKey
+    certificate: x509.Certificate
+
+
+def make(
+    folder: Path, hosts: Sequence[str], sites: Sequence[str], helper_hosts: Sequence[str], days: int
+) -> None:
+    """A new folder with all of it; what is secret is for the owner's eyes alone."""
+    for host in (*hosts, *helper_hosts):
+        _general_name(host)
+    if not hosts or not helper_hosts:
+        raise InputError("a server without a name cannot be recognised: give at least one host.")
+    _check_sites(sites)
+    if not 1 <= days <= _MOST_DAYS:
+        raise InputError(f"certificates cannot be good for {days} days: give 1 to {_MOST_DAYS}.")
+    with placed(folder, 0o700) as part:
+        authority = _authority(days)
+        write(part / "ca.crt", _pem(authority.certificate))
+        write(part / "ca.key", _private(authority.key, PrivateFormat.PKCS8), secret=True)
+        for name, names in (("server", hosts), ("helper", helper_hosts)):
+            key = ec.generate_private_key(ec.SECP256R1())
+            write(part / f"{name}.pem", _pem(_server_certificate(name, names, key, authority, days)))
+            write(part / f"{name}.key", _private(key, PrivateFormat.PKCS8), secret=True)
+        write(part / "helper.token", secrets.token_hex(_TOKEN).encode() + b"\n", secret=True)
+        for site in sites:
+            _write_site(part / "sites" / site, site, _pem(authority.certificate))
+        for name in ("sites", *(f"sites/{site}" for site in sites)):
+            (part / name).chmod(0o700)
+
+
+def add_site(folder: Path, site: str) -> None:
+    """One more site in a folder that `make` made; all others keep their keys."""
+    _check_sites([site])
+    try:
+        authority = (folder / "ca.crt").read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise InputError(
+            f"{folder} has no ca.crt: name the folder that 'offbeat keys' wrote, or make one with --hosts."
+        ) from None
+    place = folder / "sites" / site
+    if place.exists():
+        raise InputError(f"the site '{site}' has a key in {folder} already: name a new site.")
+    with placed(place, 0o700) as part:
+        _write_site(part, site, authority)
+
+
+def _check_sites(sites: Sequence[str]) -> None:
+    """Refuse names that are no names of folders, and those that some disks would take for one."""
+    if not sites:
+        raise InputError("no site was named: give at least one, such as hospital-a.")
+    for site in sites:
+        if not _SITE.fullmatch(site):
+            raise InputError(
+                f"'{site}' cannot be the name of a site: use letters, digits, dots, hyphens and underscores, "
+                "a letter or digit first, and 63 of them at most."
+            )
+    if len({site.lower() for site in sites}) < len(sites):
+        raise InputError("two sites have the same name: give each its own.")
+
+
+def _write_site(folder: Path, site: str, authority: bytes) -> None:
+    """Flower takes keys of this curve, in OpenSSH's format."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    write(folder / "key", _private(key, PrivateFormat.OpenSSH), secret=True)
+    write(folder / "key.pub", public + f" {site}\n".encode())
+    write(folder / "ca.crt", authority)
+
+
+def _authority(days: int) -> _Authority:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = _name("offbeat certificate authority")
+    known = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    builder = (
+        _builder(name, name, key.public_key(), days)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs_certificates=True), critical=True)
+        .add_extension(known, critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(known), critical=False)
+    )
+    return _Authority(key, builder.sign(key, hashes.SHA256()))
+
+
+def _server_certificate(
+    name: str, hosts: Sequence[str], key: ec.EllipticCurvePrivateKey, authority: _Authority, days: int
+) -> x509.Certificate:
+    issuer = authority.certificate
+    known = issuer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    names = x509.SubjectAlternativeName([_general_name(host) for host in dict.fromkeys(hosts)])
+    builder = (
+        _builder(_name(f"offbeat {name}"), issuer.subject, key.public_key(), days)
+        .add_extension(names, critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(known), critical=False)
+    )
+    return builder.sign(authority.key, hashes.SHA256())
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _SKEW)
+        .not_valid_after(now + timedelta(days=days))
+    )
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _general_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    if not _HOST.fullmatch(host) or host.rpartition(".")[2].isdigit():
+        raise InputError(
+            f"'{host}' is not a host: give names such as server.example or addresses such as 192.0.2.1, "
+            "without a port."
+        )
+    return x509.DNSName(host)
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(Encoding.PEM)
+
+
+def _private(key: ec.EllipticCurvePrivateKey, form: PrivateFormat) -> bytes:
+    return key.private_bytes(Encoding.PEM, form, NoEncryption())

@@ -1,0 +1,143 @@
+"""The process that holds a site, its data and its model, and answers on a socket: one request at a time.
+
+It says on standard output, in one line of JSON, that it is ready or why it cannot be, and ends when
+the process that started it goes away.
+"""
+
+import argparse
+import json
+import logging
+import os
+import signal
+import socket
+import stat
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TextIO
+
+from offbeat.deploy import frames, relay
+from offbeat.deploy.frames import FrameError
+from offbeat.deploy.lifetime import lifetime
+from offbeat.deploy.loading import find_own
+from offbeat.deploy.site import Site
+from offbeat.errors import InputError
+
+_WAITING = 8
+_SLOW = 60.0  # seconds for a request to be read or an answer to be written: both ends are on one machine
+_LONGEST = 1e8
+_GRACE = 5.0  # seconds beyond a request's own, in which its asker may end this process
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until nobody is there any more; the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
+    logging.basicConfig(format="offbeat: %(message)s", level=logging.WARNING)
+    words = _words(arguments)
+    out = _own_output()
+    threading.Thread(target=_watch, daemon=True).start()
+    try:
+        own = find_own(words.data, words.module, words.losses)
+        site = Site(words.name, words.folder, own.load, own.module, own.losses, words.key, words.helper_key)
+        listener = listen(words.socket)
+    except InputError as error:
+        _say(out, {"error": str(error)})
+        return 2
+    _say(out, {"ready": site.name, "site": site.site, "examples": site.examples, "pid": os.getpid()})
+    return serve(listener, site)
+
+
+def listen(path: Path) -> socket.socket:
+    """A socket that its owner alone can reach, and beside it the number of this process."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if stat.S_IMODE(path.parent.stat().st_mode) & 0o077:
+            raise InputError(f"others can enter {path.parent}: take that right away, or name another socket.")
+        if path.is_socket():
+            path.unlink()  # the folder's lock is ours, so nobody listens here any more
+        listener.bind(str(path))
+        path.chmod(0o600)
+        relay.pid_file(path).write_text(str(os.getpid()))
+        listener.listen(_WAITING)
+    except OSError as error:
+        listener.close()
+        raise InputError(
+            f"the socket {path} cannot be made ({error.strerror or error}): name a shorter or another path."
+        ) from None
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def serve(listener: socket.socket, site: Site) -> NoReturn:
+    """Answer for ever."""
+    while True:
+        line, _ = listener.accept()
+        with line:
+            try:
+                _answer(line, site)
+            except (FrameError, OSError) as error:  # the asker sees the line end
+                logging.getLogger("offbeat").warning("a request was not answered: %r", error)
+
+
+def _answer(line: socket.socket, site: Site) -> None:
+    head, payload = frames.receive(line, time.monotonic() + _SLOW)
+    kind, note, seconds = (head.get(name) for name in ("kind", "note", "seconds"))
+    if not (isinstance(kind, str) and isinstance(note, str) and isinstance(seconds, int | float)):
+        raise FrameError("the head of a request lacks its kind, note or seconds")
+    if not 0 < seconds <= _LONGEST:
+        raise FrameError(f"a request allows {seconds} seconds")
+    if _gone(line):
+        return
+    with lifetime(seconds + _GRACE):
+        answer, result = site.answer(kind, note, payload)
+    frames.send(line, {"note": answer}, result, time.monotonic() + _SLOW)
+
+
+def _gone(line: socket.socket) -> bool:
+    """Whether the asker has hung up while it waited for its turn."""
+    line.setblocking(False)
+    try:
+        return line.recv(1, socket.MSG_PEEK) == b""
+    except BlockingIOError:
+        return False
+
+
+def _words(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m offbeat.deploy.resident", description=__doc__)
+    parser.add_argument("--data", required=True, metavar="PACKAGE.MODULE:FUNCTION")
+    parser.add_argument("--module", metavar="PACKAGE.MODULE:FUNCTION")
+    parser.add_argument("--losses", metavar="PACKAGE.MODULE:FUNCTION")
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--folder", required=True, type=Path)
+    parser.add_argument("--key", type=Path, help="the site's private key")
+    parser.add_argument("--helper-key", type=Path, help="the public key of the only helper to trust")
+    parser.add_argument("--socket", required=True, type=Path)
+    return parser.parse_args(arguments)
+
+
+def _own_output() -> TextIO:
+    """Standard output for our lines alone; what a loader prints goes where errors go."""
+    sys.stdout.flush()
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return out
+
+
+def _say(out: TextIO, facts: dict[str, Any]) -> None:
+    out.write(json.dumps(facts) + "\n")
+    out.flush()
+
+
+def _watch() -> None:
+    while os.read(0, 1024):  # not by sys.stdin, whose lock would be in the way of an orderly end
+        pass
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,35 @@
+"""Names at the ends of lines, near where they end but never on top of each other."""
+
+from collections.abc import Sequence
+
+
+def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Places at least `gap` apart between `low` and `high`, in the order of those wanted and near them.
+
+    Where there is not room for all, the gap is as large as it can be.
+    """
+    count = len(wanted)
+    if count > 1:
+        gap = min(gap, (high - low) / (count - 1))
+    order = sorted(range(count), key=lambda place: wanted[place])
+    groups: list[list[int]] = []  # neighbours that touch and so move together
+    for place in order:
+        groups.append([place])
+        while len(groups) > 1 and _start(groups[-1], wanted, gap, low, high) < (
+            _start(groups[-2], wanted, gap, low, high) + gap * len(groups[-2])
+        ):
+            last = groups.pop()
+            groups[-1] += last
+    places = [0.0] * count
+    for group in groups:
+        start = _start(group, wanted, gap, low, high)
+        for number, place in enumerate(group):
+            places[place] = start + gap * number
+    return places
+
+
+def _start(group: Sequence[int], wanted: Sequence[float], gap: float, low: float, high: float) -> float:
+    """Where the first of a group goes so that all are near what they want, on average."""
+    length = gap * (len(group) - 1)
+    middle = sum(wanted[place] for place in group) / len(group)
+    return max(low, min(high - length, middle - length / 2))

@@ -1,0 +1,1 @@
+"""Results of papers, asked again: settings as values, a runner, and tables of claimed beside measured."""

@@ -1,0 +1,79 @@
+"""What is read off the curves of a setting, one curve for each seed."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from offbeat.reproduce.records import Curve
+from offbeat.reproduce.study import TAIL
+
+
+class Figure(NamedTuple):
+    """A figure as text, and how good it is: higher is better, whatever it measures."""
+
+    merit: float
+    text: str
+
+
+class Measure(Protocol):
+    """From curves to a figure."""
+
+    def __call__(self, curves: Sequence[Curve]) -> Figure:
+        """Of one setting; at least one curve."""
+        ...
+
+
+@dataclass(frozen=True)
+class LastRounds:
+    """Accuracy in per cent in the last rounds, mean and deviation; of several seeds those of their means."""
+
+    def __call__(self, curves: Sequence[Curve]) -> Figure:
+        failed = _failed(curves)
+        if failed:
+            return failed
+        tails = [[100 * value for value in curve.accuracies[-TAIL:]] for curve in curves]
+        values = tails[0] if len(tails) == 1 else [statistics.mean(tail) for tail in tails]
+        mean = statistics.mean(values)
+        return Figure(mean, f"{mean:.2f} ± {_deviation(values):.2f}")
+
+
+@dataclass(frozen=True)
+class LastModel:
+    """Accuracy of the last model, mean and deviation over seeds."""
+
+    def __call__(self, curves: Sequence[Curve]) -> Figure:
+        failed = _failed(curves)
+        if failed:
+            return failed
+        values = [curve.accuracies[-1] for curve in curves]
+        mean = statistics.mean(values)
+        return Figure(mean, f"{mean:.3f}" + (f" ± {_deviation(values):.3f}" if len(values) > 1 else ""))
+
+
+@dataclass(frozen=True)
+class TimeTo:
+    """Virtual time until an accuracy is reached, mean over seeds; where it is not, the best there was."""
+
+    target: float
+
+    def __call__(self, curves: Sequence[Curve]) -> Figure:
+        best = statistics.mean(curve.best for curve in curves)
+        places = [(curve, curve.reached(self.target)) for curve in curves]
+        times = [curve.times[place] for curve, place in places if place is not None]
+        if len(times) < len(curves):
+            return Figure(-math.inf, f"not reached (best {best:.3f})")
+        mean = statistics.mean(times)
+        return Figure(-mean, f"{mean:.1f}")
+
+
+def _failed(curves: Sequence[Curve]) -> Figure | None:
+    count = sum(curve.failure is not None for curve in curves)
+    if not count:
+        return None
+    return Figure(-math.inf, "diverged" if count == len(curves) else f"diverged, {count} of {len(curves)}")
+
+
+def _deviation(values: Sequence[float]) -> float:
+    return statistics.stdev(values) if len(values) > 1 else 0.0

@@ -1,0 +1,158 @@
+"""One cell, run: what goes into its record."""
+
+import math
+import os
+import statistics
+import time
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import lru_cache
+from importlib.metadata import version
+from multiprocessing import parent_process
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from offbeat.errors import DivergedError
+from offbeat.evaluate import accuracy, ema, evaluate
+from offbeat.experiment import Experiment
+from offbeat.population.population import Examples
+from offbeat.population.sources import Source, load
+from offbeat.reproduce.study import TAIL, Cell
+from offbeat.reproduce.writers import by_writer
+from offbeat.train import train
+from offbeat.trial import Trial, prepare
+
+_SMALL = ("mlp", "logistic")  # models of which a CPU computes many clients together
+
+
+@dataclass(frozen=True)
+class Spot:
+    """Where cells run."""
+
+    device: str = "cpu"
+    how: str = "auto"
+    data_dir: str | None = None  # with a folder for each data set; None: the cache, or a download
+
+
+def placed(cell: Cell, spot: Spot) -> Experiment:
+    """A cell's experiment at that spot; whole cells run side by side, so none takes several cores."""
+    made = cell.experiment
+    alone = spot.device == "cpu" and made.model not in _SMALL
+    engine = "sequential" if alone else "vectorised"
+    how = "auto" if alone else spot.how
+    return replace(made, device=spot.device, how=how, engine=engine, data_dir=_folder(made.data, spot))
+
+
+def source_of(cell: Cell, spot: Spot) -> Source:
+    """A cell's data, the test set thinned where that is asked for."""
+    return _source(
+        cell.experiment.data, _folder(cell.experiment.data, spot), cell.tested, _writers(cell, spot)
+    )
+
+
+def outcome(cell: Cell, spot: Spot) -> dict[str, Any]:
+    """The record of one cell: accuracy every few versions and in each of the last rounds."""
+    made = placed(cell, spot)
+    trial = prepare(made, source_of(cell, spot))
+    begun = time.monotonic()
+    rows, worst, dropped, failure = _curve(cell, made, trial)
+    return {
+        "key": cell.key,
+        "settings": cell.experiment.settings(),
+        "seed": made.seed,
+        "version": [row[0] for row in rows],
+        "time": [row[1] for row in rows],
+        "trips": [row[2] for row in rows],
+        "accuracy": [row[3] for row in rows],
+        "loss": [row[4] for row in rows],
+        "staleness_of_worst": _spread(worst),
+        "dropped": dropped,
+        "failure": failure,
+        "device": _name(made.device),
+        "how": made.how,
+        "seconds": round(time.monotonic() - begun, 1),
+        "date": datetime.now(UTC).date().isoformat(),
+        "offbeat": version("offbeat"),
+        "torch": torch.__version__,
+    }
+
+
+_Row = tuple[int, float, int, float, float]
+
+
+def _curve(cell: Cell, made: Experiment, trial: Trial) -> tuple[list[_Row], list[int], int, str | None]:
+    """Rows of version, time, trips, accuracy and loss; each buffer's stalest; dropped; what failed."""
+    rows: list[_Row] = []
+    worst: list[int] = []
+    dropped, average = 0, None
+    last = {made.rounds - cell.scale * number for number in range(TAIL)}
+    shots = train(
+        trial.algorithm,
+        trial.engine,
+        dispatch=trial.dispatch,
+        buffer=made.buffer,
+        rounds=made.rounds,
+        weights=trial.weights,
+        limit=trial.limit,
+        aggregate=trial.aggregate,
+        seed=made.seed,
+    )
+    try:
+        for shot in shots:
+            dropped = shot.counts.dropped
+            if shot.cohort:
+                worst.append(max(shot.cohort.staleness))
+            if made.average is not None:
+                average = shot.x if average is None else ema(average, shot.x, made.average)
+            if shot.version % made.every and shot.version not in last:
+                continue
+            _check_parent()
+            x = shot.x if average is None else average
+            assert trial.test is not None
+            found = evaluate(trial.problem, x, trial.test, {"accuracy": accuracy}, statistics=shot.statistics)
+            if not math.isfinite(found["loss"]):
+                return rows, worst, dropped, f"the loss became NaN or infinite at server step {shot.version}."
+            scores = round(found["accuracy"], 5), round(found["loss"], 5)
+            rows.append((shot.version, round(shot.time, 4), shot.counts.trips, *scores))
+    except DivergedError as error:
+        return rows, worst, dropped, str(error)
+    return rows, worst, dropped, None
+
+
+def _spread(worst: list[int]) -> list[float] | None:
+    if not worst:
+        return None
+    return [max(worst), round(sum(worst) / len(worst), 2), float(statistics.median(worst))]
+
+
+def _folder(data: str, spot: Spot) -> str | None:
+    return None if data == "digits" or spot.data_dir is None else str(Path(spot.data_dir) / data)
+
+
+def _writers(cell: Cell, spot: Spot) -> str | None:
+    return str(Path(spot.data_dir or ".") / "mnist-writers") if cell.writers else None
+
+
+@lru_cache(maxsize=2)
+def _source(data: str, folder: str | None, tested: int | None, writers: str | None) -> Source:
+    source = load(data, folder)
+    if writers is not None:
+        source = by_writer(source, Path(writers))
+    if tested is None:
+        return source
+    inputs, targets = source.test
+    every = max(1, len(targets) // tested)
+    return source._replace(test=Examples(inputs[::every], targets[::every]))
+
+
+def _name(device: str) -> str:
+    return torch.cuda.get_device_name(device) if device.startswith("cuda") else "CPU"
+
+
+def _check_parent() -> None:
+    """Nobody would record what an orphan finds."""
+    parent = parent_process()
+    if parent is not None and not parent.is_alive():
+        os._exit(1)

@@ -1,0 +1,45 @@
+"""A table as Markdown, with what it took, and its place in a page."""
+
+from collections.abc import Mapping
+
+from offbeat.errors import InputError
+from offbeat.reproduce.records import Curve
+from offbeat.reproduce.study import Study, Table, Version
+
+
+def markdown(table: Table) -> str:
+    """The table and the sentences below it."""
+    lines = [table.head, tuple("---" for _ in table.head), *table.rows]
+    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    notes = "\n".join(f"- {note}" for note in table.notes)
+    return f"{text}\n\n{notes}" if notes else text
+
+
+def terms(study: Study, version: Version, quick: bool, found: Mapping[str, Curve]) -> str:
+    """How many runs there are, with which seeds, where, when, how long it took, and the command."""
+    keys = {cell.key for cell in version.cells}
+    done = [found[key] for key in keys & found.keys()]
+    seeds = sorted({cell.experiment.seed for cell in version.cells if cell.key in found})
+    words = [f"{len(done)} of {len(keys)} runs"]
+    if done:
+        words.append(f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}")
+        words.append(" and ".join(sorted({curve.device for curve in done})))
+        words.append(" and ".join(sorted({curve.date for curve in done})))
+        words.append(f"{sum(curve.seconds for curve in done) / 60:.0f} minutes of processes")
+    command = f"offbeat reproduce {study.name}" + (" --quick" if quick else " --device cuda --data-dir DIR")
+    return f"{', '.join(words)}: `{command}`"
+
+
+def marker(study: Study, quick: bool) -> str:
+    """What stands before a table in a page."""
+    return f"<!-- {study.name}{' quick' if quick else ''} -->\n"
+
+
+def written(page: str, start: str, text: str) -> str:
+    """The page with a table between its marker and the next end."""
+    if page.count(start) != 1:
+        raise InputError(f"the page must have one line '{start.strip()}', not {page.count(start)}: add it.")
+    before, _, rest = page.partition(start)
+    if "<!-- end -->" not in rest:
+        raise InputError(f"the page must have a line '<!-- end -->' after '{start.strip()}': add it.")
+    return f"{before}{start}\n{text}\n\n<!-- end -->{rest.partition('<!-- end -->')[2]}"

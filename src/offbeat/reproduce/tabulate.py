@@ -1,0 +1,153 @@
+"""Tables of claimed beside measured."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+from offbeat.reproduce.measures import Figure, Measure
+from offbeat.reproduce.records import Curve
+from offbeat.reproduce.study import Cell, Table
+
+UNTOLD = "–"
+
+
+class Entry(NamedTuple):
+    """What one place of the table came to: the best of the rates that were tried."""
+
+    figure: Figure
+    rates: str
+    tried: int  # rates
+
+
+@dataclass(frozen=True)
+class Best:
+    """Rows by columns: of each the rates with the best figure, beside what is claimed."""
+
+    measure: Measure
+    claimed: Mapping[tuple[str, str], str]  # by row and column
+    ascending: tuple[
+        tuple[str, ...], ...
+    ] = ()  # rows of which the paper claims that each is better than the last
+    delays: str = ""  # what the paper tells of each buffer's stalest update: largest, mean, median
+
+    def __call__(self, cells: tuple[Cell, ...], found: Mapping[str, Curve]) -> Table:
+        rows, columns = _distinct(cell.row for cell in cells), _distinct(cell.column for cell in cells)
+        entries = entries_of(cells, found, self.measure)
+        told = {column: any((row, column) in self.claimed for row in rows) for column in columns}
+        head = [""]
+        for column in columns:
+            head += [f"{column}: claimed", "measured"] if told[column] else [column]
+        lines = []
+        for row in rows:
+            line = [row]
+            for column in columns:
+                if told[column]:
+                    line.append(self.claimed.get((row, column), UNTOLD))
+                line.append(_text(entries.get((row, column)), (row, column), cells))
+            lines.append((*line, _runs(row, cells, found)))
+        notes = [
+            _order(chain, column, entries)
+            for column in columns
+            for chain in self.ascending
+            if all(any((cell.row, cell.column) == (row, column) for cell in cells) for row in chain)
+        ]
+        if self.delays:
+            notes.append(_delays(self.delays, cells, found))
+        return Table((*head, "runs"), tuple(lines), tuple(notes))
+
+
+@dataclass(frozen=True)
+class Swept:
+    """Rows by the values of what is swept; then one figure for the whole row, beside what is claimed."""
+
+    measure: Measure
+    whole: str
+    of_row: Callable[[Sequence[float]], str]  # from merits, in the order of the columns
+    claimed: Mapping[str, str]  # by row
+
+    def __call__(self, cells: tuple[Cell, ...], found: Mapping[str, Curve]) -> Table:
+        rows = _distinct(cell.row for cell in cells)
+        columns = sorted(_distinct(cell.column for cell in cells), key=float)
+        entries = entries_of(cells, found, self.measure)
+        lines = []
+        for row in rows:
+            merits = [entries[row, column].figure.merit for column in columns if (row, column) in entries]
+            whole = self.of_row(merits) if len(merits) == len(columns) else ""
+            texts = [_text(entries.get((row, column)), (row, column), cells) for column in columns]
+            lines.append((row, *texts, whole, self.claimed.get(row, UNTOLD), _runs(row, cells, found)))
+        return Table(("", *columns, self.whole, "claimed", "runs"), tuple(lines))
+
+
+def change(merits: Sequence[float]) -> str:
+    """From the first to the last."""
+    first, last = merits[0], merits[-1]
+    return f"{last - first:+.3f}" if math.isfinite(first) and math.isfinite(last) else "diverged"
+
+
+def least(merits: Sequence[float]) -> str:
+    """The worst of them."""
+    return f"{min(merits):.3f}" if math.isfinite(min(merits)) else "diverged"
+
+
+def entries_of(
+    cells: Iterable[Cell], found: Mapping[str, Curve], measure: Measure
+) -> dict[tuple[str, str], Entry]:
+    """The best rates of each row and column, among those all of whose seeds have run."""
+    groups: dict[tuple[str, str], dict[str, list[Cell]]] = {}
+    for cell in cells:
+        groups.setdefault((cell.row, cell.column), {}).setdefault(cell.rates, []).append(cell)
+    entries = {}
+    for place, tried in groups.items():
+        figures = {
+            rates: measure([found[cell.key] for cell in same])
+            for rates, same in tried.items()
+            if all(cell.key in found for cell in same)
+        }
+        if figures:
+            rates = max(figures, key=lambda one: figures[one].merit)
+            entries[place] = Entry(figures[rates], rates, len(figures))
+    return entries
+
+
+def _text(entry: Entry | None, place: tuple[str, str], cells: tuple[Cell, ...]) -> str:
+    if entry is None:
+        return "" if all((cell.row, cell.column) != place for cell in cells) else "not run"
+    several = len({cell.rates for cell in cells if (cell.row, cell.column) == place}) > 1
+    return f"{entry.figure.text} ({entry.rates})" if several else entry.figure.text
+
+
+def _runs(row: str, cells: tuple[Cell, ...], found: Mapping[str, Curve]) -> str:
+    keys = {cell.key for cell in cells if cell.row == row}
+    done = len(keys & found.keys())
+    return str(done) if done == len(keys) else f"{done} of {len(keys)}"
+
+
+def _order(chain: tuple[str, ...], column: str, entries: Mapping[tuple[str, str], Entry]) -> str:
+    """Whether a claimed order came out."""
+    words = f"{column}, claimed order {' < '.join(chain)}:"
+    if any((row, column) not in entries for row in chain):
+        return f"{words} not known yet."
+    merits = [entries[row, column].figure.merit for row in chain]
+    pairs = pairwise(zip(chain, merits, strict=True))
+    wrong = ", ".join(f"{one} is not below {other}" for (one, a), (other, b) in pairs if a >= b)
+    return f"{words} it did not come out ({wrong})." if wrong else f"{words} it came out."
+
+
+def _delays(claimed: str, cells: tuple[Cell, ...], found: Mapping[str, Curve]) -> str:
+    """The stalest update of each buffer, where the schedule is the published one."""
+    seen = {
+        found[cell.key].worst
+        for cell in cells
+        if cell.key in found and cell.scale == 1 and cell.experiment.dispatch == "rounds"
+    }
+    texts = "; ".join(sorted(f"{one[0]:g} / {one[1]:.2f} / {one[2]:.1f}" for one in seen if one is not None))
+    return (
+        "Staleness of each buffer's stalest update, largest / mean / median: "
+        f"claimed {claimed}, measured {texts or 'not yet'}."
+    )
+
+
+def _distinct(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))

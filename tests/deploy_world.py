@@ -1,0 +1,307 @@
+"""A deployment without processes: real sites, a network in memory, and time that passes when asked to."""
+
+import json
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from offbeat import Asynchronous, Examples, Population, Problem, Setting, build, checkpoint, trees
+from offbeat.aggregate.mean import Mean
+from offbeat.core import AnyAlgorithm, Task, Visit
+from offbeat.course import describe
+from offbeat.deploy.engine import Deployed
+from offbeat.deploy.post import PostError, Reply
+from offbeat.deploy.rejections import Reason
+from offbeat.deploy.site import Site
+from offbeat.deploy.terms import Terms
+from offbeat.engines.work import OneByOne, Start
+from offbeat.experiment import Experiment
+from offbeat.folder import Folder, read_lines
+from offbeat.running import Progress, run
+from offbeat.schedule.dispatch import Dispatch
+from offbeat.schedule.staleness import Equal, Weights
+from offbeat.trial import Trial
+from worlds import SEED, World, each, make_world
+
+BUFFER, ROUNDS = 3, 8
+
+
+@contextmanager
+def ramdisk() -> Iterator[Path]:
+    """A folder in memory, where there is such a thing: thousands of small files are written and synced."""
+    shared = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder:
+        yield Path(folder)
+
+
+class Clock:
+    """Seconds that pass in sleep alone."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds >= 0
+        self.now += seconds
+
+
+@dataclass
+class Letter:
+    """A message on its way, and when its answer will be there."""
+
+    number: str
+    node: int
+    kind: str
+    note: str
+    payload: bytes
+    due: float
+
+
+@dataclass
+class Network:
+    """Sites by node; each does one thing after another. `meddle` may change, add or take away answers."""
+
+    clock: Clock
+    random: Random = field(default_factory=lambda: Random(0))
+    meddle: Callable[[Letter, Reply], list[Reply]] = lambda letter, reply: [reply]
+    trouble: Callable[[str], None] = lambda call: None  # called before and after all else; may raise
+    sites: dict[int, Site] = field(default_factory=dict)
+    hidden: set[int] = field(default_factory=set)  # there, but not in the list
+    letters: dict[str, Letter] = field(default_factory=dict)
+    extra: list[Reply] = field(default_factory=list)  # that nobody asked for
+    honest: dict[Task, set[bytes]] = field(default_factory=dict)  # payloads that sites gave
+    count: int = 0
+    _free: dict[int, float] = field(default_factory=dict)
+
+    def join(self, site: Site) -> int:
+        self.count += 1
+        self.sites[self.count] = site
+        return self.count
+
+    def leave(self, node: int) -> Site:
+        for letter in self.letters.values():
+            if letter.node == node:
+                letter.due = math.inf
+        return self.sites.pop(node)
+
+    def nodes(self) -> frozenset[int]:
+        self.trouble("nodes")
+        return frozenset(self.sites) - self.hidden
+
+    def push(self, node: int, kind: str, note: str, payload: bytes, seconds: float) -> str:
+        self.trouble("push")
+        if node not in self.sites:
+            raise PostError("no such node")
+        self.count += 1
+        due = max(self.clock.now, self._free.get(node, 0.0)) + self.random.uniform(0.2, 3.0)
+        self._free[node] = due
+        number = f"m{self.count}"
+        self.letters[number] = Letter(number, node, kind, note, payload, due)
+        self.trouble("pushed")
+        return number
+
+    def pull(self, numbers: Sequence[str]) -> list[Reply]:
+        self.trouble("pull")
+        replies, self.extra = self.extra, []
+        for number in numbers:
+            letter = self.letters.get(number)
+            if letter is not None and letter.due <= self.clock.now and letter.node in self.sites:
+                del self.letters[number]
+                replies += self.meddle(letter, self.answer(letter))
+        self.trouble("pulled")
+        return replies
+
+    def answer(self, letter: Letter) -> Reply:
+        note, payload = self.sites[letter.node].answer(letter.kind, letter.note, letter.payload)
+        if letter.kind == "task":
+            self.honest.setdefault(Task(*json.loads(letter.note)["task"]), set()).add(payload)
+        return Reply(letter.number, letter.node, note, payload, None)
+
+
+class Log:
+    """Everything that a session tells."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[Any, ...]] = []
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *facts: self.events.append((name, *facts))
+
+    def count(self, name: str) -> int:
+        return sum(event[0] == name for event in self.events)
+
+    def reasons(self) -> list[Reason]:
+        return [event[3] for event in self.events if event[0] == "rejected"]
+
+    def sentences(self) -> list[str]:
+        return [event[4] for event in self.events if event[0] == "rejected"]
+
+
+@dataclass
+class Deployment:
+    """One run over a network: its method, and where everything lies."""
+
+    place: Path
+    name: str = "ca2fl"
+    clients: int = 5
+    rounds: int = ROUNDS
+    buffer: int = BUFFER
+    dispatch: Dispatch = Asynchronous(4)
+    limit: float = math.inf
+    weights: Weights = Equal()
+    terms: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.world: World = make_world(self.clients)
+        self.clock = Clock()
+        self.network = Network(self.clock)
+        self.log = Log()
+        self.setting = Setting(self.buffer, 3, self.rounds)
+        self.algorithm: AnyAlgorithm = build(self.name, self.setting, {})
+        self.folder = self.place / "run"
+
+    def site(self, client: int) -> Site:
+        """Opens its folder; a second one of the same client needs the first to be closed."""
+        world = self.world
+
+        def load(name: str) -> Examples:
+            mine = world.population.parts[int(name)]
+            return Examples(*trees.over(lambda leaf: leaf[mine], tuple(world.population.data)))
+
+        module = world.problem.module(*world.problem.initial())
+        return Site(str(client), self.place / f"site-{client}", load, lambda: module, each)
+
+    @contextmanager
+    def joined(self) -> Iterator["Deployment"]:
+        """Everybody is there, and goes in the end."""
+        for client in range(self.clients):
+            self.network.join(self.site(client))
+        try:
+            yield self
+        finally:
+            for site in self.network.sites.values():
+                site.close()
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        return {
+            "algorithm": self.name,
+            "parameters": {},
+            "setting": list(self.setting),
+            "work": ["steps", 3, 4],
+            "weight_decay": 0.0,
+            "precision": "torch",
+            "seed": SEED,
+            "clients": self.clients,
+        }
+
+    def engine(self, **options: Any) -> Deployed:
+        terms = Terms(self.plan, self.clients, **{"deadline": 20.0, "poll": 0.5} | self.terms)
+        return Deployed(
+            self.network,
+            self.world.problem,
+            terms,
+            self.folder,
+            self.log,
+            **{"clock": self.clock, "sleep": self.clock.sleep} | options,
+        )
+
+    def serve(
+        self, resume: bool = False, look: Callable[[Progress], None] = lambda progress: None, **options: Any
+    ) -> None:
+        """Run until the end, as a server does."""
+        experiment = Experiment.of(
+            algorithm=self.name, clients=self.clients, buffer=self.buffer, rounds=self.rounds, seed=SEED
+        )
+        trial = Trial(
+            self.algorithm,
+            self.engine(**options),
+            self.dispatch,
+            self.weights,
+            self.limit,
+            self.world.problem,
+            None,
+            None,
+            Mean(),
+            {},
+        )
+        opened = Folder.resume if resume else Folder.begin
+        with opened(self.folder, experiment.settings()) as folder:
+            for progress in run(experiment, trial, folder, save_every=1):
+                look(progress)
+
+    def model(self) -> Tensor:
+        """What the run ended with."""
+        saved = checkpoint.load(self.folder / "checkpoint" / "state.safetensors")
+        assert saved.facts["version"] == self.rounds
+        return saved.tensors["state.0"]
+
+    def trace(self) -> list[dict[str, Any]]:
+        return list(read_lines(self.folder, "trace"))
+
+    def retold(self) -> Tensor:
+        """The model of a plain loop over the trace: no session, no network, no journal."""
+        return retell(self.algorithm, self.world.problem, self.population(), self.trace(), self.weights)
+
+    def population(self) -> Population:
+        """The clients by their numbers, which sites get in the order of coming."""
+        roster = json.loads((self.folder / "roster.json").read_text())
+        mine = self.world.population
+        parts = [mine.parts[int(roster[str(client)]["name"])] for client in range(self.clients)]
+        return Population(mine.data, parts, mine.work)
+
+    def files(self) -> set[Task]:
+        """Accepted uploads that are still on the disk."""
+        names = [path.stem.split("-") for path in (self.folder / "journal").glob("*.upload")]
+        return {Task(*map(int, name)) for name in names}
+
+
+def retell(
+    algorithm: AnyAlgorithm,
+    problem: Problem,
+    population: Population,
+    lines: list[dict[str, Any]],
+    weights: Weights = Equal(),
+) -> Tensor:
+    """Each step of a trace: its tasks one by one from the versions they began with, and then their mean."""
+    clients = len(population)
+    x, statistics = problem.initial()
+    state, work = algorithm.init(x), OneByOne(problem, population)
+    memories = {client: algorithm.memory(x) for client in range(clients)}
+    messages: dict[int, Any] = {}
+    for line in lines:
+        start = line["version"] == 0
+        version = 0 if start else line["version"] - 1
+        method = algorithm.warmup() if start else algorithm
+        assert method is not None
+        messages[version] = method.broadcast(state, version)
+        tasks = [Task(*task[:3]) for task in line["tasks"]]
+        uploads = []
+        for task in tasks:
+            visit = Visit(torch.tensor(task.version), torch.tensor(0))
+            begin = Start(messages[task.version], statistics, memories[task.client], visit)
+            done = trees.over(lambda leaf: leaf[0], work(method, [task], [begin], SEED))
+            memories[task.client] = done.memories
+            uploads.append(done.uploads)
+        cohort = describe(tuple(tasks), version, clients, Equal() if start else weights)
+        state = method.step(state, mean_of(uploads, cohort.weights), cohort)
+    result: Tensor = state.x
+    return result
+
+
+def mean_of(uploads: list[Any], weights: Sequence[float]) -> Any:
+    def mean(*leaves: Tensor) -> Any:
+        return sum(weight * leaf for weight, leaf in zip(weights, leaves, strict=True)) / len(leaves)
+
+    return trees.over(mean, *uploads)

@@ -1,0 +1,51 @@
+"""Small runs for reports: made for real, in a second."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from offbeat.experiment import Experiment
+from offbeat.folder import Folder
+from offbeat.running import run
+from offbeat.trial import prepare, resolved
+
+SMALL: dict[str, Any] = {
+    "clients": 12,
+    "buffer": 3,
+    "concurrency": 5,
+    "local_steps": 1,
+    "batch_size": 4,
+    "rounds": 8,
+    "every": 2,
+    "model": "logistic",
+    "engine": "sequential",
+}
+
+
+def make_run(folder: Path, **given: Any) -> Path:
+    """The folder of a run that has finished."""
+    experiment = Experiment.of(**{"algorithm": "fedbuff"} | SMALL | given)
+    trial = prepare(experiment)
+    asked = experiment.settings() | {"resolved": resolved(experiment, trial)}
+    with Folder.begin(folder, asked) as held:
+        for _ in run(experiment, trial, held):
+            pass
+    return folder
+
+
+def change_settings(folder: Path, **values: Any) -> None:
+    path = folder / "settings.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def lines(folder: Path, name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
+
+
+def write_lines(folder: Path, name: str, values: list[Mapping[str, Any]]) -> None:
+    (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(value)}\n" for value in values))
+
+
+def found(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -1,0 +1,89 @@
+"""`offbeat keys`: what it writes, what it tells, and what it refuses."""
+
+import json
+import shlex
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from offbeat.cli import main
+
+NEW = "keys --hosts localhost,127.0.0.1 --sites hospital-a,hospital-b"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_it_says_who_is_to_have_what(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(shlex.split(f"{NEW} --out ours --helper-hosts helper.example")) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert told.startswith("ours: who is to have what; certificates end on ")
+    for words in (
+        "server ca.crt, server.pem",
+        "helper helper.pem",
+        "site hospital-b sites/hospital-b: its key",
+    ):
+        assert words in told
+    assert "nobody ca.key" in told
+    assert (here / "ours" / "sites" / "hospital-b" / "key").exists()
+    assert [each.name for each in here.iterdir()] == ["ours"]
+
+
+def test_a_program_is_told_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(shlex.split(f"{NEW} --days 10 --json")) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["folder"] == "keys"
+    assert told["sites"] == ["hospital-a", "hospital-b"]
+    left = datetime.fromisoformat(told["until"]) - datetime.now(UTC)
+    assert abs(left - timedelta(days=10)) < timedelta(hours=1)
+
+
+def test_a_site_is_added(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(shlex.split(NEW)) == 0
+    capsys.readouterr()
+    assert main(shlex.split("keys --add-site hospital-c")) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "server sites/hospital-c/key.pub" in told
+    assert "site hospital-c sites/hospital-c: its key" in told
+    assert "server.pem" not in told
+    assert (here / "keys" / "sites" / "hospital-c" / "key").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("keys --sites a", "--hosts is missing"),
+        ("keys --hosts localhost", "--sites is missing"),
+        ("keys --hosts localhost --sites a,", "'' cannot be the name of a site"),
+        ("keys --hosts localhost:80 --sites a", "'localhost:80' is not a host"),
+        ("keys --hosts localhost --sites a --helper-hosts _", "'_' is not a host"),
+        ("keys --hosts localhost --sites a --days 0", "cannot be good for 0 days"),
+        ("keys --hosts localhost --sites a --days soon", "'soon' is not a whole number"),
+        ("keys --add-site a", "keys has no ca.crt"),
+        ("keys --add-site a --hosts localhost", "--hosts is for new keys"),
+        ("keys --add-site a --helper-hosts localhost", "--helper-hosts is for new keys"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence_and_nothing_is_written(
+    here: Path, words: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(shlex.split(words)) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert sentence in told.err
+    assert len(told.err.splitlines()) == 1
+    assert list(here.iterdir()) == []
+
+
+def test_keys_are_never_written_over(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(shlex.split(NEW)) == 0
+    before = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
+    assert main(shlex.split(NEW)) == 2
+    assert "keys is there already" in capsys.readouterr().err
+    assert main(shlex.split("keys --add-site hospital-a")) == 2
+    assert "'hospital-a' has a key in keys already" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in here.rglob("*") if path.is_file()} == before

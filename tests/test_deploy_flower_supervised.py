@@ -1,0 +1,136 @@
+"""A SuperLink under supervision, with processes and Flower's commands made up."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from offbeat.deploy import flower_commands, flower_supervised, keys
+from offbeat.deploy.flower_commands import FlowerError
+from offbeat.deploy.flower_home import Link
+from offbeat.deploy.flower_processes import Certificates, find_certificates
+from offbeat.deploy.flower_supervised import Started, held
+from offbeat.errors import InputError
+
+
+class Process:
+    def __init__(self) -> None:
+        self.lives, self.how = True, ""
+
+    def alive(self) -> bool:
+        return self.lives
+
+    def end(self) -> None:
+        self.lives, self.how = False, "end"
+
+    def kill(self) -> None:
+        self.lives, self.how = False, "kill"
+
+
+class World:
+    """What was started and asked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.processes: list[Process] = []
+        self.registered: list[str] = []
+        self.stopped: list[str] = []
+        self.answers = True
+        self.now = 100.0
+        monkeypatch.setattr(flower_supervised, "start_superlink", self._start)
+        monkeypatch.setattr(flower_supervised, "await_answer", self._await)
+        monkeypatch.setattr(flower_supervised.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(
+            flower_commands, "register", lambda home, key: self.registered.append(key.parent.name)
+        )
+        monkeypatch.setattr(flower_commands, "stop", lambda home, run: self.stopped.append(run))
+        monkeypatch.setattr(flower_commands, "submit", lambda home, app, told: told.read_text())
+
+    def _start(self, host: str, port: int, folder: Path, certificates: Certificates | None) -> Process:
+        self.processes.append(Process())
+        return self.processes[-1]
+
+    def _await(self, link: Link, seconds: float, alive: object, log: Path | None) -> None:
+        if not self.answers:
+            raise InputError("the SuperLink does not answer.")
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(monkeypatch)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Certificates:
+    keys.make(tmp_path / "keys", ["localhost"], ["a", "b"], ["localhost"], 3)
+    return find_certificates(tmp_path / "keys")
+
+
+def test_one_of_ours_is_started_and_ended(world: World, tmp_path: Path) -> None:
+    with held(tmp_path / "run", Path("serve.toml"), Started("0.0.0.0", 8000), None) as carrier:
+        assert carrier.ours
+        told = tomllib.loads(carrier.submit(resume=True))
+    assert told["folder"] == str(tmp_path / "run")
+    assert Path(told["settings"]).is_absolute()
+    assert (told["resume"], told["authenticated"]) == (True, False)
+    assert [process.how for process in world.processes] == ["end"]
+    config = tomllib.loads((tmp_path / "run" / "flower" / "home" / "config.toml").read_text())
+    assert config["superlink"]["serve"] == {"address": "127.0.0.1:8000", "insecure": True}
+
+
+def test_one_of_others_is_only_asked(world: World, tmp_path: Path) -> None:
+    with held(tmp_path, Path("serve.toml"), Link("server:8000", None), None) as carrier:
+        assert not carrier.ours
+        carrier.tend()
+        carrier.stop("5")
+    assert (world.processes, world.stopped) == ([], ["5"])
+
+
+def test_an_interrupt_ends_it_at_once(world: World, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), held(tmp_path, Path("s"), Started("127.0.0.1", 8000), None):
+        raise KeyboardInterrupt
+    assert [process.how for process in world.processes] == ["kill"]
+
+
+def test_one_that_does_not_come_up_is_a_sentence_and_is_ended(world: World, tmp_path: Path) -> None:
+    world.answers = False
+    with pytest.raises(InputError), held(tmp_path, Path("s"), Started("127.0.0.1", 8000), None):
+        pass
+    assert [process.lives for process in world.processes] == [False]
+
+
+def test_one_that_died_is_started_again(world: World, tmp_path: Path) -> None:
+    with held(tmp_path, Path("s"), Started("127.0.0.1", 8000), None) as carrier:
+        carrier.tend()
+        assert len(world.processes) == 1
+        world.processes[0].lives = False
+        carrier.stop("5")  # there is nobody to ask
+        carrier.tend()
+        assert [process.lives for process in world.processes] == [False, True]
+    assert world.stopped == []
+
+
+def test_one_that_dies_again_and_again_is_started_less_and_less_often(world: World, tmp_path: Path) -> None:
+    with held(tmp_path, Path("s"), Started("127.0.0.1", 8000), None) as carrier:
+        world.answers = False
+        for _ in range(300):
+            world.processes[-1].lives = False
+            before = len(world.processes)
+            try:
+                carrier.tend()
+            except FlowerError:
+                assert len(world.processes) == before + 1
+            world.now += 1.0
+    assert 10 < len(world.processes) < 20
+
+
+def test_sites_are_registered_also_those_that_come_later(
+    world: World, tmp_path: Path, made: Certificates
+) -> None:
+    with held(tmp_path, Path("s"), Started("127.0.0.1", 8000), made) as carrier:
+        assert world.registered == ["a", "b"]
+        keys.add_site(tmp_path / "keys", "c")
+        world.now += 60
+        carrier.tend()
+        carrier.tend()
+        assert world.registered == ["a", "b", "c"]
+        assert tomllib.loads(carrier.submit(resume=False))["authenticated"] is True

@@ -1,0 +1,442 @@
+"""A helper behind HTTP, and whoever tries to get more from it than it should give."""
+
+import http.client
+import json
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from offbeat.core import Task
+from offbeat.deploy import keys
+from offbeat.deploy.helper_client import HelperLink
+from offbeat.deploy.helper_frames import MOST_BYTES, MOST_LENGTH, Asking, read_request, write_request
+from offbeat.deploy.helper_service import Tls, bound, check_tls, open_store
+from offbeat.deploy.signing import read_signer, read_sites, statement
+from offbeat.errors import InputError
+from offbeat.privacy.secure.client import report
+from offbeat.privacy.secure.fixed import decode
+from offbeat.privacy.secure.helper import Request, Sealed
+from offbeat.privacy.secure.leader import Leader
+from offbeat.privacy.secure.refusals import (
+    BindingError,
+    LengthError,
+    LongBatchError,
+    MalformedError,
+    OverlapError,
+    RefusedError,
+    ReplayError,
+    RunError,
+    ShortBatchError,
+    SignatureError,
+    WeightError,
+)
+from offbeat.privacy.secure.terms import Terms
+from offbeat.schedule.staleness import Polynomial
+from secure_world import KEY, TOKEN, asked, made, new_desk, new_terms, served, tasks
+
+ONCE = tasks(1, 2, 3)
+Change = Callable[[Request, Terms], tuple[Request, Terms]]
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with served(new_desk(tmp_path_factory.mktemp("helper") / "store")) as where:
+        yield where
+
+
+@pytest.fixture
+def terms() -> Terms:
+    """Of a run that nobody has heard of."""
+    return new_terms(secrets.token_bytes(16))
+
+
+def link(url: str, **others: object) -> HelperLink:
+    return HelperLink(url, TOKEN, patience=0, **others)  # type: ignore[arg-type]
+
+
+def with_seed(request: Request, seed: bytes) -> Request:
+    first, *rest = request.reports
+    return request._replace(reports=(Sealed(first.task, seed), *rest))
+
+
+REFUSED: dict[str, tuple[type[RefusedError], str, Change]] = {
+    "no report": (ShortBatchError, "at least 3 distinct clients, not 0", lambda r, t: (asked([], t), t)),
+    "too few": (
+        ShortBatchError,
+        "at least 3 distinct clients, not 2",
+        lambda r, t: (asked(tasks(1, 2), t), t),
+    ),
+    "one client often": (
+        ShortBatchError,
+        "distinct clients, not 2",
+        lambda r, t: (asked([*tasks(1, 2), Task(2, 0, 1), Task(2, 0, 2)], t), t),
+    ),
+    "too many": (LongBatchError, "might overflow", lambda r, t: (asked(tasks(*range(7)), t), t)),
+    "twice in a batch": (
+        ReplayError,
+        "visit 0 of client 2 is named twice",
+        lambda r, t: (r._replace(reports=(*r.reports, r.reports[1])), t),
+    ),
+    "a seed of another task": (
+        BindingError,
+        "visit 0 of client 1 does not open",
+        lambda r, t: (with_seed(r, made(Task(4, 0, 0), t).sealed), t),
+    ),
+    "a seed of another run": (
+        BindingError,
+        "does not open",
+        lambda r, t: (with_seed(r, made(Task(1, 0, 0), replace(t, run=b"ran")).sealed), t),
+    ),
+    "a seed under other weights": (
+        BindingError,
+        "does not open",
+        lambda r, t: (with_seed(r, made(Task(1, 0, 0), replace(t, rule="hinge:9:0")).sealed), t),
+    ),
+    "a seed that nobody sealed": (BindingError, "does not open", lambda r, t: (with_seed(r, bytes(64)), t)),
+    "a short seed": (MalformedError, "does not hold 64 bytes", lambda r, t: (with_seed(r, bytes(63)), t)),
+    "terms that hide nobody": (
+        MalformedError,
+        "hides nobody",
+        lambda r, t: (r, _unchecked(replace(t), minimum=1)),
+    ),
+    "endless numbers": (
+        MalformedError,
+        "are too long",
+        lambda r, t: (r, replace(t, length=MOST_LENGTH + 1)),
+    ),
+}
+
+
+def _unchecked(terms: Terms, **others: int) -> Terms:
+    """Terms that would refuse to be made."""
+    for name, value in others.items():
+        object.__setattr__(terms, name, value)
+    return terms
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_refusal_has_its_type_and_changes_nothing(case: str, url: str, terms: Terms) -> None:
+    kind, sentence, change = REFUSED[case]
+    good = asked(ONCE, terms)
+    request, other = change(good, terms)
+    with pytest.raises(kind, match=sentence) as caught:
+        link(url).under(other).add(request)
+    assert type(caught.value) is kind
+    link(url).under(terms).add(good)  # what was refused did not count, nor did its terms
+
+
+def test_a_report_from_the_future_is_refused_by_either_side(url: str, terms: Terms) -> None:
+    request = asked(tasks(1, 2, 3, version=5), terms)
+    with pytest.raises(WeightError, match="after version 0"):
+        link(url).under(terms).add(request)
+    body = write_request(Asking(terms, request._replace(version=5)))
+    with pytest.raises(WeightError, match="after version 0"):
+        read_request(body.replace(b'"version":5', b'"version":0'))
+
+
+def test_weights_that_leader_and_helper_find_differently_are_refused() -> None:
+    terms = replace(new_terms(b"run", weight_bits=8), weigh=Polynomial(0.5), rule="polynomial:0.5")
+    body = write_request(Asking(terms, asked(ONCE, terms)))
+    assert read_request(body).request.reports[0].task == ONCE[0]
+    with pytest.raises(WeightError, match="find different weights"):
+        read_request(body.replace(b"[256,256,256]", b"[256,255,256]"))
+
+
+def test_what_was_added_is_not_added_again_even_after_a_restart(tmp_path: Path) -> None:
+    terms = new_terms(b"run")
+    first = asked(ONCE, terms)
+    refused: list[tuple[type[RefusedError], str, Request, Terms]] = [
+        (ReplayError, "all of this batch was added before", asked(ONCE, terms), terms),
+        (ReplayError, "all of this batch", first._replace(reports=first.reports[:2]), terms),
+        (ReplayError, "all of this batch", first._replace(version=1), terms),
+        (OverlapError, "of this batch was added before", asked(tasks(3, 4, 5), terms), terms),
+        (
+            LengthError,
+            "3 numbers, not the 2 agreed on",
+            asked(tasks(4, 5, 6), terms),
+            replace(terms, length=3),
+        ),
+        (RunError, "under other terms", asked(tasks(4, 5, 6), terms), replace(terms, minimum=2)),
+        (RunError, "under other terms", asked(tasks(4, 5, 6), terms), replace(terms, most=100)),
+    ]
+    answers = []
+    for _ in range(2):
+        with served(new_desk(tmp_path / "store")) as where:
+            # word for word the same question tells nothing new, and its answer may have been lost
+            answers += [link(where).under(terms).add(first) for _ in range(2)]
+            for kind, sentence, request, other in refused:
+                with pytest.raises(kind, match=sentence):
+                    link(where).under(other).add(request)
+    assert all(np.array_equal(answers[0], answer) for answer in answers)
+    with served(new_desk(tmp_path / "store")) as where:
+        link(where).under(terms).add(asked(tasks(4, 5, 6), terms))
+
+
+def test_the_sums_of_ten_random_cohorts_are_exact(url: str) -> None:
+    rng = np.random.default_rng(7)
+    for _ in range(10):
+        count, length = int(rng.integers(2, 8)), int(rng.integers(1, 400))
+        weighs = Polynomial(float(rng.integers(0, 3)) / 2)
+        terms = Terms(secrets.token_bytes(9), length, count, 2, 16, 8, weighs, str(weighs))
+        leader = Leader(terms, link(url).under(terms))
+        batch = [Task(client, int(rng.integers(0, 5)), client) for client in range(count)]
+        uploads = rng.integers(-(2**17), 2**17, (count, length)) / 2**16
+        for task, upload in zip(batch, uploads, strict=True):
+            leader.take(report([torch.from_numpy(upload)], task, terms, KEY.public_key()))
+        total = decode(leader.total(batch, 5), terms.unit).numpy()
+        weights = [max(1, round(256 * weighs(5 - task.version))) for task in batch]
+        assert np.array_equal(total, np.array(weights) @ uploads / 256)
+
+
+def test_only_who_shows_the_token_is_served(url: str, terms: Terms) -> None:
+    with pytest.raises(InputError, match="does not know this token"):
+        HelperLink(url, "another-token-of-some-length", patience=0).under(terms).add(asked(ONCE, terms))
+    for shown in ({}, {"Authorization": TOKEN}, {"Authorization": f"Bearer {TOKEN} "[:-2]}):
+        assert httpx.post(f"{url}/add", content=b"x", headers=shown).status_code == 401
+    assert httpx.get(f"{url}/key").json() == {
+        "key": KEY.public_key().public_bytes_raw().hex(),
+        "signed": False,
+    }
+
+
+def test_what_is_too_long_is_not_read(url: str) -> None:
+    shown = {"Authorization": f"Bearer {TOKEN}"}
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=20)
+    connection.putrequest("POST", "/add")
+    for name, value in (shown | {"Content-Length": str(MOST_BYTES + 1)}).items():
+        connection.putheader(name, value)
+    connection.endheaders()  # the answer comes before a byte of it
+    assert connection.getresponse().status == 413
+    connection.close()
+    endless = httpx.post(f"{url}/add", headers=shown, content=iter([b"x"]))  # says no length
+    assert endless.status_code == 411
+    assert httpx.get(f"{url}/add").status_code == 405
+    assert httpx.get(f"{url}/other").status_code == 404
+
+
+GOOD = write_request(Asking(new_terms(b"run"), asked(ONCE, new_terms(b"run"))))
+
+
+def changed(**others: object) -> bytes:
+    """A request whose head says something else."""
+    end = 4 + int.from_bytes(GOOD[:4], "little")
+    text = json.dumps(json.loads(GOOD[4:end]) | others).encode()
+    return len(text).to_bytes(4, "little") + text + GOOD[end:]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff\xff\xff\xff",
+        GOOD[:50],
+        GOOD[:-1],
+        GOOD + b"x",
+        b"\x02\0\0\0[]",
+        b"\x01\0\0\0{",
+        (1 << 17).to_bytes(4, "little") + b"[" * (1 << 17),
+        changed(length="2"),
+        changed(length=2.0),
+        changed(length=True),
+        changed(length=0),
+        changed(bits=31),
+        changed(most=1 << 40),
+        changed(run=""),
+        changed(run="zz"),
+        changed(run=7),
+        changed(weights="constant:1"),
+        changed(weights="fading"),
+        changed(weights="polynomial:.5"),
+        changed(weights="polynomial:1e999"),
+        changed(weights="x" * 1000),
+        changed(version=-1),
+        changed(version=1 << 63),
+        changed(version=None),
+        changed(tasks=[]),
+        changed(tasks=None),
+        changed(tasks=[[1, 0], [2, 0], [3, 0]]),
+        changed(tasks=[[1, 0, 0], [2, 0, 0], [3, 0, -1]]),
+        changed(tasks=[[1, 0, 0], [2, 0, 0], [3, 0, 1 << 62]]),
+        changed(tasks=[[1, 0, 0], [2, 0, 0], [3, 0, True]]),
+        changed(counts=[1, 1]),
+        changed(counts={}),
+        changed(signed=True),
+        changed(signed=0),
+        changed(more=1),
+    ],
+)
+def test_what_is_no_request_is_refused_as_malformed(data: bytes) -> None:
+    read_request(GOOD)
+    with pytest.raises(MalformedError):
+        read_request(data)
+
+
+# --- sites that sign
+
+
+@pytest.fixture(scope="module")
+def site_keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("keys") / "keys"
+    keys.make(folder, ["localhost"], ["a", "b", "c", "d"], ["localhost", "127.0.0.1"], 2)
+    return folder
+
+
+def signed(batch: list[Task], names: str, terms: Terms, folder: Path) -> Request:
+    request = asked(batch, terms)
+    signers = [read_signer(folder / "sites" / name / "key")[1] for name in names]
+    signatures = tuple(
+        sign(statement(terms, task, seed))
+        for sign, (task, seed) in zip(signers, request.reports, strict=True)
+    )
+    return request._replace(signatures=signatures)
+
+
+def test_with_public_keys_only_what_sites_signed_is_added(
+    site_keys: Path, tmp_path: Path, terms: Terms
+) -> None:
+    desk = new_desk(tmp_path / "store", read_sites(site_keys / "sites"))
+    good = signed(ONCE, "abc", terms, site_keys)
+    stranger = ec.generate_private_key(ec.SECP384R1()).public_key()
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "x.pub").write_bytes(stranger.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
+    with served(desk) as where:
+        helper = link(where).under(terms)
+        assert link(where).known().signed
+        swapped = (good.signatures[1], good.signatures[0], good.signatures[2])
+        flipped = (bytes([good.signatures[0][0] ^ 1]) + good.signatures[0][1:], *good.signatures[1:])
+        for signatures in ((), swapped, flipped, (bytes(96), *good.signatures[1:])):
+            with pytest.raises(SignatureError, match="is not signed by a site that is known") as caught:
+                helper.add(good._replace(signatures=signatures))
+            assert caught.value.tasks[0] in ONCE
+        with pytest.raises(SignatureError, match="signed by a site that is another client"):
+            helper.add(signed(ONCE, "aba", terms, site_keys))  # one site as two clients
+        helper.add(good)
+        with pytest.raises(SignatureError, match="is not signed by the site that its client is"):
+            helper.add(signed(tasks(1, 2, 3, visit=1), "dbc", terms, site_keys))
+        with pytest.raises(SignatureError, match="another client"):
+            helper.add(signed(tasks(4, 2, 3, visit=1), "abc", terms, site_keys))
+        helper.add(signed(tasks(1, 2, 3, visit=1), "abc", terms, site_keys))
+        other = replace(terms, run=b"another run")  # where clients have other numbers
+        helper = link(where).under(other)
+        helper.add(signed(ONCE, "dab", other, site_keys))
+    fewer = new_desk(tmp_path / "store", read_sites(tmp_path / "s"))  # their keys are taken away
+    with served(fewer) as where, pytest.raises(SignatureError, match="by the site that its client is"):
+        link(where).under(terms).add(signed(tasks(1, 2, 3, visit=2), "abc", terms, site_keys))
+
+
+def test_a_report_can_be_examined_without_being_counted(
+    site_keys: Path, tmp_path: Path, terms: Terms
+) -> None:
+    desk = new_desk(tmp_path / "store", read_sites(site_keys / "sites"))
+    good = signed(ONCE, "abc", terms, site_keys)
+    with served(desk) as where:
+        helper = link(where).under(terms)
+        for (task, seed), signature in zip(good.reports, good.signatures, strict=True):
+            for _ in range(2):
+                helper.examine(task, seed, signature)
+        with pytest.raises(SignatureError):
+            helper.examine(ONCE[0], good.reports[0].seed, b"")
+        with pytest.raises(SignatureError):
+            helper.examine(ONCE[0], good.reports[0].seed, good.signatures[1])
+        bad = b"\0" + good.reports[0].seed[1:]
+        sign = read_signer(site_keys / "sites" / "a" / "key")[1]
+        with pytest.raises(BindingError):
+            helper.examine(ONCE[0], bad, sign(statement(terms, ONCE[0], bad)))
+        helper.add(good)
+
+
+# --- files
+
+
+def test_a_helper_with_a_certificate_is_believed_and_one_without_is_not(
+    site_keys: Path, tmp_path: Path, terms: Terms
+) -> None:
+    tls = Tls(site_keys / "helper.pem", site_keys / "helper.key")
+    check_tls(tls)
+    keys.make(tmp_path / "others", ["localhost"], ["a"], ["127.0.0.1"], 2)
+    with served(new_desk(tmp_path / "store"), tls) as where:
+        trusting = link(where, certificate=site_keys / "ca.crt")
+        trusting.under(terms).add(asked(ONCE, terms))
+        for authority in (tmp_path / "others" / "ca.crt", None):
+            with pytest.raises(InputError, match="cannot prove that it is the helper"):
+                link(where, certificate=authority).known()
+        named = where.replace("127.0.0.1", "localhost")
+        assert link(named, certificate=site_keys / "ca.crt").known() == trusting.known()
+    only = Tls(tmp_path / "others" / "server.pem", tmp_path / "others" / "server.key")  # not of this address
+    with (
+        served(new_desk(tmp_path / "second"), only) as where,
+        pytest.raises(InputError, match="cannot prove"),
+    ):
+        link(where, certificate=tmp_path / "others" / "ca.crt").known()
+
+
+def test_certificates_that_cannot_work_are_one_sentence(site_keys: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="there is no file"):
+        check_tls(Tls(tmp_path / "helper.pem", tmp_path / "helper.key"))
+    for pair in (
+        Tls(site_keys / "helper.pem", site_keys / "server.key"),
+        Tls(site_keys / "helper.key", site_keys / "helper.key"),
+        Tls(site_keys / "helper.token", site_keys / "helper.key"),
+    ):
+        with pytest.raises(InputError, match="are not a certificate and its key"):
+            check_tls(pair)
+
+
+def test_a_port_in_use_is_one_sentence() -> None:
+    with (
+        bound("127.0.0.1", 0) as socket,
+        pytest.raises(InputError, match=r"port \d+ of 127\.0\.0\.1 cannot be used"),
+    ):
+        bound("127.0.0.1", socket.getsockname()[1])
+    with pytest.raises(InputError, match="is not an address of this machine"):
+        bound("no such host", 80)
+
+
+def test_key_and_store_are_made_together_and_stay_together(tmp_path: Path) -> None:
+    key, store = open_store(tmp_path / "key", tmp_path / "store")
+    store.close()
+    assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "store").stat().st_mode & 0o777 == 0o600
+    public = key.public_key().public_bytes_raw().hex()
+    assert (tmp_path / "key.pub").read_text().strip() == public
+    again, store = open_store(tmp_path / "key", tmp_path / "store")
+    store.close()
+    assert again.private_bytes_raw() == key.private_bytes_raw()
+    with pytest.raises(InputError, match=r"is there but .* is not"):
+        open_store(tmp_path / "key", tmp_path / "fresh")
+    assert not (tmp_path / "fresh").exists()
+    (tmp_path / "key").chmod(0o644)
+    with pytest.raises(InputError, match="others can read"):
+        open_store(tmp_path / "key", tmp_path / "store")
+    (tmp_path / "key").chmod(0o600)
+    (tmp_path / "key").write_text("no key")
+    with pytest.raises(InputError, match="is not a key that a helper wrote"):
+        open_store(tmp_path / "key", tmp_path / "store")
+    with pytest.raises(InputError, match=r"cannot be (written|used)"):
+        open_store(tmp_path / "none" / "key", tmp_path / "other")
+
+
+@pytest.mark.parametrize("text", ["no key", "ssh-ed25519 AAAA", ""])
+def test_what_is_no_public_key_of_a_site_is_one_sentence(tmp_path: Path, text: str) -> None:
+    with pytest.raises(InputError, match="holds 0 public keys"):
+        read_sites(tmp_path)
+    (tmp_path / "a.pub").write_text(text)
+    with pytest.raises(InputError, match="is not an OpenSSH public key of the curve P-384"):
+        read_sites(tmp_path)
+    with pytest.raises(InputError, match="there is no folder"):
+        read_sites(tmp_path / "none")
+
+
+def test_one_key_for_two_sites_is_refused(site_keys: Path, tmp_path: Path) -> None:
+    for name in ("a.pub", "b.pub"):
+        (tmp_path / name).write_bytes((site_keys / "sites" / "a" / "key.pub").read_bytes())
+    with pytest.raises(InputError, match="is there twice"):
+        read_sites(tmp_path)

@@ -1,0 +1,52 @@
+"""Sums in secret as a settings file names them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offbeat.aggregate.distant import Distant
+from offbeat.deploy.plan import Plan
+from offbeat.deploy.secure_sums import summation_of
+from offbeat.deploy.stage import set_up
+from offbeat.errors import InputError
+
+SECURE = {"helper": "http://127.0.0.1:9", "token": "helper.token", "minimum": 3}
+
+
+def plan(folder: Path, secure: dict[str, Any] | None) -> Plan:
+    given: dict[str, Any] = {
+        "task": {"module": "test_deploy_stage:plain"},
+        "training": {"algorithm": "fedbuff", "clients": 6, "buffer": 3, "weights": "constant"},
+    }
+    return Plan.of(given | ({} if secure is None else {"secure": secure}), folder)
+
+
+def test_sums_are_in_plain_sight_unless_asked_for(tmp_path: Path) -> None:
+    assert summation_of(plan(tmp_path, None), b"run") is None
+
+
+def test_a_run_is_put_together_without_asking_the_helper(tmp_path: Path) -> None:
+    (tmp_path / "helper.token").write_text("secret\n")
+    made = plan(tmp_path, SECURE)
+    summation = summation_of(made, b"run")
+    assert isinstance(summation, Distant)
+    assert (summation.run, summation.secure.minimum, summation.signed) == (b"run", 3, True)
+    assert "secret" not in repr(set_up(made, summation=summation).aggregate)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"token": "none"}, "token of [secure] cannot be read"),
+        ({"helper": "http://server.example:9"}, "reach it by https"),
+        ({"certificate": "none.crt"}, "there is no file"),
+    ],
+)
+def test_a_helper_that_cannot_be_used_is_one_sentence(
+    tmp_path: Path, change: dict[str, str], sentence: str
+) -> None:
+    (tmp_path / "helper.token").write_text("secret\n")
+    with pytest.raises(InputError) as caught:
+        summation_of(plan(tmp_path, SECURE | change), b"run")
+    assert sentence in str(caught.value)

@@ -1,0 +1,251 @@
+"""A server with real sites at the other end of a post in memory: it runs, stops, resumes, and leaves word."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from offbeat import Examples, checkpoint
+from offbeat.deploy.outcome import STOP, Outcome, read_outcome, read_server
+from offbeat.deploy.post import Reply
+from offbeat.deploy.server import Ask, serve
+from offbeat.deploy.site import Site
+from offbeat.folder import read_lines
+
+TASK = """
+import torch
+from offbeat import Examples
+
+def module():
+    return torch.nn.Linear(3, 2)
+
+def test():
+    generator = torch.Generator().manual_seed(9)
+    inputs = torch.randn(20, 3, generator=generator)
+    return Examples(inputs, (inputs.sum(1) > 0).long())
+"""
+SETTINGS = """
+[task]
+module = "served_task:module"
+test = "served_task:test"
+[training]
+algorithm = "fedbuff"
+clients = 2
+buffer = 2
+rounds = 6
+every = 2
+local_steps = 3
+batch_size = 4
+[network]
+poll = 0.002
+"""
+
+
+def load(name: str) -> Examples:
+    generator = torch.Generator().manual_seed(len(name))
+    inputs = torch.randn(12, 3, generator=generator)
+    return Examples(inputs, (inputs.sum(1) > 0).long())
+
+
+class AtOnce:
+    """Sites that answer as soon as they are asked."""
+
+    def __init__(self, sites: dict[int, Site], after: Callable[[int], None] = lambda count: None) -> None:
+        self.sites = sites
+        self.after = after
+        self.answers: dict[str, Reply] = {}
+        self.tasks = self.count = 0
+
+    def nodes(self) -> frozenset[int]:
+        self.after(self.tasks)
+        return frozenset(self.sites)
+
+    def push(self, node: int, kind: str, note: str, payload: bytes, seconds: float) -> str:
+        self.count += 1
+        self.tasks += kind == "task"
+        number = str(self.count)
+        self.answers[number] = Reply(number, node, *self.sites[node].answer(kind, note, payload), None)
+        return number
+
+    def pull(self, numbers: Sequence[str]) -> list[Reply]:
+        self.after(self.tasks)
+        return [self.answers.pop(number) for number in numbers if number in self.answers]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("home")
+    (folder / "served_task.py").write_text(TASK)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def own_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server adds the folder of its settings to where modules are looked for."""
+    monkeypatch.setattr("sys.path", list(sys.path))
+
+
+@pytest.fixture
+def settings(home: Path) -> Path:
+    path = home / "serve.toml"
+    path.write_text(SETTINGS)
+    return path
+
+
+@pytest.fixture
+def sites(tmp_path: Path) -> Iterator[dict[int, Site]]:
+    with (
+        closing(Site("one", tmp_path / "one", load, lambda: nn.Linear(3, 2))) as one,
+        closing(Site("three", tmp_path / "three", load, lambda: nn.Linear(3, 2))) as three,
+    ):
+        yield {11: one, 12: three}
+
+
+def ask(settings: Path, folder: Path, *, resume: bool = False) -> Ask:
+    return Ask(settings, folder, resume, authenticated=False)
+
+
+def versions(folder: Path) -> list[int]:
+    return [record["version"] for record in read_lines(folder, "records")]
+
+
+def test_a_run_ends_with_a_model_and_leaves_word(
+    settings: Path, tmp_path: Path, sites: dict[int, Site]
+) -> None:
+    folder = tmp_path / "run"
+    outcome = serve(ask(settings, folder), lambda most: AtOnce(sites))
+    assert outcome == read_outcome(folder) == Outcome(6)
+    assert versions(folder) == [0, 2, 4, 6]
+    assert all("accuracy" in record for record in read_lines(folder, "records"))
+    model = load_file(folder / "model.safetensors")
+    saved = checkpoint.load(folder / "checkpoint" / "state.safetensors").tensors
+    assert model.keys() == {"weight", "bias"}
+    assert torch.equal(torch.cat([model["weight"].reshape(-1), model["bias"]]), saved["state.0"])
+    kept = json.loads((folder / "settings.json").read_text())
+    assert kept["task"]["module"] == "served_task:module"
+    assert kept["resolved"]["model_size"] == 8
+    assert read_server(folder) is not None
+
+
+def test_the_first_weights_follow_from_the_seed(
+    settings: Path, tmp_path: Path, sites: dict[int, Site]
+) -> None:
+    settings.write_text(SETTINGS.replace("rounds = 6", "rounds = 1"))
+    losses = []
+    for name in ("a", "b"):
+        serve(ask(settings, tmp_path / name), lambda most: AtOnce(sites))
+        losses.append(next(read_lines(tmp_path / name, "records"))["loss"])
+    assert losses[0] == losses[1]
+
+
+def test_without_test_data_nothing_is_measured(
+    settings: Path, tmp_path: Path, sites: dict[int, Site]
+) -> None:
+    settings.write_text(SETTINGS.replace('test = "served_task:test"\n', ""))
+    folder = tmp_path / "run"
+    assert serve(ask(settings, folder), lambda most: AtOnce(sites)).error is None
+    (first, *_) = read_lines(folder, "records")
+    assert not {"accuracy", "loss"} & first.keys()
+    assert (folder / "model.safetensors").exists()
+
+
+def test_a_stop_in_the_middle_of_a_buffer_is_resumed(
+    settings: Path, tmp_path: Path, sites: dict[int, Site]
+) -> None:
+    folder = tmp_path / "run"
+
+    def stop(count: int) -> None:
+        if count >= 5:
+            (folder / STOP).touch()
+
+    outcome = serve(ask(settings, folder), lambda most: AtOnce(sites, stop))
+    assert outcome.stopped
+    assert outcome.version is not None
+    assert outcome.version < 6
+    assert not (folder / STOP).exists()
+    assert (folder / "model.safetensors").exists()
+    again = serve(ask(settings, folder, resume=True), lambda most: AtOnce(sites))
+    assert again == Outcome(6)
+    assert versions(folder) == [0, 2, 4, 6]
+
+
+def test_a_kill_leaves_no_word_and_is_resumed(settings: Path, tmp_path: Path, sites: dict[int, Site]) -> None:
+    folder = tmp_path / "run"
+
+    def kill(count: int) -> None:
+        if count >= 5:
+            raise SystemExit
+
+    with pytest.raises(SystemExit):
+        serve(ask(settings, folder), lambda most: AtOnce(sites, kill))
+    assert read_outcome(folder) is None
+    assert serve(ask(settings, folder, resume=True), lambda most: AtOnce(sites)) == Outcome(6)
+
+
+def test_a_run_that_had_finished_finishes_again_without_sites(
+    settings: Path, tmp_path: Path, sites: dict[int, Site]
+) -> None:
+    folder = tmp_path / "run"
+    serve(ask(settings, folder), lambda most: AtOnce(sites))
+    (folder / "model.safetensors").unlink()
+    assert serve(ask(settings, folder, resume=True), lambda most: AtOnce({})) == Outcome(6)
+    assert (folder / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (("rounds = 6", "rounds = 7"), "was started with other settings (--rounds was 6 and is now 7)"),
+        (("served_task:module", "served_task:nothing"), "has no 'nothing'"),
+        (("buffer = 2", "bufer = 2"), "did you mean buffer?"),
+    ],
+)
+def test_bad_settings_are_an_outcome_in_one_sentence(
+    settings: Path, tmp_path: Path, sites: dict[int, Site], change: tuple[str, str], sentence: str
+) -> None:
+    folder = tmp_path / "run"
+    serve(ask(settings, folder), lambda most: AtOnce(sites))
+    settings.write_text(SETTINGS.replace(*change))
+    outcome = serve(ask(settings, folder, resume=True), lambda most: AtOnce(sites))
+    assert outcome.error is not None
+    assert sentence in outcome.error
+    assert read_outcome(folder) == outcome
+
+
+def test_a_page_whose_port_is_taken_does_not_end_the_run(
+    settings: Path, tmp_path: Path, sites: dict[int, Site], caplog: pytest.LogCaptureFixture
+) -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        settings.write_text(f"{SETTINGS}[watch]\nport = {taken.getsockname()[1]}\n")
+        assert serve(ask(settings, tmp_path / "run"), lambda most: AtOnce(sites)).error is None
+    assert "there is no live page" in caplog.text
+
+
+def test_a_private_run_keeps_its_noise_and_tells_what_it_spent(
+    settings: Path, tmp_path: Path, sites: dict[int, Site]
+) -> None:
+    folder = tmp_path / "run"
+    privacy = "[privacy]\nclip = 1.0\nepsilon = 50.0\ndelta = 1e-5\nmost = 6\naccountant = 'rdp'\n"
+    settings.write_text(SETTINGS + privacy)
+
+    def stop(count: int) -> None:
+        if count >= 5:
+            (folder / STOP).touch()
+
+    assert serve(ask(settings, folder), lambda most: AtOnce(sites, stop)).stopped
+    noise = json.loads((folder / "settings.json").read_text())["resolved"]["noise"]
+    assert noise > 0
+    outcome = serve(ask(settings, folder, resume=True), lambda most: AtOnce(sites))
+    assert outcome.version == 6
+    assert outcome.spent is not None
+    assert 0 < outcome.spent["epsilon"] <= 50

@@ -1,0 +1,294 @@
+"""A site's part in a secure sum, and what it refuses to take part in."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offbeat.aggregate.aggregation import Hiding
+from offbeat.aggregate.agreed import read_terms, rule_of, write_terms
+from offbeat.aggregate.payload import Shares, prepare
+from offbeat.algorithms.fedopt import Upload
+from offbeat.core import Task
+from offbeat.deploy import keys
+from offbeat.deploy.intake import read_upload_bytes
+from offbeat.deploy.notes import UploadNote, write
+from offbeat.deploy.rejections import Reason, Rejected
+from offbeat.deploy.secure_intake import secure_intake
+from offbeat.deploy.signing import SIGNATURE, fingerprint, read_signer, signs, statement
+from offbeat.deploy.veil import read, read_pinned, veil
+from offbeat.deploy.wire import form_of, pack
+from offbeat.errors import InputError
+from offbeat.privacy.secure.fixed import decode
+from offbeat.privacy.secure.refusals import BindingError, LengthError
+from offbeat.privacy.secure.sealing import SEALED, stream, unseal
+from offbeat.privacy.secure.terms import Terms
+from offbeat.schedule.staleness import Equal, Hinge, Polynomial, Weights
+from secure_world import KEY
+
+TASK = Task(2, 5, 7)
+PLAN = {"seed": 3}
+PUBLIC = KEY.public_key().public_bytes_raw().hex()
+FACTS: dict[str, Any] = {
+    "run": "00ff",
+    "length": 3,
+    "most": 10,
+    "minimum": 5,
+    "bits": 16,
+    "weight_bits": 8,
+    "weights": "polynomial:0.5",
+    "stochastic": False,
+    "key": PUBLIC,
+    "signed": False,
+    "bounds": None,
+    "moving": [],
+}
+UPLOAD = (torch.tensor([0.5, -0.25]), torch.tensor(3.0))
+
+
+def opened(leaves: list[torch.Tensor], terms: Terms, task: Task = TASK) -> torch.Tensor:
+    """What the two servers could find together."""
+    share, sealed, _ = leaves
+    total = share.numpy().view(np.uint32).copy()
+    for place, numbers in stream(unseal(sealed.numpy().tobytes(), task, terms, KEY), terms.length):
+        total[place] += numbers
+    return decode(total, 2.0**-terms.bits)
+
+
+def test_what_leaves_a_site_are_a_share_and_a_sealed_seed() -> None:
+    leaves = veil(UPLOAD, {}, TASK, FACTS, PLAN, None)
+    assert form_of(leaves) == (("int32", (3,)), ("uint8", (SEALED,)), ("uint8", (0,)))
+    assert opened(leaves, read(FACTS).terms).tolist() == [0.5, -0.25, 3.0]
+    again = veil(UPLOAD, {}, TASK, FACTS, PLAN, None)
+    assert not torch.equal(leaves[0], again[0])
+
+
+@pytest.mark.parametrize("moving", [[], ["delta"]])
+def test_bounds_are_kept_at_the_site_as_they_are_at_a_server(moving: list[str]) -> None:
+    upload = Upload(torch.tensor([3.0, 4.0]), torch.tensor([1.0, 0.0]))
+    facts = FACTS | {"length": 4 + len(moving), "bounds": {"delta": 2.5, "stamp": None}, "moving": moving}
+    leaves = veil(upload, {}, TASK, facts, PLAN, None)
+    stacked = Upload(upload.delta[None], upload.stamp[None])
+    wanted = prepare(stacked, {"delta": 2.5, "stamp": math.inf}, moving)
+    flat = torch.cat(
+        [wanted.uploads.delta[0], wanted.uploads.stamp[0], *(a[0] for a in [wanted.answers] if moving)]
+    )
+    found = opened(leaves, read(facts).terms)
+    assert (found - flat).abs().max() <= 2.0**-17
+    assert found[:2].norm() <= 2.5 + 2.0**-16
+    assert found[4:].tolist() == [-0.5] * len(moving)
+
+
+def test_rounding_at_random_follows_from_seed_client_and_visit() -> None:
+    upload = (torch.full((500,), 0.3),)
+    facts = FACTS | {"length": 500, "bits": 1, "stochastic": True}
+    terms = read(facts).terms
+    first = opened(veil(upload, {}, TASK, facts, PLAN, None), terms)
+    assert torch.equal(first, opened(veil(upload, {}, TASK, facts, PLAN, None), terms))
+    other = TASK._replace(visit=8)
+    assert not torch.equal(first, opened(veil(upload, {}, other, facts, PLAN, None), terms, other))
+    assert set(first.tolist()) == {0.0, 0.5}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"minimum": 1}, "hides nobody"),
+        ({"minimum": 0}, "hides nobody"),
+        ({"most": 4}, "can never be 5 clients"),
+        ({"bits": 31}, "fractional bits"),
+        ({"weight_bits": 17}, "0 to 16 bits"),
+        ({"length": 0}, "nothing to sum"),
+        ({"length": 3.0}, "whole number as length"),
+        ({"length": True}, "whole number as length"),
+        ({"length": 2**70}, "whole number as length"),
+        ({"most": "10"}, "whole number as most"),
+        ({"run": ""}, "name of a run"),
+        ({"run": "0"}, "name of a run"),
+        ({"run": "FF"}, "name of a run"),
+        ({"run": None}, "name of a run"),
+        ({"weights": "polynomial"}, "which are written polynomial:0.5"),
+        ({"weights": "nothing"}, "unknown staleness weights"),
+        ({"weights": 5}, "a rule of weights"),
+        ({"weights": "a\nb"}, "a rule of weights"),
+        ({"stochastic": 0}, "true or false"),
+        ({"signed": None}, "true or false"),
+        ({"key": PUBLIC[:-1]}, "64 hexadecimal digits"),
+        ({"key": "g" * 64}, "64 hexadecimal digits"),
+        ({"key": None}, "64 hexadecimal digits"),
+        ({"bounds": []}, "a bound for each field"),
+        ({"bounds": {}}, "a bound for each field"),
+        ({"bounds": {"upload": 0}}, "numbers above 0"),
+        ({"bounds": {"upload": -1.0}}, "numbers above 0"),
+        ({"bounds": {"upload": True}}, "numbers above 0"),
+        ({"bounds": {"upload": "1"}}, "numbers above 0"),
+        ({"moving": ["delta"]}, "move a bound that there is not"),
+        ({"moving": [5]}, "move a bound that there is not"),
+        ({"moving": None}, "move a bound that there is not"),
+        ({"more": 1}, r"not whole \(more\)"),
+    ],
+)
+def test_terms_that_hide_nothing_or_are_none_are_refused(wrong: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        veil(UPLOAD, {}, TASK, FACTS | wrong, PLAN, None)
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_terms_that_leave_something_out_are_refused(name: str) -> None:
+    facts = {key: value for key, value in FACTS.items() if key != name}
+    with pytest.raises(InputError, match=rf"not whole \({name}\)"):
+        veil(UPLOAD, {}, TASK, facts, PLAN, None)
+
+
+def test_an_upload_that_does_not_fit_is_refused_before_anything_leaves() -> None:
+    for value in (math.nan, math.inf, 1e6):
+        with pytest.raises(InputError, match="hold 12\\.8"):
+            veil((torch.tensor([0.0, value, 0.0]),), {}, TASK, FACTS, PLAN, None)
+    with pytest.raises(LengthError, match="2 numbers, not the 3"):
+        veil((torch.zeros(2),), {}, TASK, FACTS, PLAN, None)
+    facts = FACTS | {"bounds": {"other": 1.0}}
+    with pytest.raises(InputError, match="field delta has no bound"):
+        veil(Upload(torch.zeros(2), torch.zeros(1)), {}, TASK, facts, PLAN, None)
+
+
+def test_statistics_that_changed_would_leave_in_plain_sight_and_are_refused() -> None:
+    before = {"mean": torch.zeros(2)}
+    veil(UPLOAD, {"mean": torch.zeros(2)}, TASK, FACTS, PLAN, None, before)
+    for after, start in (({"mean": torch.ones(2)}, before), (before, None), (before, {})):
+        with pytest.raises(
+            InputError, match="the running statistic mean would leave this site in plain sight"
+        ):
+            veil(UPLOAD, after, TASK, FACTS, PLAN, None, start)
+
+
+def test_a_site_that_was_given_the_helpers_key_takes_no_other(tmp_path: Path) -> None:
+    (tmp_path / "helper.pub").write_text(f"{PUBLIC}\n")
+    pinned = read_pinned(tmp_path / "helper.pub")
+    veil(UPLOAD, {}, TASK, FACTS, PLAN, None, None, pinned)
+    with pytest.raises(InputError, match="names another helper"):
+        veil(UPLOAD, {}, TASK, FACTS | {"key": "00" * 32}, PLAN, None, None, pinned)
+    with pytest.raises(InputError, match="secure sums alone"):
+        read(None, pinned)
+    for text in ("", "00", PUBLIC.upper() + "g"):
+        (tmp_path / "helper.pub").write_text(text)
+        with pytest.raises(InputError, match="does not hold a helper's public key"):
+            read_pinned(tmp_path / "helper.pub")
+    with pytest.raises(InputError, match="cannot be read"):
+        read_pinned(tmp_path / "none")
+
+
+def test_a_key_that_shares_no_secret_is_not_sealed_to() -> None:
+    """A point of low order gives the same secret to everybody."""
+    with pytest.raises(ValueError, match=r"(?i)shared|exchange|key|encrypt"):
+        veil(UPLOAD, {}, TASK, FACTS | {"key": "00" * 32}, PLAN, None)
+
+
+# --- signatures
+
+
+def test_a_signature_is_of_the_sites_key_and_of_this_report_alone(tmp_path: Path) -> None:
+    keys.make(tmp_path / "keys", ["localhost"], ["a"], ["localhost"], 2)
+    public, sign = read_signer(tmp_path / "keys" / "sites" / "a" / "key")
+    facts = FACTS | {"signed": True}
+    _, sealed, signature = veil(UPLOAD, {}, TASK, facts, PLAN, sign)
+    assert signature.shape == (SIGNATURE,)
+    key = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP384R1(), bytes.fromhex(public))
+    assert fingerprint(key) == public
+    said, terms = signature.numpy().tobytes(), read(facts).terms
+    seed = sealed.numpy().tobytes()
+    assert signs(key, statement(terms, TASK, seed), said)
+    others = [
+        statement(terms, TASK._replace(visit=0), seed),
+        statement(terms, TASK, bytes(SEALED)),
+        statement(read(facts | {"minimum": 4}).terms, TASK, seed),
+        statement(read(facts | {"weights": "polynomial:0.25"}).terms, TASK, seed),
+    ]
+    assert not any(signs(key, other, said) for other in others)
+    for bad in (b"", said[:-1], bytes(SIGNATURE), b"\xff" * SIGNATURE):
+        assert not signs(key, statement(terms, TASK, seed), bad)
+    with pytest.raises(InputError, match="this site has no key: join with --key"):
+        veil(UPLOAD, {}, TASK, facts, PLAN, None)
+    with pytest.raises(InputError, match="has 3 bytes, not 96"):
+        veil(UPLOAD, {}, TASK, facts, PLAN, lambda message: b"abc")
+
+
+def test_what_is_no_key_of_a_site_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be read"):
+        read_signer(tmp_path / "key")
+    wrong = [ed25519.Ed25519PrivateKey.generate(), ec.generate_private_key(ec.SECP256R1())]
+    texts = [key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()) for key in wrong]
+    for text in (*texts, b"", b"no key"):
+        (tmp_path / "key").write_bytes(text)
+        with pytest.raises(InputError, match="is not an OpenSSH private key of the curve P-384"):
+            read_signer(tmp_path / "key")
+
+
+# --- terms in words
+
+
+@given(
+    st.binary(min_size=1, max_size=30),
+    st.integers(1, 10**9),
+    st.integers(2, 1000),
+    st.sampled_from([Equal(), Polynomial(0.3), Hinge(4.0, 2.0)]),
+)
+def test_terms_in_words_are_the_same_terms(run: bytes, length: int, most: int, weights: Weights) -> None:
+    terms = Terms(run, length, most, 2, 12, 3, weights, rule_of(weights))
+    assert read_terms(json.loads(json.dumps(write_terms(terms)))) == terms
+
+
+def test_weights_without_a_name_cannot_be_agreed_on() -> None:
+    class Odd:
+        def __call__(self, staleness: int) -> float:
+            return 1.0
+
+    for weights in (Odd(), lambda staleness: 1.0):
+        with pytest.raises(InputError, match="weights that have a name"):
+            rule_of(weights)
+
+
+# --- what the server can check of it
+
+
+def test_an_intake_of_shares_takes_what_a_site_sends_and_joins_it() -> None:
+    seen: list[Task] = []
+    intake = secure_intake(Hiding(FACTS, lambda task, sealed, signature: seen.append(task)))
+    uploads = []
+    for client in range(3):
+        task = TASK._replace(client=client)
+        leaves = veil(UPLOAD, {}, task, FACTS, PLAN, None)
+        note = write(UploadNote("run", task, form_of(leaves), "none", 0.0, None))
+        uploads.append(read_upload_bytes(note, pack(leaves), task, "run", intake, 10_000))
+        assert all(map(torch.equal, uploads[-1], leaves))
+        intake.examine(task, uploads[-1])
+    assert seen == [TASK._replace(client=client) for client in range(3)]
+    gathered = intake.join(uploads)
+    assert isinstance(gathered.uploads, Shares)
+    assert gathered.uploads.share.shape == (3, 3)
+    assert gathered.uploads.sealed.shape == (3, SEALED)
+    assert gathered.uploads.signature is None
+    assert gathered.statistics == {}
+    signed = secure_intake(Hiding(FACTS | {"signed": True}, lambda *report: None))
+    assert signed.form[2] == ("uint8", (SIGNATURE,))
+    assert (
+        signed.join([[*leaves[:2], torch.zeros(SIGNATURE, dtype=torch.uint8)]]).uploads.signature is not None
+    )
+
+
+def test_a_report_that_the_helper_could_not_add_is_rejected_and_named() -> None:
+    def refuse(task: Task, sealed: bytes, signature: bytes) -> None:
+        raise BindingError("the seed given for visit 7 of client 2 does not open.", [task])
+
+    intake = secure_intake(Hiding(FACTS, refuse))
+    leaves = veil(UPLOAD, {}, TASK, FACTS, PLAN, None)
+    with pytest.raises(Rejected, match=r"the helper cannot use this report: .* does not open") as caught:
+        intake.examine(TASK, leaves)
+    assert caught.value.reason is Reason.MALFORMED

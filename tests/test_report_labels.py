@@ -1,0 +1,39 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offbeat.report.labels import spread
+
+PLACES = st.lists(st.floats(0, 200), min_size=1, max_size=12)
+
+
+@given(PLACES)
+def test_names_do_not_overlap_and_stay_inside(wanted: list[float]) -> None:
+    places = spread(wanted, 15, 0, 200)
+    ordered = sorted(places)
+    assert all(b - a >= 15 - 1e-6 for a, b in zip(ordered, ordered[1:], strict=False))
+    assert ordered[0] >= -1e-6
+    assert ordered[-1] <= 200 + 1e-6
+
+
+@given(PLACES)
+def test_names_keep_the_order_of_their_lines(wanted: list[float]) -> None:
+    places = spread(wanted, 15, 0, 200)
+    for one, place in zip(wanted, places, strict=True):
+        for other, beside in zip(wanted, places, strict=True):
+            assert one >= other or place < beside
+
+
+@given(st.lists(st.integers(0, 6), unique=True, min_size=1, max_size=7))
+def test_names_that_have_room_stay_where_they_are(steps: list[int]) -> None:
+    wanted = [25.0 * step + 10 for step in steps]
+    assert spread(wanted, 15, 0, 200) == wanted
+
+
+def test_names_that_clash_move_as_little_as_they_can() -> None:
+    assert spread([100, 100], 10, 0, 200) == [95, 105]
+    assert spread([0, 0, 100], 10, 0, 200) == [0, 10, 100]
+
+
+def test_where_there_is_no_room_the_gap_is_shared() -> None:
+    assert spread([3, 1, 2], 15, 0, 20) == pytest.approx([20, 0, 10])

@@ -1,0 +1,62 @@
+"""The table of README.md from exploration.jsonl: printed, or with `--write` put between its markers."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+PAGE, RECORDS = HERE / "README.md", HERE / "exploration.jsonl"
+SETTINGS = ((0.5, 20), (0.5, 60), (0.5, 90), (0.1, 20), (0.1, 60))
+START, END = "<!-- explored -->\n", "<!-- end -->"
+
+
+def rows() -> dict[tuple[str, str], dict[tuple[float, int], dict[str, Any]]]:
+    """Records by method and its words, and by setting."""
+    found: dict[tuple[str, str], dict[tuple[float, int], dict[str, Any]]] = {}
+    for line in RECORDS.read_text().splitlines():
+        record = json.loads(line)
+        words = ", ".join(f"{name} {value}" for name, value in sorted(record["words"].items()))
+        found.setdefault((record["method"], words), {})[record["dirichlet"], record["concurrency"]] = record
+    return found
+
+
+def shown(record: dict[str, Any] | None) -> str:
+    """The last model's accuracy and the better of its averages."""
+    if record is None:
+        return "–"
+    if record["failure"]:
+        return "diverged"
+    best = max(value for name, value in record.items() if name.startswith("average"))
+    return f"{record['last']:.3f} / {best:.3f}"
+
+
+def table() -> str:
+    """One row for each variant."""
+    head = ["method", "words", *(f"Dir({d}), {c} at work" for d, c in SETTINGS)]
+    lines = [head, ["---"] * len(head)]
+    lines += [
+        [*name, *(shown(cells.get(setting)) for setting in SETTINGS)]
+        for name, cells in sorted(rows().items())
+    ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def written(page: str, made: str) -> str:
+    """The page with the table between its markers."""
+    before, _, rest = page.partition(START)
+    return f"{before}{START}\n{made}\n\n{END}{rest.partition(END)[2]}"
+
+
+def main() -> None:
+    """Print it, or put it into the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true")
+    if parser.parse_args().write:
+        PAGE.write_text(written(PAGE.read_text(), table()))
+    else:
+        print(table())
+
+
+if __name__ == "__main__":
+    main()

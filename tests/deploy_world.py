@@ -258,7 +258,8 @@ class Deployment:
         """The clients by their numbers, which sites get in the order of coming."""
         roster = json.loads((self.folder / "roster.json").read_text())
         mine = self.world.population
-        parts = [mine.parts[int(roster[str(client)]["name"])] for client in range(self.clients)]
+        names = [int(roster.get(str(client), {"name": client})["name"]) for client in range(self.clients)]
+        parts = [mine.parts[name] for name in names]
         return Population(mine.data, parts, mine.work)
 
     def files(self) -> set[Task]:

@@ -33,7 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ([*WORDS[:-1], "none", "--insecure"], "the token none cannot be read"),
         ([*WORDS[:-1], "/dev/null", "--insecure"], "does not hold a token"),
         ([*WORDS, "--insecure", "--sites", "none"], "there is no folder none"),
-        ([*WORDS, "--insecure", "--port", "99999"], "port 99999 of 127.0.0.1|not an address"),
+        ([*WORDS, "--insecure", "--port", "99999"], "there is no port 99999"),
         ([*WORDS, *TLS, "--host", "192.0.2.1"], "cannot be used"),
         ([*WORDS, "--insecure", "--prot", "5"], "unknown option '--prot': did you mean --port"),
     ],
@@ -43,7 +43,7 @@ def test_what_cannot_work_is_one_sentence(
 ) -> None:
     assert main(words) == 2
     told = capfd.readouterr().err
-    assert any(part in told for part in sentence.split("|"))
+    assert sentence in told
     assert told.count("\n") == 1
     assert not (folder / "own.key").exists()
     assert not (folder / "store").exists()

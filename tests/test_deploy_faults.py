@@ -23,8 +23,8 @@ from offbeat.deploy.journal import Journal
 from offbeat.deploy.post import PostError, Reply
 from offbeat.folder import Folder
 
-CAMPAIGNS = 14
-FAULTS = 400  # at least so many in all
+CAMPAIGNS = 20
+FAULTS = 500  # at least so many in all
 DEADLINE = 20.0
 
 

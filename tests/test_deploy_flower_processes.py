@@ -12,7 +12,7 @@ import pytest
 
 from offbeat.deploy import keys
 from offbeat.deploy.flower_home import Link
-from offbeat.deploy.flower_processes import answers, await_answer, find_certificates, reached
+from offbeat.deploy.flower_processes import answers, await_answer, check_own, find_certificates
 from offbeat.deploy.ports import check_free, free_port, joined, parse_address
 from offbeat.errors import InputError
 
@@ -62,6 +62,16 @@ def test_a_certificate_of_another_key_is_refused(made: Path, tmp_path: Path) -> 
     shutil.copyfile(made / "helper.key", folder / "server.key")
     with pytest.raises(InputError, match="do not fit each other"):
         find_certificates(folder)
+
+
+def test_a_certificate_that_is_not_good_for_this_machine_is_refused(made: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "keys"
+    shutil.copytree(made, folder)
+    check_own(find_certificates(folder))
+    for end in ("pem", "key"):
+        shutil.copyfile(made / f"helper.{end}", folder / f"server.{end}")
+    with pytest.raises(InputError, match=r"server\.pem is not good for 127\.0\.0\.1, where --start has"):
+        check_own(find_certificates(folder))
 
 
 def test_keys_of_no_site_are_refused(made: Path, tmp_path: Path) -> None:
@@ -118,5 +128,3 @@ def test_an_address_is_a_host_and_a_port(text: str) -> None:
 def test_addresses_are_written_as_they_are_read() -> None:
     for text in ("host:80", "127.0.0.1:8000", "[::1]:9"):
         assert joined(*parse_address(text)) == text
-    assert reached("0.0.0.0", 80) == "127.0.0.1:80"
-    assert reached("::", 80) == "[::1]:80"

@@ -5,11 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from offbeat.deploy import flower_commands, flower_supervised, keys
+from offbeat.deploy import flower_commands, flower_link, flower_supervised, keys
+from offbeat.deploy.backoff import Backoff
 from offbeat.deploy.flower_commands import FlowerError
 from offbeat.deploy.flower_home import Link
+from offbeat.deploy.flower_link import Started
 from offbeat.deploy.flower_processes import Certificates, find_certificates
-from offbeat.deploy.flower_supervised import Started, held
+from offbeat.deploy.flower_supervised import held
+from offbeat.deploy.ports import bound, free_port
 from offbeat.errors import InputError
 
 
@@ -27,16 +30,47 @@ class Process:
         self.lives, self.how = False, "kill"
 
 
+class Gate:
+    """Where it led to, one after another."""
+
+    def __init__(self, listener: object, folder: Path, certificates: Certificates | None) -> None:
+        self.led: list[str] = []
+        self.tended = 0
+        self.lives = True
+        GATES.append(self)
+
+    def lead_to(self, link: Link) -> None:
+        self.led.append(link.address)
+
+    def check(self) -> None:
+        if not self.lives:
+            raise InputError("the gate ended as it began.")
+
+    def tend(self) -> None:
+        self.tended += 1
+
+    def end(self) -> None:
+        self.lives = False
+
+
+GATES: list[Gate] = []
+
+
 class World:
     """What was started and asked."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.processes: list[Process] = []
+        self.places: list[str] = []
         self.registered: list[str] = []
         self.stopped: list[str] = []
         self.answers = True
         self.now = 100.0
-        monkeypatch.setattr(flower_supervised, "start_superlink", self._start)
+        GATES.clear()
+        monkeypatch.setattr(flower_link, "GateChild", Gate)
+        monkeypatch.setattr(flower_link, "start_superlink", self._start)
+        monkeypatch.setattr(flower_link, "await_answer", self._await)
+        monkeypatch.setattr(flower_link, "Backoff", lambda *given: Backoff(*given, clock=lambda: self.now))
         monkeypatch.setattr(flower_supervised, "await_answer", self._await)
         monkeypatch.setattr(flower_supervised.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(
@@ -45,13 +79,30 @@ class World:
         monkeypatch.setattr(flower_commands, "stop", lambda home, run: self.stopped.append(run))
         monkeypatch.setattr(flower_commands, "submit", lambda home, app, told: told.read_text())
 
+    @property
+    def gate(self) -> Gate:
+        (only,) = GATES
+        return only
+
     def _start(self, host: str, port: int, folder: Path, certificates: Certificates | None) -> Process:
+        assert folder.is_dir()
+        self.places.append(f"{host}:{port}")
         self.processes.append(Process())
         return self.processes[-1]
 
-    def _await(self, link: Link, seconds: float, alive: object, log: Path | None) -> None:
+    def _await(self, link: Link, seconds: float, alive: object, log: Path | None = None) -> None:
         if not self.answers:
             raise InputError("the SuperLink does not answer.")
+
+
+def somewhere() -> Started:
+    return Started("127.0.0.1", free_port())
+
+
+def connection(run: Path) -> dict[str, object]:
+    """What Flower's commands are told."""
+    told = tomllib.loads((run / "flower" / "home" / "config.toml").read_text())
+    return dict(told["superlink"]["serve"])
 
 
 @pytest.fixture
@@ -66,15 +117,37 @@ def made(tmp_path: Path) -> Certificates:
 
 
 def test_one_of_ours_is_started_and_ended(world: World, tmp_path: Path) -> None:
-    with held(tmp_path / "run", Path("serve.toml"), Started("0.0.0.0", 8000), None) as carrier:
+    with held(tmp_path / "run", Path("serve.toml"), somewhere(), None) as carrier:
         assert carrier.ours
         told = tomllib.loads(carrier.submit(resume=True))
     assert told["folder"] == str(tmp_path / "run")
     assert Path(told["settings"]).is_absolute()
     assert (told["resume"], told["authenticated"]) == (True, False)
     assert [process.how for process in world.processes] == ["end"]
-    config = tomllib.loads((tmp_path / "run" / "flower" / "home" / "config.toml").read_text())
-    assert config["superlink"]["serve"] == {"address": "127.0.0.1:8000", "insecure": True}
+    assert not world.gate.lives
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_only_its_gate_is_where_sites_look(world: World, tmp_path: Path, host: str) -> None:
+    port = free_port()
+    with held(tmp_path, Path("serve.toml"), Started(host, port), None):
+        (own,) = world.places
+        assert own.startswith("127.0.0.1:")
+        assert own != f"127.0.0.1:{port}"
+        assert connection(tmp_path) == {"address": own, "insecure": True}
+        assert world.gate.led == [own]
+        with pytest.raises(InputError, match=f"port {port} of {host} is in use"):
+            bound(host, port)
+    bound(host, port).close()
+
+
+def test_a_gate_that_does_not_come_up_is_a_sentence(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Gate, "lead_to", lambda self, link: self.end())
+    with pytest.raises(InputError, match="the gate ended"), held(tmp_path, Path("s"), somewhere(), None):
+        pass
+    assert [process.lives for process in world.processes] == [False]
 
 
 def test_one_of_others_is_only_asked(world: World, tmp_path: Path) -> None:
@@ -86,31 +159,67 @@ def test_one_of_others_is_only_asked(world: World, tmp_path: Path) -> None:
 
 
 def test_an_interrupt_ends_it_at_once(world: World, tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), held(tmp_path, Path("s"), Started("127.0.0.1", 8000), None):
+    with pytest.raises(KeyboardInterrupt), held(tmp_path, Path("s"), somewhere(), None):
         raise KeyboardInterrupt
     assert [process.how for process in world.processes] == ["kill"]
 
 
 def test_one_that_does_not_come_up_is_a_sentence_and_is_ended(world: World, tmp_path: Path) -> None:
     world.answers = False
-    with pytest.raises(InputError), held(tmp_path, Path("s"), Started("127.0.0.1", 8000), None):
+    with pytest.raises(InputError), held(tmp_path, Path("s"), somewhere(), None):
         pass
     assert [process.lives for process in world.processes] == [False]
 
 
 def test_one_that_died_is_started_again(world: World, tmp_path: Path) -> None:
-    with held(tmp_path, Path("s"), Started("127.0.0.1", 8000), None) as carrier:
+    with held(tmp_path, Path("s"), somewhere(), None) as carrier:
         carrier.tend()
         assert len(world.processes) == 1
         world.processes[0].lives = False
         carrier.stop("5")  # there is nobody to ask
         carrier.tend()
         assert [process.lives for process in world.processes] == [False, True]
+        assert len(set(world.places)) == 1  # where a server that outlived it looks for it
+        assert (len(world.gate.led), world.gate.tended) == (1, 2)
     assert world.stopped == []
 
 
+def test_one_that_does_not_come_up_again_moves_and_its_gate_and_commands_follow(
+    world: World, tmp_path: Path
+) -> None:
+    with held(tmp_path, Path("s"), somewhere(), None) as carrier:
+        world.processes[0].lives, world.answers = False, False
+        with pytest.raises(FlowerError):
+            carrier.tend()
+        world.processes[1].lives, world.answers = False, True
+        world.now += 60
+        carrier.tend()
+        first, second, third = world.places
+        assert first == second != third
+        assert world.gate.led == [first, third]
+        assert connection(tmp_path)["address"] == third
+
+
+def test_keys_are_not_registered_with_one_that_is_away(
+    world: World, tmp_path: Path, made: Certificates
+) -> None:
+    with held(tmp_path, Path("s"), somewhere(), made) as carrier:
+        world.processes[0].lives, world.answers = False, False
+        with pytest.raises(FlowerError):
+            carrier.tend()
+        keys.add_site(tmp_path / "keys", "c")
+        world.processes[1].lives = False
+        world.now += 1
+        carrier.tend()
+        assert world.registered == ["a", "b"]
+        world.answers = True
+        world.now += 60
+        carrier.tend()
+        assert world.registered == ["a", "b", "c"]
+
+
 def test_one_that_dies_again_and_again_is_started_less_and_less_often(world: World, tmp_path: Path) -> None:
-    with held(tmp_path, Path("s"), Started("127.0.0.1", 8000), None) as carrier:
+    with held(tmp_path, Path("s"), somewhere(), None) as carrier:
         world.answers = False
         for _ in range(300):
             world.processes[-1].lives = False
@@ -126,7 +235,7 @@ def test_one_that_dies_again_and_again_is_started_less_and_less_often(world: Wor
 def test_sites_are_registered_also_those_that_come_later(
     world: World, tmp_path: Path, made: Certificates
 ) -> None:
-    with held(tmp_path, Path("s"), Started("127.0.0.1", 8000), made) as carrier:
+    with held(tmp_path, Path("s"), somewhere(), made) as carrier:
         assert world.registered == ["a", "b"]
         keys.add_site(tmp_path / "keys", "c")
         world.now += 60

@@ -361,7 +361,7 @@ def test_a_helper_with_a_certificate_is_believed_and_one_without_is_not(
 ) -> None:
     tls = Tls(site_keys / "helper.pem", site_keys / "helper.key")
     check_tls(tls)
-    keys.make(tmp_path / "others", ["localhost"], ["a"], ["127.0.0.1"], 2)
+    keys.make(tmp_path / "others", ["localhost"], ["a"], ["elsewhere.example"], 2)
     with served(new_desk(tmp_path / "store"), tls) as where:
         trusting = link(where, certificate=site_keys / "ca.crt")
         trusting.under(terms).add(asked(ONCE, terms))
@@ -370,7 +370,7 @@ def test_a_helper_with_a_certificate_is_believed_and_one_without_is_not(
                 link(where, certificate=authority).known()
         named = where.replace("127.0.0.1", "localhost")
         assert link(named, certificate=site_keys / "ca.crt").known() == trusting.known()
-    only = Tls(tmp_path / "others" / "server.pem", tmp_path / "others" / "server.key")  # not of this address
+    only = Tls(tmp_path / "others" / "helper.pem", tmp_path / "others" / "helper.key")  # not of this address
     with (
         served(new_desk(tmp_path / "second"), only) as where,
         pytest.raises(InputError, match="cannot prove"),

@@ -63,6 +63,11 @@ def test_the_server_is_not_known_by_another_host(folder: Path, host: str) -> Non
         shake_hands(folder, "server", host)
 
 
+def test_the_server_is_known_on_its_own_machine_whatever_its_hosts(tmp_path: Path) -> None:
+    make(tmp_path / "keys", ["server.example"], SITES, ["helper.example"], 30)
+    assert shake_hands(tmp_path / "keys", "server", "127.0.0.1") == "TLSv1.3"
+
+
 def test_the_helper_has_a_certificate_of_its_own(folder: Path) -> None:
     assert shake_hands(folder, "helper", "helper.example") == "TLSv1.3"
     with pytest.raises(ssl.SSLCertVerificationError):

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from deploy_world import Deployment, Letter, ramdisk
-from offbeat import Asynchronous, Examples, Problem, Sequential, Synchronous, build, trees
+from offbeat import Asynchronous, Examples, Problem, Sequential, Synchronous, build, checkpoint, trees
 from offbeat.core import Bounded, Task
 from offbeat.deploy import notes
 from offbeat.deploy.engine import most_bytes
@@ -21,6 +21,7 @@ from offbeat.deploy.intake import plain_intake
 from offbeat.deploy.notes import HelloNote, UploadNote
 from offbeat.deploy.post import PostError, Reply
 from offbeat.deploy.rejections import Reason
+from offbeat.deploy.session import Deployment as Session
 from offbeat.deploy.session import Stopped
 from offbeat.deploy.site import Site
 from offbeat.deploy.terms import Terms
@@ -68,9 +69,7 @@ def test_sites_give_the_model_of_a_plain_loop_over_the_trace(
 
 
 def flying(run: Deployment) -> list[list[int]]:
-    from offbeat.checkpoint import load
-
-    facts = load(run.folder / "checkpoint" / "state.safetensors").facts
+    facts = checkpoint.load(run.folder / "checkpoint" / "state.safetensors").facts
     found: list[list[int]] = facts["session"]["flying"]
     return found
 
@@ -78,6 +77,7 @@ def flying(run: Deployment) -> list[list[int]]:
 def test_a_synchronous_run_gives_the_simulators_model_to_the_bit(place: Path) -> None:
     """Everybody in every step: then no delay can change who takes part."""
     run = Deployment(place, "scaffold", buffer=5, dispatch=Synchronous(5))
+    run.network.random.uniform = lambda low, high: 1.0  # type: ignore[method-assign]
     with run.joined():
         run.serve()
     engine = Sequential(run.world.problem, run.population())
@@ -120,6 +120,52 @@ def test_the_run_waits_until_somebody_comes(place: Path) -> None:
     run.serve()
     assert run.trace()[0]["tasks"][0][3] > 290
     agree(run)
+    close(run)
+
+
+def test_a_site_that_joins_is_given_a_task_while_the_others_are_still_at_work(place: Path) -> None:
+    run = Deployment(place, clients=3, rounds=2, buffer=2, dispatch=Asynchronous(3), terms={"deadline": 9e3})
+    run.network.random.uniform = lambda low, high: 500.0  # type: ignore[method-assign]
+    run.terms["greeting"] = 1e3
+    late = run.site(2)
+    for client in range(2):
+        run.network.join(run.site(client))
+
+    def trouble(call: str) -> None:
+        if run.clock.now > 1600 and late not in run.network.sites.values():  # others work until 2000
+            run.network.random.uniform = lambda low, high: 1.0  # type: ignore[method-assign]
+            run.network.join(late)
+
+    run.network.trouble = trouble
+    run.serve()
+    started = {task[0]: task[3] for line in reversed(run.trace()) for task in line["tasks"]}
+    assert 600 < started[2] < 610
+    agree(run)
+    close(run)
+
+
+@pytest.mark.parametrize(
+    "dispatch", [Asynchronous(4), Asynchronous(5, eager=False), Synchronous(3), Phases(3)]
+)
+def test_fewer_sites_than_the_buffer_takes_do_the_work_all_the_same(place: Path, dispatch: Any) -> None:
+    run = Deployment(place, "mime" if isinstance(dispatch, Phases) else "ca2fl", dispatch=dispatch)
+    for client in range(2):
+        run.network.join(run.site(client))
+    run.serve()
+    assert {task[0] for line in run.trace() for task in line["tasks"]} == {0, 1}
+    assert run.clock.now < 1200
+    agree(run)
+    close(run)
+
+
+def test_few_of_many_sites_are_kept_at_work(place: Path) -> None:
+    run = Deployment(place, clients=1000, rounds=10, dispatch=Asynchronous(5))
+    for client in range(5):
+        run.network.join(run.site(client))
+    run.serve()
+    busiest = {task[0] for line in run.trace() for task in line["tasks"]}
+    assert busiest == set(range(5))
+    assert run.clock.now < 1030  # five at once, of 1.6 seconds each, and some for greeting
     close(run)
 
 
@@ -177,13 +223,12 @@ def test_a_list_that_flickers_loses_nothing(place: Path) -> None:
 
 
 def test_a_task_has_a_deadline_of_its_own(place: Path) -> None:
-    run = Deployment(place, terms={"deadline": 30.0})
+    run = Deployment(place, rounds=30, terms={"deadline": 30.0})
     silent: list[str] = []
 
     def meddle(letter: Letter, reply: Reply) -> list[Reply]:
         if letter.kind == "task" and not silent:
             silent.append(letter.number)
-            run.network.extra.append(reply) if run.clock.now > 1e9 else None
             return []
         return [reply]
 
@@ -456,10 +501,33 @@ def test_a_start_that_was_cut_off_keeps_what_it_has(place: Path) -> None:
     agree(run)
 
 
+@pytest.mark.parametrize("version", [0, 1, 4])
+def test_a_kill_between_a_checkpoint_and_its_confirmation_uses_nothing_twice(
+    place: Path, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal's lines are from before the checkpoint then, and its uploads have been used."""
+    run = Deployment(place, "ca2fl", rounds=6)
+    confirm, count = Session.confirm, [0]
+
+    def confirming(session: Session) -> None:
+        count[0] += 1
+        if count[0] == version + 1:
+            raise Killed
+        confirm(session)
+
+    monkeypatch.setattr(Session, "confirm", confirming)
+    with run.joined():
+        with pytest.raises(Killed):
+            run.serve()
+        run.network.letters.clear()
+        run.serve(resume=True)
+    used = [tuple(task[:3]) for line in run.trace() for task in line["tasks"]]
+    assert len(set(used)) == len(used) == 6 * run.buffer
+    agree(run)
+
+
 def between(patch: pytest.MonkeyPatch) -> None:
     """A kill right after the checkpoint between the two pieces of a start was confirmed."""
-    from offbeat.deploy.session import Deployment as Session
-
     confirm = Session.confirm
 
     def confirming(session: Session) -> None:

@@ -123,7 +123,7 @@ def test_settings_are_read_back_with_version_and_commit(tmp_path):
     settings.write(tmp_path, SETTINGS)
     known = settings.read(tmp_path)
     assert {name: known[name] for name in SETTINGS} == SETTINGS
-    assert known.keys() - SETTINGS.keys() == {"version", "commit"}
+    assert known.keys() - SETTINGS.keys() == {"version", "commit", "format"}
     assert [path.name for path in tmp_path.iterdir()] == ["settings.json"]
 
 

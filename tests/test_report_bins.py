@@ -16,7 +16,10 @@ def test_presence_is_the_overlap_of_every_interval_with_every_stretch(
     pairs = [(end * min(pair), end * max(pair)) for pair in shares]
     since, until = (np.array([pair[side] for pair in pairs], dtype=float) for side in (0, 1))
     expected = [
-        sum(max(0.0, min(until, end * (n + 1) / count) - max(since, end * n / count)) for since, until in pairs)
+        sum(
+            max(0.0, min(until, end * (n + 1) / count) - max(since, end * n / count))
+            for since, until in pairs
+        )
         for n in range(count)
     ]
     np.testing.assert_allclose(bins.presence(since, until), expected, atol=1e-9 * end * (1 + len(pairs)))

@@ -58,7 +58,9 @@ def test_a_single_run_needs_no_name() -> None:
 
 def test_runs_differ_in_more_than_colour() -> None:
     root = ET.fromstring(draw(figure(*(line(style, [1.0, 2.0], f"run {style}") for style in range(4)))))
-    dashes = [each.attrib.get("stroke-dasharray") for each in root.iter("path") if "line" in each.attrib["class"]]
+    dashes = [
+        each.attrib.get("stroke-dasharray") for each in root.iter("path") if "line" in each.attrib["class"]
+    ]
     assert len(set(dashes)) == 4
 
 

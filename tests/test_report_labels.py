@@ -1,8 +1,10 @@
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.report.labels import spread
+from offbeat.report.labels import shortened, spread, width
 
 PLACES = st.lists(st.floats(0, 200), min_size=1, max_size=12)
 
@@ -11,7 +13,7 @@ PLACES = st.lists(st.floats(0, 200), min_size=1, max_size=12)
 def test_names_do_not_overlap_and_stay_inside(wanted: list[float]) -> None:
     places = spread(wanted, 15, 0, 200)
     ordered = sorted(places)
-    assert all(b - a >= 15 - 1e-6 for a, b in zip(ordered, ordered[1:], strict=False))
+    assert all(b - a >= 15 - 1e-6 for a, b in pairwise(ordered))
     assert ordered[0] >= -1e-6
     assert ordered[-1] <= 200 + 1e-6
 
@@ -37,3 +39,15 @@ def test_names_that_clash_move_as_little_as_they_can() -> None:
 
 def test_where_there_is_no_room_the_gap_is_shared() -> None:
     assert spread([3, 1, 2], 15, 0, 20) == pytest.approx([20, 0, 10])
+
+
+@given(st.text(max_size=60), st.floats(60, 200))
+def test_a_long_name_loses_its_middle(text: str, room: float) -> None:
+    short = shortened(text, room)
+    assert width(short) <= room
+    assert short == text or (short[0], short[-1]) == (text[0], text[-1])
+    assert (short == text) == (width(text) <= room)
+
+
+def test_the_ends_by_which_names_differ_are_kept() -> None:
+    assert shortened("momentum-approximation-fashion-12", 100).endswith("n-12")

@@ -35,6 +35,12 @@ def report(given: argparse.Namespace) -> int:
     )
     if made.without_png:
         print(f"offbeat: {made.without_png}", file=sys.stderr)
+    if made.secret:
+        print(
+            f"offbeat: the privacy of {', '.join(made.secret)} rests on a secret sample, of which this page "
+            "tells: keep it as secret as the run's folder.",
+            file=sys.stderr,
+        )
     if given.json:
         found = made._asdict() | {"page": str(made.page), "folder": str(made.folder)}
         print(json.dumps(found))

@@ -9,12 +9,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from offbeat.cli import show
 from offbeat.cli.numbers import number, whole
 from offbeat.errors import InputError
 from offbeat.reproduce.crew import results
 from offbeat.reproduce.outcome import Spot, placed, source_of
-from offbeat.reproduce.page import markdown, marker, terms, written
+from offbeat.reproduce.page import aligned, markdown, marker, terms, written
 from offbeat.reproduce.records import Curve, append, recorded
 from offbeat.reproduce.studies import STUDIES, find
 from offbeat.reproduce.study import Cell, Study, Version, summary_of
@@ -82,19 +81,14 @@ def _list(given: argparse.Namespace) -> int:
     if given.json:
         print(json.dumps({"studies": rows}))
         return 0
-    columns = ["", "recorded", "about", "quick", "about", "shows"]
-    lines = [
-        [
-            row["name"],
-            f"{row['full']['recorded']} of {row['full']['runs']}",
-            f"{row['full']['minutes']} min of an H200",
-            f"{row['quick']['recorded']} of {row['quick']['runs']}",
-            f"{row['quick']['minutes']} min of two cores",
-            f"{row['shows']} ({row['source']})",
-        ]
-        for row in rows
-    ]
-    show.table("what can be reproduced", columns, lines)
+    for row in rows:
+        print(f"{row['name']}: {row['shows']} ({row['source']})")
+        for name, machine in (("full", "an H200"), ("quick", "two cores")):
+            one = row[name]
+            print(
+                f"  {name}: {one['recorded']} of {one['runs']} runs are recorded; about {one['minutes']} "
+                f"minutes of {machine}"
+            )
     print("offbeat reproduce NAME --quick, or in full: offbeat reproduce NAME --device cuda --data-dir DIR")
     return 0
 
@@ -168,7 +162,7 @@ def _show(
     given: argparse.Namespace, study: Study, version: Version, found: dict[str, Curve], path: Path
 ) -> None:
     table = version.tabulate(version.cells, found)
-    took = terms(study, version, given.quick, found)
+    took = terms(study, version, found, given.quick, given.rounds)
     if given.write is not None:
         page, text = Path(given.write), f"{markdown(table)}\n\n{took}"
         page.write_text(written(page.read_text(), marker(study, given.quick), text))
@@ -176,7 +170,9 @@ def _show(
         facts: dict[str, Any] = summary_of(study) | table._asdict()
         print(json.dumps(facts | {"terms": took, "records": str(path)}))
         return
-    show.table(f"{study.source}: {study.shows}", list(table.head), table.rows)
+    print(f"{study.source}: {study.shows}{'; here on digits' if given.quick else ''}\n")
+    print(aligned(table))
+    print()
     for note in (*table.notes, study.unknown, took):
         print(note)
     print(f"records: {path}")

@@ -2,7 +2,6 @@
 
 import argparse
 import importlib.util
-import ipaddress
 import json
 import shlex
 import sys
@@ -14,12 +13,13 @@ from offbeat.cli import show
 from offbeat.cli.numbers import whole
 from offbeat.cli.process import Stop, stop_signals
 from offbeat.deploy.flower_home import Link
-from offbeat.deploy.flower_processes import Certificates, check_readable, find_certificates
-from offbeat.deploy.flower_supervised import Started, held
+from offbeat.deploy.flower_link import Started
+from offbeat.deploy.flower_processes import Certificates, check_own, check_readable, find_certificates
+from offbeat.deploy.flower_supervised import held
 from offbeat.deploy.outcome import Outcome, read_outcome
 from offbeat.deploy.plan import Plan
 from offbeat.deploy.ports import check_free as check_port
-from offbeat.deploy.ports import joined, parse_address
+from offbeat.deploy.ports import is_loopback, joined, parse_address
 from offbeat.deploy.stage import Stage, set_up
 from offbeat.deploy.starting import check_folder, hold, resumed_noise
 from offbeat.deploy.supervise import Supervisor
@@ -49,7 +49,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
         "--superlink", metavar="HOST:PORT", help="a SuperLink that runs on this machine already"
     )
     command.add_argument("--start", action="store_true", help="start a SuperLink, too")
-    command.add_argument("--host", metavar="HOST", help=f"with --start: where it listens [{_HOST}]")
+    command.add_argument("--host", metavar="HOST", help=f"with --start: where sites find it [{_HOST}]")
     command.add_argument("--port", type=whole, metavar="PORT", help=f"with --start [{_PORT}]")
     command.add_argument(
         "--certificates", metavar="DIR", help="from 'offbeat keys': TLS, and sites with keys"
@@ -110,7 +110,9 @@ def _superlink(given: argparse.Namespace, certificates: Certificates | None) -> 
     host, port = given.host or _HOST, _PORT if given.port is None else given.port
     if not 0 < port < 65536:
         raise InputError(f"--port must be from 1 to 65535, not {port}.")
-    if certificates is None and not _is_loopback(host):
+    if certificates is not None:
+        check_own(certificates)
+    elif not is_loopback(host):
         print("offbeat: without --certificates all travels in plain sight.", file=sys.stderr)
     return Started(host, port)
 
@@ -198,10 +200,3 @@ def _end(given: argparse.Namespace, plan: Plan, folder: Path, outcome: Outcome, 
     if outcome.error:
         return 1
     return stopped if outcome.stopped else 0
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

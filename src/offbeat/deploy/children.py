@@ -29,6 +29,7 @@ class Child:
         *,
         stdin: int | None = subprocess.DEVNULL,
         stdout: int | None = None,
+        handed: Sequence[int] = (),
     ) -> None:
         with log.open("ab") as file:
             self.process = subprocess.Popen(
@@ -38,6 +39,7 @@ class Child:
                 stdout=file if stdout is None else stdout,
                 stderr=file,
                 start_new_session=True,
+                pass_fds=handed,
                 preexec_fn=_dying_with(os.getpid()),
             )
         self.code: int | None = None

@@ -65,7 +65,7 @@ class Deployed:
         line = Line(self.clock, terms.patience, told)
         exchange = Exchange(self.post, terms, line, guests, published, journal, told)
         session = Deployment(terms, exchange, published, journal, self.stop, self.clock, self.sleep)
-        self.availability.follow(session.free, self.terms.poll)
+        self.availability.follow(session.idle, terms.poll)
         return session
 
 

@@ -49,13 +49,10 @@ class Exchange:
         flying = [(*flight.task, flight.started) for flight in self.flights]
         return [list(each) for each in [*flying, *((*each.task, each.started) for each in self.arrivals)]]
 
-    def free(self, client: int, now: float) -> bool:
-        """Whether it can be given a task."""
-        return client not in self.flights and self._guests.node(client) is not None and self._fit(client, now)
-
     def idle(self, now: float) -> set[int]:
-        """All that can."""
-        return {client for client in self._guests.clients if self.free(client, now)}
+        """Who can be given a task."""
+        there = (client for client in self._guests.clients if self._guests.node(client) is not None)
+        return {client for client in there if client not in self.flights and self._fit(client, now)}
 
     def commit(self, task: Task) -> None:
         """Its upload is used, or is on disk and sure to be: the client's next task builds on it."""

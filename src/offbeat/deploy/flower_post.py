@@ -157,11 +157,13 @@ def _check_sizes(pieces: dict[str, bytes], most: int) -> None:
     """An array may name one of its pieces many times over: add up before anything is put together."""
     total = 0
     for content in pieces.values():
-        head, _, body = content.partition(b"\x00")
-        kind, children, _ = head.decode().split(" ")
+        end = content.index(b"\x00")
+        kind, children, _ = content[:end].decode().split(" ")
         if kind == "Array":
             names = children.split(",")
-            total += sum(len(pieces[names[place]]) for place in json.loads(body)["arraychunk_ids"])
+            total += sum(
+                len(pieces[names[place]]) for place in json.loads(content[end + 1 :])["arraychunk_ids"]
+            )
     if total > most + _ROOM:
         raise RecordError(f"its arrays have more than {most} bytes.")
 

@@ -8,14 +8,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from cryptography import x509
+
 from offbeat.deploy.children import Child
 from offbeat.deploy.flower_home import Link, command, environment
-from offbeat.deploy.ports import free_port, joined
+from offbeat.deploy.ports import free_port
 from offbeat.errors import InputError
 
+OWN = "127.0.0.1"  # where a SuperLink of ours listens
 _ANSWER = 5.0  # seconds for an answer
 _LOOK = 0.2  # seconds between two questions
-_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 class Certificates(NamedTuple):
@@ -49,6 +51,20 @@ def find_certificates(folder: Path) -> Certificates:
     return found
 
 
+def check_own(certificates: Certificates) -> None:
+    """Refuse a certificate that is not good for a SuperLink behind a gate on this machine."""
+    server = x509.load_pem_x509_certificate(certificates.server.read_bytes())
+    try:
+        names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        names = x509.SubjectAlternativeName([])
+    if OWN not in map(str, names.get_values_for_type(x509.IPAddress)):
+        raise InputError(
+            f"{certificates.server} is not good for {OWN}, where --start has the SuperLink listen: "
+            "make certificates anew with 'offbeat keys', which adds it."
+        )
+
+
 def check_readable(path: Path, remedy: str) -> None:
     """Refuse a file that is not there or not ours to read."""
     try:
@@ -56,11 +72,6 @@ def check_readable(path: Path, remedy: str) -> None:
             pass
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror or error}): {remedy}.") from None
-
-
-def reached(host: str, port: int) -> str:
-    """The address by which this machine reaches what listens at a host."""
-    return joined(_EVERYWHERE.get(host, host), port)
 
 
 def start_superlink(host: str, port: int, folder: Path, certificates: Certificates | None) -> Child:

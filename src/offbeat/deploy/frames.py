@@ -49,14 +49,15 @@ def _part(line: socket.socket, most: int, what: str, until: float) -> bytes:
 
 
 def _read(line: socket.socket, size: int, until: float) -> bytes:
-    data = bytearray()
-    while len(data) < size:
+    pieces, missing = [], size
+    while missing:
         _limit(line, until)
-        piece = line.recv(min(_PIECE, size - len(data)))
+        piece = line.recv(min(_PIECE, missing))
         if not piece:
             raise FrameError("the other end closed the line in the middle of a frame")
-        data += piece
-    return bytes(data)
+        pieces.append(piece)
+        missing -= len(piece)
+    return b"".join(pieces)
 
 
 def _limit(line: socket.socket, until: float) -> None:

@@ -106,6 +106,8 @@ def check_tls(tls: Tls) -> None:
 
 def bound(host: str, port: int) -> socket.socket:
     """A socket of ours, or one sentence."""
+    if not 0 <= port < 1 << 16:
+        raise InputError(f"there is no port {port}: give --port a number up to 65535.")
     try:
         family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, OverflowError, UnicodeError):

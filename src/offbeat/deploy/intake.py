@@ -12,7 +12,7 @@ from offbeat.aggregate.uploads import upload_from
 from offbeat.core import AnyAlgorithm, Bounded, Task, Vector
 from offbeat.deploy import notes
 from offbeat.deploy.rejections import Reason, Rejected, quote
-from offbeat.deploy.wire import Form, differs, form_of, unpack
+from offbeat.deploy.wire import Form, differs, finite, form_of, unpack
 from offbeat.engines.engine import Gathered
 from offbeat.means import over_clients
 from offbeat.privacy import clipping
@@ -46,7 +46,7 @@ class PlainIntake:
 
     def check(self, leaves: list[Tensor]) -> None:
         for number, leaf in enumerate(leaves):
-            if leaf.is_floating_point() and not _finite(leaf):
+            if leaf.is_floating_point() and not finite(leaf):
                 raise Rejected(Reason.INFINITE, f"tensor {number} of the upload holds NaN or infinity.")
         for field, places, bound in self.bounds:
             part = [leaves[place][None] for place in places]
@@ -109,11 +109,6 @@ def _places(
             found.append((field, tuple(range(start, end)), bounds[field]))
         start = end
     return tuple(found)
-
-
-def _finite(leaf: Tensor) -> bool:
-    # no sum over NaN or infinity is finite, and one pass is cheap; a sum that overflows is looked at again
-    return bool(torch.isfinite(leaf.sum())) or bool(torch.isfinite(leaf).all())
 
 
 def _slack(part: list[Tensor]) -> float:

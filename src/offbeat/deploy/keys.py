@@ -20,6 +20,7 @@ from offbeat.errors import InputError
 _MOST_DAYS = 3650
 _SKEW = timedelta(hours=1)  # a site's clock may be slow
 _TOKEN = 32  # bytes
+_OWN = ("localhost", "127.0.0.1")  # how the server's machine reaches what listens behind its gate
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _HOST = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(?:\.{_LABEL})*")
 _SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -45,7 +46,7 @@ def make(
         authority = _authority(days)
         write(part / "ca.crt", _pem(authority.certificate))
         write(part / "ca.key", _private(authority.key, PrivateFormat.PKCS8), secret=True)
-        for name, names in (("server", hosts), ("helper", helper_hosts)):
+        for name, names in (("server", (*hosts, *_OWN)), ("helper", helper_hosts)):
             key = ec.generate_private_key(ec.SECP256R1())
             write(part / f"{name}.pem", _pem(_server_certificate(name, names, key, authority, days)))
             write(part / f"{name}.key", _private(key, PrivateFormat.PKCS8), secret=True)

@@ -1,6 +1,7 @@
 """Addresses and ports of this machine."""
 
 import errno
+import ipaddress
 import socket
 
 from offbeat.errors import InputError
@@ -22,15 +23,30 @@ def joined(host: str, port: int) -> str:
 
 def check_free(host: str, port: int, option: str = "--port") -> None:
     """Refuse a port that somebody else listens on."""
+    bound(host, port, option).close()
+
+
+def bound(host: str, port: int, option: str = "--port") -> socket.socket:
+    """A socket of ours there, or one sentence."""
+    taken = _socket(host)
     try:
-        with _socket(host) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind((host, port))
     except OSError as error:
+        taken.close()
         reason = (
             "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror or error})"
         )
         raise InputError(f"port {port} of {host} {reason}: name another with {option}.") from None
+    return taken
+
+
+def is_loopback(host: str) -> bool:
+    """Whether this machine alone reaches what listens there."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def free_port() -> int:

@@ -64,9 +64,9 @@ class Deployment:
     def busy(self) -> int:
         return len(self._exchange.flights) + len(self._exchange.arrivals)
 
-    def free(self, client: int) -> bool:
-        """Whether it can be given a task now."""
-        return self._exchange.free(client, self.now)
+    def idle(self) -> set[int]:
+        """Who can be given a task now."""
+        return self._exchange.idle(self.now)
 
     def start(self, task: Task, *, sure: bool = False) -> None:
         if task.client in self._exchange.flights:
@@ -88,7 +88,7 @@ class Deployment:
             raise InputError("nothing is in flight, so nothing can arrive: start a task first.")
         while not self._exchange.arrivals:
             self._look()
-            idle, before = self._exchange.idle(self.now), self._idle
+            idle, before = self.idle(), self._idle
             self._idle = idle
             if not self._exchange.arrivals:
                 if idle - before:

@@ -22,7 +22,7 @@ from offbeat.deploy.rejections import Rejected
 from offbeat.deploy.signing import read_signer
 from offbeat.deploy.veil import read as read_secure
 from offbeat.deploy.veil import read_pinned, veil
-from offbeat.deploy.wire import Form, differs, form_of, pack, unpack
+from offbeat.deploy.wire import Form, differs, finite, form_of, pack, unpack
 from offbeat.engines.work import OneByOne, Results, Start, check_module
 from offbeat.errors import DivergedError, InputError
 from offbeat.population.population import Population
@@ -222,7 +222,7 @@ def _check_model(given: Form, own: Form) -> None:
 
 
 def _check_finite(tree: Tree) -> None:
-    if not all(bool(torch.isfinite(leaf).all()) for leaf in trees.leaves(tree)):
+    if not all(map(finite, trees.leaves(tree))):
         raise DivergedError(
             "the update became NaN or infinite: check the model, the data and the step sizes."
         )

@@ -73,6 +73,12 @@ def differs(given: Form, wanted: Form) -> str:
     return f"tensor {number} is {_say(*given[number])}, not {_say(*wanted[number])}"
 
 
+def finite(leaf: Tensor) -> bool:
+    """Whether there is no NaN and no infinity in it."""
+    # no sum over either is finite, and one pass is cheap; a sum that overflows is looked at again
+    return bool(torch.isfinite(leaf.sum())) or bool(torch.isfinite(leaf).all())
+
+
 def _name(dtype: torch.dtype) -> str:
     if dtype not in _NAMES:
         raise InputError(f"tensors of {dtype} cannot travel: use one of {', '.join(sorted(DTYPES))}.")

@@ -4,15 +4,14 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from offbeat.report.figure import Axis, Figure, Line, thinned
-from offbeat.report.labels import spread
+from offbeat.report.labels import shortened, spread, width
 from offbeat.report.markup import element, text
 from offbeat.report.palette import LIGHT, colour, dash, rules
 from offbeat.report.scale import Scale, Size, scale
 
 WIDTH, HEIGHT = 420, 270
 _TOP, _BOTTOM = 24, 40
-_LETTER = 6.6  # width of a letter, about
-_NAME = 17  # letters of a run's name that are drawn
+_NAME = 125  # pixels that a run's name may take
 _GAP = 15  # between names
 _MARKS = 7  # on a line with many points
 _FEW = 30  # points of a line that are all marked
@@ -44,9 +43,9 @@ def draw(figure: Figure) -> str:
         _scale(axis, numbers, size, snug=axis is figure.x)
         for axis, numbers, size in zip((figure.x, figure.y), _numbers(figure), sizes, strict=True)
     )
-    longest = max((len(_short(line.label)) for line in figure.lines), default=0)
-    left = 10 + _LETTER * max((len(word) for _, word in y.ticks), default=1)
-    plane = _Plane(left, WIDTH - (22 + _LETTER * longest if named else 16), x, y)
+    longest = max(width(_short(line.label)) for line in figure.lines)
+    left = 8 + max((width(word) for _, word in y.ticks), default=0)
+    plane = _Plane(left, WIDTH - (18 + longest if named else 16), x, y)
     inside = [
         f"<title>{text(figure.title)}</title>",
         *_axes(figure, plane, *sizes),
@@ -195,7 +194,7 @@ def _text(x: float, y: float, words: str, anchor: str = "start") -> str:
 
 
 def _short(label: str) -> str:
-    return label if len(label) <= _NAME else f"{label[: _NAME - 9]}…{label[-8:]}"
+    return shortened(label, _NAME)
 
 
 def _number(value: float) -> str:

@@ -38,6 +38,7 @@ class Made(NamedTuple):
     size: int  # of the page, in bytes
     figures: tuple[str, ...]
     without_png: str | None  # why
+    secret: tuple[str, ...]  # runs whose privacy rests on what the page tells
 
 
 def make(folders: Sequence[Path], out: Path, *, anyway: bool = False, with_fairness: bool = False) -> Made:
@@ -72,7 +73,8 @@ def make(folders: Sequence[Path], out: Path, *, anyway: bool = False, with_fairn
     write(spot, text, contents, (f"{name}.{kind}" for name in _NAMES for kind in _KINDS))
     labels = tuple(run.label for run in runs)
     drawn = tuple(figure.name for figure in figures if figure.lines)
-    return Made(spot.page, spot.folder, labels, len(text.encode()), drawn, without_png)
+    secret = tuple(run.label for run in runs if run.hides_sample)
+    return Made(spot.page, spot.folder, labels, len(text.encode()), drawn, without_png, secret)
 
 
 def _files(figures: Sequence[Figure]) -> tuple[dict[str, bytes], str | None]:

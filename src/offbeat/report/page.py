@@ -16,6 +16,7 @@ from offbeat.report.reading import Run
 from offbeat.report.scale import say
 from offbeat.report.summary import Measure, epsilon, state
 
+SECRET = "This page tells of its sample, which has to stay a secret: keep it as secret as the run's folder."
 _NONE = "–"
 _LONG = 24  # letters of a cell that may be broken anywhere
 
@@ -150,6 +151,8 @@ def _privacy(runs: Sequence[Run]) -> str:
             pair = f"(epsilon, delta) = ({say(value)}, {privacy.delta:g})"
             terms = f"{privacy.terms[:1].upper()}{privacy.terms[1:]}"
             parts.append((run.label, f"{pair} after {privacy.releases:,} releases. {terms}"))
+        if run.hides_sample:
+            parts[-1] = (run.label, f"{parts[-1][1]} {SECRET}")
     if not parts:
         return ""
     rows = "".join(f"<dt>{text(name)}</dt><dd>{text(words)}</dd>" for name, words in parts)

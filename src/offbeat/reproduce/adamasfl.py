@@ -99,7 +99,7 @@ def _fig2(
 _HIGHEST = Best(
     LastModel(),
     {("adamasfl", _FIG1): "highest", **{(method, _FIG1): "below" for method in _TUNED}},
-    tuple((method, "adamasfl") for method in _TUNED),
+    (("adamasfl", _TUNED),),
 )
 _FLAT = Swept(
     LastModel(),

@@ -131,7 +131,7 @@ def _claimed(splits: tuple[Split, ...]) -> dict[str, str]:
 _RANKED = Best(
     LastModel(),
     {},
-    (("padamfed", "padamfed-vr"), *((method, "padamfed") for method in _METHODS[2:])),
+    (("padamfed-vr", ("padamfed",)), ("padamfed", _METHODS[2:])),
 )
 
 FIG1 = Study(

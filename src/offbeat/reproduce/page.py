@@ -1,10 +1,18 @@
-"""A table as Markdown, with what it took, and its place in a page."""
+"""A table as text and as Markdown, with what it took, and its place in a page."""
 
 from collections.abc import Mapping
 
 from offbeat.errors import InputError
 from offbeat.reproduce.records import Curve
 from offbeat.reproduce.study import Study, Table, Version
+
+
+def aligned(table: Table) -> str:
+    """For a terminal of any width: a long line is not cut."""
+    lines = [table.head, *table.rows]
+    widths = [max(len(line[place]) for line in lines) for place in range(len(table.head))]
+    texts = ("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) for line in lines)
+    return "\n".join(text.rstrip() for text in texts)
 
 
 def markdown(table: Table) -> str:
@@ -15,7 +23,9 @@ def markdown(table: Table) -> str:
     return f"{text}\n\n{notes}" if notes else text
 
 
-def terms(study: Study, version: Version, quick: bool, found: Mapping[str, Curve]) -> str:
+def terms(
+    study: Study, version: Version, found: Mapping[str, Curve], quick: bool, rounds: int | None = None
+) -> str:
     """How many runs there are, with which seeds, where, when, how long it took, and the command."""
     keys = {cell.key for cell in version.cells}
     done = [found[key] for key in keys & found.keys()]
@@ -27,7 +37,8 @@ def terms(study: Study, version: Version, quick: bool, found: Mapping[str, Curve
         words.append(" and ".join(sorted({curve.date for curve in done})))
         words.append(f"{sum(curve.seconds for curve in done) / 60:.0f} minutes of processes")
     command = f"offbeat reproduce {study.name}" + (" --quick" if quick else " --device cuda --data-dir DIR")
-    return f"{', '.join(words)}: `{command}`"
+    cut = "" if rounds is None else f" --rounds {rounds}"
+    return f"{', '.join(words)}: `{command}{cut}`"
 
 
 def marker(study: Study, quick: bool) -> str:

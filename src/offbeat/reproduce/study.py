@@ -35,7 +35,7 @@ class Cell:
     def rates(self) -> str:
         """What the method was given, in short."""
         given = self.experiment.parameters
-        return ", ".join(f"{name.removesuffix('_lr')} {value}" for name, value in given)
+        return ", ".join(f"{name.removesuffix('_lr')} {_short(value)}" for name, value in given)
 
     def shortened(self, rounds: int | None) -> "Cell":
         """The same with fewer rounds, to try it out."""
@@ -62,6 +62,10 @@ _TRAINED = {
     "mnist": 60_000,
     "shakespeare": 3_000_000,
 }
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 class Table(NamedTuple):

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 from offbeat.reproduce.measures import Figure, Measure
@@ -27,9 +26,7 @@ class Best:
 
     measure: Measure
     claimed: Mapping[tuple[str, str], str]  # by row and column
-    ascending: tuple[
-        tuple[str, ...], ...
-    ] = ()  # rows of which the paper claims that each is better than the last
+    above: tuple[tuple[str, tuple[str, ...]], ...] = ()  # rows, and those that they are claimed to beat
     delays: str = ""  # what the paper tells of each buffer's stalest update: largest, mean, median
 
     def __call__(self, cells: tuple[Cell, ...], found: Mapping[str, Curve]) -> Table:
@@ -47,12 +44,7 @@ class Best:
                     line.append(self.claimed.get((row, column), UNTOLD))
                 line.append(_text(entries.get((row, column)), (row, column), cells))
             lines.append((*line, _runs(row, cells, found)))
-        notes = [
-            _order(chain, column, entries)
-            for column in columns
-            for chain in self.ascending
-            if all(any((cell.row, cell.column) == (row, column) for cell in cells) for row in chain)
-        ]
+        notes = [_ranked(row, others, column, entries) for column in columns for row, others in self.above]
         if self.delays:
             notes.append(_delays(self.delays, cells, found))
         return Table((*head, "runs"), tuple(lines), tuple(notes))
@@ -124,15 +116,14 @@ def _runs(row: str, cells: tuple[Cell, ...], found: Mapping[str, Curve]) -> str:
     return str(done) if done == len(keys) else f"{done} of {len(keys)}"
 
 
-def _order(chain: tuple[str, ...], column: str, entries: Mapping[tuple[str, str], Entry]) -> str:
-    """Whether a claimed order came out."""
-    words = f"{column}, claimed order {' < '.join(chain)}:"
-    if any((row, column) not in entries for row in chain):
+def _ranked(row: str, others: tuple[str, ...], column: str, entries: Mapping[tuple[str, str], Entry]) -> str:
+    """Whether a row came out better than others, as claimed."""
+    words = f"{column}: {row} is claimed to be better than {', '.join(others)}:"
+    if any((one, column) not in entries for one in (row, *others)):
         return f"{words} not known yet."
-    merits = [entries[row, column].figure.merit for row in chain]
-    pairs = pairwise(zip(chain, merits, strict=True))
-    wrong = ", ".join(f"{one} is not below {other}" for (one, a), (other, b) in pairs if a >= b)
-    return f"{words} it did not come out ({wrong})." if wrong else f"{words} it came out."
+    merit = entries[row, column].figure.merit
+    wrong = [other for other in others if entries[other, column].figure.merit >= merit]
+    return f"{words} it is not better than {', '.join(wrong)}." if wrong else f"{words} it is."
 
 
 def _delays(claimed: str, cells: tuple[Cell, ...], found: Mapping[str, Curve]) -> str:

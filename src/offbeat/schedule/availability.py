@@ -1,8 +1,8 @@
 """Clients that are away for a while, and clients that leave in the middle of a task."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from offbeat.draws import uniform
 from offbeat.errors import InputError
@@ -15,6 +15,19 @@ class Availability(Protocol):
     """When clients can be given a task; `str` gives the text that `parse_availability` reads."""
 
     def bind(self, seed: int) -> Back: ...
+
+
+@runtime_checkable
+class Listed(Availability, Protocol):
+    """It knows who is there now: clients are chosen among those, for others may never come."""
+
+    @property
+    def there(self) -> Collection[int]: ...
+
+    @property
+    def pause(self) -> float:
+        """Seconds after which somebody may have come."""
+        ...
 
 
 @dataclass(frozen=True)

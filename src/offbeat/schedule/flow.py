@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Callable
+from itertools import count
 from math import inf, isinf
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from offbeat.core import Task
 from offbeat.errors import InputError
-from offbeat.schedule.availability import Always, Availability
+from offbeat.schedule.availability import Always, Availability, Listed
 from offbeat.schedule.chance import Draws
 from offbeat.schedule.dispatch import Dispatch, Moment
 from offbeat.schedule.filled import Counts, Filled
@@ -50,6 +51,7 @@ class Flow:
         self._dispatch = dispatch
         self._draws = draws
         self._back = (availability or Always()).bind(draws.seed)
+        self._listed = availability if isinstance(availability, Listed) else None
         self._pool = dispatch.pool(population)
         participation.check(self._pool, population, buffer)
         self._participation = participation
@@ -186,6 +188,10 @@ class Flow:
         """Start what the dispatcher asks for; if some were away, say who of them returns first."""
         timeline, pool = self._timeline, self._pool
         want = self._dispatch.count(len(pool), timeline.busy, len(self._waiting), moment, self._draws)
+        if self._listed is not None and self._dispatch.redraws:
+            for client in pool.among(self._listed.there, max(0, want), self._draws):
+                self._start(client, version)
+            return None
         first: tuple[float, int] | None = None
         misses = 0
         while want > 0 and misses < MISSES:
@@ -206,11 +212,13 @@ class Flow:
 
     def _publish_again(self, version: int) -> None:
         """Nobody is in flight and the buffer is short: start somebody, whenever that may be."""
-        for _ in range(BLANKS):
+        for _ in range(BLANKS) if self._listed is None else count():
             first = self._send(version, Moment.PUBLISHED)
             if self._timeline.busy:
                 return
-            if first is not None:
+            if self._listed is not None:
+                self._timeline.wait(self._timeline.now + self._listed.pause)
+            elif first is not None:
                 back, client = first
                 if isinf(back):
                     raise InputError("no client ever comes: use another availability.")

@@ -1,6 +1,7 @@
 """Who can be given a task."""
 
 from bisect import bisect_left, insort
+from collections.abc import Collection
 from typing import Any, Protocol
 
 from offbeat.schedule.chance import Draws
@@ -19,6 +20,10 @@ class Pool(Protocol):
 
     def choose(self, count: int, draws: Draws) -> list[int]:
         """That many different clients, or all that can be chosen."""
+        ...
+
+    def among(self, there: Collection[int], count: int, draws: Draws) -> list[int]:
+        """The same of those who are there; whoever is back in this step only where nobody else is."""
         ...
 
     def take(self, client: int) -> None:
@@ -71,8 +76,16 @@ class IdleFirst:
             return list(map(resting.__getitem__, draws.ranks(len(resting), min(count, len(resting)))))
         return []
 
+    def among(self, there: Collection[int], count: int, draws: Draws) -> list[int]:
+        chosen: list[int] = []
+        for group in (self._idle, self._resting):
+            able = sorted(client for client in there if client in group)
+            some = min(count - len(chosen), len(able))
+            chosen += map(able.__getitem__, draws.ranks(len(able), some)) if some else ()
+        return chosen
+
     def take(self, client: int) -> None:
-        if self._idle.count:
+        if client in self._idle:
             self._idle.take(client)
         else:
             self._unrest(client)
@@ -123,6 +136,10 @@ class Anybody:
     def choose(self, count: int, draws: Draws) -> list[int]:
         return list(draws.ranks(self._population, min(count, self._population)))
 
+    def among(self, there: Collection[int], count: int, draws: Draws) -> list[int]:
+        able = sorted(there)
+        return list(map(able.__getitem__, draws.ranks(len(able), min(count, len(able)))))
+
     def take(self, client: int) -> None:
         pass
 
@@ -166,6 +183,11 @@ class Twice:
             return self._pool.choose(count, draws)
         chosen, self._again = self._again[:count], self._again[count:]
         return chosen
+
+    def among(self, there: Collection[int], count: int, draws: Draws) -> list[int]:
+        again = list(dict.fromkeys(client for client in self._again if client in there))[:count]
+        self._again = []
+        return again + self._pool.among(set(there) - set(again), count - len(again), draws)
 
     def take(self, client: int) -> None:
         self._pool.take(client)

@@ -1,0 +1,319 @@
+"""What is done to a run, and what is then seen of it."""
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import sites
+from processes import Process, wait_for
+from rogue import BREAKS, LIES, MOUTH
+from world import LATE, World
+
+from offbeat.deploy.outcome import read_server
+
+PATIENCE = 240.0  # seconds for a run to go on
+SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM}
+OWN = {"raises": "raise", "exits": "exit", "hangs": "hang", "computes NaN": "nan"}
+# What a run with secure sums can be told of: the numbers in a share look like any others.
+STRUCTURAL = ("wrong shape", "cut short", "no JSON", "version from the future")
+
+
+class Seen(NamedTuple):
+    """What came of a fault."""
+
+    words: str
+    seconds: float | None  # until the run went on
+    bad: bool = False  # something was accepted that should not have been
+    stuck: bool = False  # the run did not go on
+
+
+Act = Callable[[World, str], Seen]  # on a site, where it is about one
+
+
+def lie(order: str) -> Act:
+    """A rogue's next answer is a bad one."""
+
+    def act(world: World, name: str) -> Seen:
+        begun = time.time()
+        sites.give(world.orders, f"{name}{MOUTH}", order)
+        told = _await(world, lambda: _first(world.done(f"{name}{MOUTH}"), begun, "told"))
+        if told is None:
+            return _nothing(world)
+        client = world.client(name)
+        seen = _await(world, lambda: _fate(world, told["task"], told["time"]))
+        if seen is None:
+            return _nothing(world)
+        return Seen(_fate_in_words(seen), _accepted(world, client, seen["time"], told["time"]), _bad(seen))
+
+    return act
+
+
+def misbehave(order: str) -> Act:
+    """A site's own code goes wrong at its next task."""
+
+    def act(world: World, name: str) -> Seen:
+        begun = time.time()
+        sites.give(world.orders, name, order)
+        taken = _await(world, lambda: _first(world.done(name), begun, "order"))
+        if taken is None:
+            return _nothing(world)
+        client = world.client(name)
+        lost = _await(world, lambda: _first(_of(world, client, "lost"), taken["time"], "visit"))
+        words = "the server was away" if lost is None else _reason(world, client, lost["time"])
+        since = taken["time"] if lost is None else lost["time"]
+        return Seen(words, _accepted(world, client, since, taken["time"]))
+
+    return act
+
+
+def kill_part(number: int, *words: str) -> Act:
+    """One process of a site, found by its command line; `offbeat join` sees to the rest."""
+
+    def act(world: World, name: str) -> Seen:
+        told = [word.format(name=name) for word in words]
+        if not wait_for(lambda: bool(world.pids(*told)) or world.over, PATIENCE):
+            return Seen("there was none to kill", None)
+        begun = time.time()
+        killed = [pid for pid in world.pids(*told) if world.trial.kill(pid, number)]
+        wait_for(lambda: not set(killed) & set(world.trial.found()), 30)
+        client, gone = world.client(name), time.time()
+        return Seen("the site started it again", _accepted(world, client, gone, begun))
+
+    return act
+
+
+def kill_app(number: int) -> Act:
+    """A process that Flower has started for one message of the site's."""
+
+    def act(world: World, name: str) -> Seen:
+        own: list[int] = []
+
+        def found() -> bool:
+            own[:] = [pid for pid in world.pids("flwr-clientapp") if _has(pid, f"site-{name}/")]
+            return bool(own) or world.over
+
+        if not wait_for(found, PATIENCE) or not own:
+            return Seen("there was none to kill", None)
+        begun = time.time()
+        for pid in own:
+            world.trial.kill(pid, number)
+        client = world.client(name)
+        lost = _await(world, lambda: _first(_of(world, client, "lost"), begun, "visit"))
+        if lost is None:
+            return Seen("nothing was lost", _accepted(world, client, begun, begun))
+        return Seen(_reason(world, client, lost["time"]), _accepted(world, client, lost["time"], begun))
+
+    return act
+
+
+def kill_join(number: int) -> Act:
+    """The whole site, which somebody starts again."""
+
+    def act(world: World, name: str) -> Seen:
+        process, begun = world.processes[name], time.time()
+        process.signal(number)
+        process.wait(60)
+        world.join(name)
+        return Seen(
+            "started again, the same client", _accepted(world, world.client(name), time.time(), begun)
+        )
+
+    return act
+
+
+def kill_server(number: int) -> Act:
+    """The process that trains."""
+
+    def act(world: World, name: str) -> Seen:
+        server = read_server(world.folder)
+        if server is None or not world.trial.kill(server.pid, number):
+            return Seen("there was none to kill", None)
+        begun = time.time()
+        wait_for(lambda: server.pid not in world.trial.found(), 60)
+        return Seen("resumed by offbeat serve", _accepted(world, None, time.time(), begun))
+
+    return act
+
+
+def kill_started(number: int, word: str) -> Act:
+    """One that offbeat serve has started."""
+
+    def act(world: World, name: str) -> Seen:
+        begun = time.time()
+        killed = [pid for pid in world.pids(word) if world.trial.kill(pid, number)]
+        wait_for(lambda: not set(killed) & set(world.trial.found()), 60)
+        return Seen("started again by offbeat serve", _accepted(world, None, time.time(), begun))
+
+    return act
+
+
+def kill_serve(number: int) -> Act:
+    """The command itself, and a person who resumes."""
+
+    def act(world: World, name: str) -> Seen:
+        begun = time.time()
+        with world.busy:
+            process = world.processes["serve"]
+            process.signal(number)
+            process.wait(180)
+            if process.code != 0:
+                world.revive()
+        return Seen("resumed with --resume", _accepted(world, None, time.time(), begun))
+
+    return act
+
+
+def kill_helper(number: int) -> Act:
+    """Away for some seconds, then started again with the same store."""
+
+    def act(world: World, name: str) -> Seen:
+        process, begun = world.processes["helper"], time.time()
+        process.signal(number)
+        process.wait(60)
+        time.sleep(10)
+        world.help()
+        back = time.time()
+        stepped = _await(world, lambda: _first(_named(world, "stepped"), back, "version"))
+        words = "the run waited for it" if stepped else "no step was seen after it"
+        seconds = stepped["time"] - begun if stepped else None
+        return Seen(words, seconds, stuck=stepped is None and not world.over)
+
+    return act
+
+
+def join_late(world: World, name: str) -> Seen:
+    """One more site, in the middle."""
+    new = next((each for each in LATE if each not in world.processes), None)
+    if new is None:
+        return Seen("there was none left to join", None)
+    begun = time.time()
+    world.join(new)
+    client = _await(world, lambda: world.client(new))
+    return Seen("joined, and trained", None if client is None else _accepted(world, client, begun, begun))
+
+
+def strange(words: tuple[str, ...], sentence: str) -> Act:
+    """Somebody who may not: what they are told, and that they did not get in."""
+
+    def act(world: World, name: str) -> Seen:
+        who = f"stranger-{time.monotonic_ns()}"
+        process: Process = world.join(who, *words)
+        wait_for(lambda: process.code is not None or world.over, PATIENCE)
+        inside = world.client(who) is not None
+        process.signal(signal.SIGTERM)
+        if process.code is None:
+            return Seen("waited, and did not get in" if not inside else "was let in", None, inside)
+        told = "refused, in one sentence" if sentence in process.said else "refused"
+        return Seen("was let in" if inside else told, None, inside)
+
+    return act
+
+
+def _first(lines: list[dict[str, Any]], since: float, key: str) -> dict[str, Any] | None:
+    return next((line for line in lines if line["time"] > since and key in line), None)
+
+
+def _named(world: World, *names: str) -> list[dict[str, Any]]:
+    return [event for event in world.events() if event["event"] in names]
+
+
+def _of(world: World, client: int | None, *names: str) -> list[dict[str, Any]]:
+    return [event for event in _named(world, *names) if client is None or event.get("client") == client]
+
+
+def _fate(world: World, task: list[int], since: float) -> dict[str, Any] | None:
+    """What became of an answer: accepted, lost, or its client was given something else meanwhile."""
+    client, version, visit = task
+    for event in _of(world, client, "accepted", "lost", "sent"):
+        if event["time"] < since - 1e-3:
+            continue
+        if event["event"] == "sent" or (event["version"], event["visit"]) == (version, visit):
+            return event | {"reason": _reason(world, client, event["time"])}
+    return None
+
+
+def _fate_in_words(event: dict[str, Any]) -> str:
+    if event["event"] == "sent":
+        return "the server was away"
+    return "accepted" if _bad(event) else str(event["reason"])
+
+
+def _bad(event: dict[str, Any]) -> bool:
+    return bool(event["event"] == "accepted")
+
+
+def _reason(world: World, client: int | None, moment: float) -> str:
+    """By the rejection that was told just before; one that is repeated in a minute is only counted."""
+    near = [e for e in _of(world, client, "rejected") if moment - 2 < e["time"] <= moment + 1e-3]
+    return f"rejected: {near[-1]['reason']}" if near else "rejected, and counted"
+
+
+def _accepted(world: World, client: int | None, since: float, begun: float) -> float | None:
+    """Seconds from the fault until an upload is accepted again."""
+    event = _await(world, lambda: _first(_of(world, client, "accepted"), since, "visit"))
+    return None if event is None else event["time"] - begun
+
+
+def _await(world: World, ask: Callable[[], Any]) -> Any:
+    """The first answer that is something; None where the run ends before, or it takes too long."""
+    limit = time.monotonic() + PATIENCE
+    while time.monotonic() < limit:
+        answer = ask()
+        if answer is not None:
+            return answer
+        if world.over:
+            return ask()
+        time.sleep(0.5)
+    return None
+
+
+def _nothing(world: World) -> Seen:
+    words = "the run ended first" if world.over else f"nothing in {PATIENCE:.0f} s"
+    return Seen(words, None, stuck=not world.over)
+
+
+def _has(pid: int, word: str) -> bool:
+    """Whether a process's environment has it."""
+    try:
+        return word.encode() in Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
+
+
+def kinds() -> Iterator[tuple[str, str, Act, int, int]]:
+    """Each kind: its name, who it befalls, what is done, how often in a main run and in a secure one."""
+    for order in LIES:
+        yield f"answer: {order}", "rogue", lie(order), 3, int(order in STRUCTURAL)
+    yield "answer: breaks off", "rogue", lie(BREAKS), 2, 0
+    for words, order in OWN.items():
+        yield f"the site's code {words}", "site", misbehave(order), 3, 0
+    for name, number in SIGNALS.items():
+        yield (
+            f"{name} of a SuperNode",
+            "site",
+            kill_part(number, "flower-supernode", "sites/{name}/key"),
+            2,
+            0,
+        )
+        resident = kill_part(number, "offbeat.deploy.resident", "--name {name} ")
+        yield f"{name} of a site's resident process", "site", resident, 2, 1
+        yield f"{name} of offbeat join", "site", kill_join(number), 2, 0
+        yield f"{name} of a message's app process", "site", kill_app(number), 1, 0
+        yield f"{name} of the server", "server", kill_server(number), 2, 1
+        yield f"{name} of offbeat serve", "server", kill_serve(number), 2, 0
+        superlink, gate = (
+            kill_started(number, "flower-superlink"),
+            kill_started(number, "offbeat.deploy.gate"),
+        )
+        yield f"{name} of the SuperLink", "server", superlink, 2, 0
+        yield f"{name} of the gate before it", "server", gate, 1, 0
+        yield f"{name} of the secure-sum helper", "helper", kill_helper(number), 0, 2
+    yield "a late joiner", "site", join_late, 2, 0
+    trust, mine = ("--certificate", "keys/ca.crt"), ("--key", "elsewhere/sites/late-1/key")
+    yield "a key that is not registered", "site", strange((*trust, *mine), "does not know the key"), 2, 0
+    yield "no key", "site", strange(trust, "takes only sites that it knows"), 2, 0
+    yield "plaintext", "site", strange(("--insecure",), "speaks TLS"), 2, 0
+    other = ("--certificate", "elsewhere/ca.crt", *mine)
+    yield "another authority", "site", strange(other, "has another certificate"), 1, 0

@@ -1,0 +1,90 @@
+"""The table of the fault campaign, from its records.
+
+python experiments/faults/table.py          shows it
+python experiments/faults/table.py --write  puts it into docs/deploy.md
+"""
+
+import argparse
+import json
+import statistics
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent.parent / "docs" / "deploy.md"
+BEGIN, END = "<!-- fault campaign: table -->", "<!-- fault campaign: end -->"
+
+
+def load(folder: Path = HERE / "records") -> list[dict[str, Any]]:
+    """Every line of every campaign."""
+    paths = sorted(folder.glob("*.jsonl"))
+    return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+
+
+def table(lines: list[dict[str, Any]]) -> str:
+    """What happened and how long it took, by kind; then what the runs came to."""
+    faults = [line for line in lines if "kind" in line]
+    runs = [line["verdict"] for line in lines if "verdict" in line]
+    rows = ["| fault | times | what was seen | seconds until the run went on, median |", "|---|--:|---|--:|"]
+    for kind in sorted({fault["kind"] for fault in faults}, key=_order):
+        mine = [fault for fault in faults if fault["kind"] == kind]
+        seen = Counter(fault["seen"] for fault in mine)
+        words = "; ".join(
+            f"{each} ({count})" if len(seen) > 1 else each for each, count in seen.most_common()
+        )
+        times = [fault["seconds"] for fault in mine if fault["seconds"] is not None]
+        rows.append(f"| {kind} | {len(mine)} | {words} | {_median(times)} |")
+    return "\n".join([*rows, "", _sentence(faults, runs)])
+
+
+def written(page: str, made: str) -> str:
+    """The page with the table in its place."""
+    before, _, rest = page.partition(BEGIN)
+    _, found, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{made}\n{END}{after if found else rest}"
+
+
+def _sentence(faults: list[dict[str, Any]], runs: list[dict[str, Any]]) -> str:
+    def total(name: str) -> int:
+        return sum(run[name] for run in runs)
+
+    missing = sum(len(run["missing"]) for run in runs)
+    rejected = sum(sum(run["rejected"].values()) for run in runs)
+    bad = sum(fault["bad"] for fault in faults)
+    whole = sum(run["model"] and run["steps"] == run["asked"] for run in runs)
+    return (
+        f"{len(faults)} faults in {len(runs)} runs of {total('steps')} server steps together. "
+        f"{total('accepted')} uploads were accepted, and {missing} of them lost. "
+        f"{rejected} answers or tasks came to nothing, and {bad} bad ones were accepted. "
+        f"{whole} of {len(runs)} runs ended with their model; replayed with honest sites it is the same "
+        f"to {max(run['difference'] for run in runs):.0e} of its norm."
+    )
+
+
+def _median(times: list[float]) -> str:
+    return f"{statistics.median(times):.0f}" if times else "–"
+
+
+def _order(kind: str) -> tuple[int, str]:
+    """Signals first, by whom they hit; then sites, answers, strangers."""
+    if kind.startswith("SIG"):
+        return 0, " ".join(kind.split()[::-1])
+    if kind.startswith("the site's"):
+        return 1, kind
+    return (2, kind) if kind.startswith("answer") else (3, kind)
+
+
+def main() -> None:
+    """Show it, or write it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true")
+    made = table(load())
+    if parser.parse_args().write:
+        PAGE.write_text(written(PAGE.read_text(), made))
+    else:
+        print(made)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""One run with real processes: a server with its SuperLink, sites, rogues and, for secret sums, a helper."""
+
+import json
+import os
+import signal
+import sys
+import threading
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import sites
+from processes import Process, Trial, wait_for
+
+from offbeat.deploy.ports import free_port
+
+HERE = Path(__file__).parent
+DEADLINE = 30  # seconds for a task
+SITES = ("north", "south", "east")
+ROGUES = ("mallory", "trudy")
+LATE = ("late-1", "late-2")
+_SETTINGS = """
+[task]
+module = "sites:module"
+losses = "sites:losses"
+
+[training]
+algorithm = "{method}"
+clients = {clients}
+buffer = {buffer}
+rounds = {rounds}
+local_steps = 3
+batch_size = 10
+every = 10
+
+[network]
+deadline = {deadline}
+"""
+_SECURE = """
+[secure]
+helper = "https://127.0.0.1:{port}"
+certificate = "keys/ca.crt"
+token = "keys/helper.token"
+minimum = 3
+"""
+
+
+class World:
+    """Everything lies in one folder; whoever dies by a fault is brought back by `revive`."""
+
+    def __init__(self, place: Path, rounds: int, *, secure: bool) -> None:
+        self.place, self.secure = place, secure
+        self.trial = Trial(place)
+        self.folder, self.orders = place / "run", place / "orders"
+        self.port, self.helper_port = free_port(), free_port()
+        self.rounds = rounds
+        self.sites = SITES if not secure else SITES[:2]
+        self.processes: dict[str, Process] = {}
+        self.busy = threading.Lock()  # whoever ends the server on purpose holds it
+        self.surprises: list[str] = []  # ends of the server that nobody meant
+
+    def begin(self) -> None:
+        """The SuperLink first, then who joins it."""
+        self.orders.mkdir(parents=True)
+        os.environ[sites.ORDERS] = str(self.orders)
+        os.environ["PYTHONPATH"] = str(HERE)
+        everybody = ",".join((*SITES, *ROGUES, *LATE))
+        for name in ("keys", "elsewhere"):
+            made = self.trial.offbeat(
+                "keys", "keys", "--hosts", "127.0.0.1", "--sites", everybody, "--out", name
+            )
+            assert made.wait(60) == 0, made.said
+        clients = len(SITES) + len(ROGUES) + len(LATE)
+        text = _SETTINGS.format(
+            method="fedbuff" if self.secure else "ca2fl",
+            clients=clients,
+            buffer=3 if self.secure else 2,
+            rounds=self.rounds,
+            deadline=DEADLINE,
+        )
+        (self.place / "serve.toml").write_text(
+            text + (_SECURE.format(port=self.helper_port) if self.secure else "")
+        )
+        if self.secure:
+            self.help()
+        self.serve()
+        server = self.processes["serve"]
+        if not wait_for(lambda: "a site joins by" in server.said or server.code is not None, 120):
+            raise TimeoutError(server.said)
+        for name in (*self.sites, *ROGUES):
+            self.join(name)
+
+    def serve(self, *words: str) -> None:
+        given = ("serve.toml", "--out", "run", "--start", "--port", str(self.port), "--certificates", "keys")
+        self.processes["serve"] = self.trial.offbeat("serve", "serve", *given, *words)
+
+    def help(self) -> None:
+        tls = ("--certificate", "keys/helper.pem", "--certificate-key", "keys/helper.key")
+        own = ("--key", "helper.x25519", "--store", "helper.db", "--token", "keys/helper.token")
+        place = ("--port", str(self.helper_port), "--sites", "keys/sites")
+        self.processes["helper"] = self.trial.offbeat("helper", "helper", *own, *tls, *place)
+
+    def join(self, name: str, *words: str) -> Process:
+        """A site, or a rogue in its place; `words` for one that is not as it should be."""
+        given = ["--superlink", f"127.0.0.1:{self.port}", "--data", "sites:load", "--name", name]
+        given += ["--folder", f"site-{name}"]
+        given += words or ["--certificate", "keys/ca.crt", "--key", f"keys/sites/{name}/key"]
+        if name in ROGUES:
+            process = self.trial.start(name, str(HERE / "rogue.py"), *given)
+        else:
+            process = self.trial.offbeat(name, "join", *given)
+        self.processes[name] = process
+        return process
+
+    def revive(self) -> None:
+        """Go on with the server where it ended without a model."""
+        wait_for(lambda: not self.pids("flower-superlink") + self.pids("offbeat.deploy.gate"), 60)
+        self.serve("--resume")
+
+    def tend(self) -> None:
+        """The server ended though nobody meant it to: that is told, and it goes on."""
+        with self.busy:
+            process = self.processes["serve"]
+            if process.code not in (None, 0):
+                self.surprises.append(process.said[-600:])
+                self.revive()
+
+    @property
+    def over(self) -> bool:
+        return self.processes["serve"].code == 0
+
+    def pids(self, *words: str) -> list[int]:
+        """Processes whose command line has all these words."""
+        return [pid for pid, line in self.trial.found().items() if all(word in line for word in words)]
+
+    def events(self) -> list[dict[str, Any]]:
+        """All so far, with times in seconds."""
+        lines = read(self.folder / "events.jsonl")
+        return [line | {"time": datetime.fromisoformat(line["time"]).timestamp()} for line in lines]
+
+    def done(self, name: str) -> list[dict[str, Any]]:
+        """What a site did of its orders."""
+        return read(self.orders / f"{name}.done")
+
+    def client(self, name: str) -> int | None:
+        """Its number, once it has joined."""
+        found = [e["client"] for e in self.events() if e["event"] == "joined" and e["name"] == name]
+        return found[-1] if found else None
+
+    def end(self) -> list[str]:
+        for name in (*self.sites, *ROGUES, *LATE):
+            if name in self.processes:
+                self.processes[name].signal(signal.SIGTERM)
+        return self.trial.end()
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a file, of which the last may be half written."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def replayed(world: World) -> dict[str, Any]:
+    """What `offbeat replay --compare` finds, with honest sites."""
+    own = {name: value for name, value in os.environ.items() if name != sites.ORDERS}
+    log = world.place / "replay.log"
+    words = ["-m", "offbeat", "replay", "run", "--data", "sites:load", "--compare", "--json"]
+    process = Process([sys.executable, *words], world.place, log, {**own, sites.ORDERS: ""})
+    process.wait(180)
+    found: dict[str, Any] = json.loads(process.said.splitlines()[-1])
+    return found

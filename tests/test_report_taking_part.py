@@ -1,0 +1,92 @@
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from offbeat import checkpoint, trees
+from offbeat.evaluate import accuracy, evaluate
+from offbeat.experiment import Experiment
+from offbeat.population.population import Examples
+from offbeat.report.fairness import Spread, spreads
+from offbeat.report.reading import read_runs
+from offbeat.report.taking_part import fairness, gini, participation
+from offbeat.trial import Simulated, prepare
+from report_world import SMALL, change_settings, lines, make_run
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("taking_part") / "run")
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=30))
+def test_gini_is_the_mean_difference_of_any_two_over_twice_the_mean(values: list[int]) -> None:
+    counts: NDArray[np.int64] = np.array(values)
+    differences = np.abs(counts[:, None] - counts[None, :]).mean()
+    expected = differences / (2 * counts.mean()) if counts.any() else 0.0
+    assert gini(counts) == pytest.approx(expected, abs=1e-12)
+
+
+def test_participation_is_sorted_and_complete(made: Path) -> None:
+    (line,) = participation(read_runs([made])).lines
+    counts = np.zeros(12)
+    for step in lines(made, "trace"):
+        for client, *_ in step["tasks"]:
+            counts[client] += 1
+    assert line.ys.tolist() == sorted(counts, reverse=True)
+    assert line.xs[-1] == 1
+
+
+def test_accuracies_are_those_of_each_clients_own_examples(made: Path) -> None:
+    found = spreads(read_runs([made]))["run"]
+    assert isinstance(found, Spread)
+    experiment = Experiment.of(algorithm="fedbuff", **SMALL)
+    trial = prepare(experiment)
+    assert isinstance(trial.engine, Simulated)
+    population = trial.engine.population
+    x = checkpoint.load(made / "checkpoint" / "state.safetensors").tensors["state.0"]
+    expected = []
+    for client in range(12):
+        part = population.parts[client]
+        own: Examples = trees.over(lambda leaf, rows=part: leaf[rows], population.data)
+        expected.append(evaluate(trial.problem, x, own, {"accuracy": accuracy})["accuracy"])
+    np.testing.assert_allclose(found.accuracies, expected)
+    assert found.version == 8
+    assert found.mean == pytest.approx(np.mean(expected))
+    assert found.deviation == pytest.approx(np.std(expected))
+    assert found.worst == min(expected)
+
+
+def test_an_averaged_model_is_the_one_that_is_asked(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", average=0.9)
+    plain = make_run(tmp_path / "plain")
+    averaged, other = (spreads(read_runs([each])).popitem()[1] for each in (folder, plain))
+    assert isinstance(averaged, Spread)
+    assert isinstance(other, Spread)
+    assert averaged.accuracies.tolist() != other.accuracies.tolist()
+
+
+def test_what_cannot_be_computed_is_left_out_with_a_sentence(made: Path, tmp_path: Path) -> None:
+    for name in ("deployed", "unsaved", "elsewhere"):
+        shutil.copytree(made, tmp_path / name)
+    change_settings(tmp_path / "deployed", task="digits")
+    shutil.rmtree(tmp_path / "unsaved" / "checkpoint")
+    change_settings(tmp_path / "elsewhere", data="mnist", data_dir=str(tmp_path / "nothing"))
+    runs = read_runs([tmp_path / name for name in ("deployed", "unsaved", "elsewhere")])
+    figure = fairness(runs, spreads(runs))
+    assert figure.lines == ()
+    assert "deployed: its examples are with its sites" in figure.notes[0]
+    assert "there is no checkpoint" in figure.notes[1]
+    assert "nothing" in figure.notes[2]
+
+
+def test_who_took_part_stays_a_secret_where_privacy_rests_on_it(made: Path, tmp_path: Path) -> None:
+    shutil.copytree(made, tmp_path / "hidden")
+    change_settings(tmp_path / "hidden", amplified=True)
+    figure = participation(read_runs([tmp_path / "hidden"]))
+    assert figure.lines == ()
+    assert "rests on nobody learning who took part" in figure.notes[0]

@@ -7,9 +7,12 @@ Without `--memory`, for each size: one SuperLink and its nodes as processes of t
 by `offbeat join`. On them a bare loop (bare_flower/: arrays of that size out and back, NumPy alone) and
 FedBuff with a model of that size and next to no work take turns, at the same concurrency, buffer and poll.
 An update's latency is from when its message was sent until its answer was here: checked and on the
-disk, in offbeat's case. `between` is from there until the node's next message was sent, which for offbeat has the
-server's step and its checkpoint in it. What each takes to start, and the first message of each node,
-are not counted. Every process computes with one thread: sites would not share a machine.
+disk, in offbeat's case. `between` is from there until the node's next message was sent, which for offbeat
+has the server's step and its checkpoint in it. What each takes to start, and the first message of each
+node, are not counted. No two arrays are the same, for Flower sends what it has sent before only once.
+Every process computes with one thread: sites would not share a machine. `cpu` is the processor time of all
+processes of both kinds, from the first message to the last answer, for each update: other work on the machine
+changes it less than it changes the rest.
 
 With `--memory`: the same server and sites in one process and no network, for the resident memory over many
 updates, and for what an update costs without Flower. The slope leaves out the first fifth.
@@ -31,51 +34,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-
-from offbeat.deploy.post import Reply
-from offbeat.deploy.server import Ask, serve
-from offbeat.deploy.site import Site
+from deployment.in_memory import weigh
+from deployment.meter import Meter
+from deployment.wide import BUFFER, write_task
 
 HERE = Path(__file__).parent
-BUFFER = 2
 LIMIT = 600.0  # seconds for one turn
-TASK = """\
-import torch
-from offbeat import Examples
-from torch import nn
-
-class Wide(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros({size}))
-
-    def forward(self, inputs):
-        return inputs + self.weight[:10]
-
-def module():
-    return Wide()
-
-def load(site):
-    return Examples(torch.zeros(4, 10), torch.arange(4))
-"""
-SETTINGS = """\
-[task]
-module = "wide_{size}:module"
-[training]
-algorithm = "fedbuff"
-parameters = {{ local_lr = 0.01, server_lr = 0.1 }}
-clients = {nodes}
-concurrency = {nodes}
-buffer = {buffer}
-rounds = {rounds}
-every = {rounds}
-local_steps = 1
-batch_size = 4
-[network]
-poll = {poll}
-[watch]
-port = 0
-"""
 
 
 class Trip(NamedTuple):
@@ -93,8 +57,14 @@ class Turn(NamedTuple):
     work: list[float]  # seconds at sites, as far as known
 
     @property
+    def ends(self) -> tuple[float, float]:
+        """When the first message was sent and the last answer here."""
+        return min(trip.sent for trip in self.trips), max(trip.done for trip in self.trips)
+
+    @property
     def seconds(self) -> float:
-        return max(trip.done for trip in self.trips) - min(trip.sent for trip in self.trips)
+        begin, end = self.ends
+        return end - begin
 
     @property
     def between(self) -> list[float]:
@@ -106,15 +76,6 @@ class Turn(NamedTuple):
             ]
             waits += [min(after) - trip.done] if after else []
         return waits
-
-
-def write_task(folder: Path, size: int, nodes: int, updates: int, poll: float) -> Path:
-    """A model of that size and the settings of a run with it; where the settings are."""
-    (folder / f"wide_{size}.py").write_text(TASK.format(size=size))
-    settings = folder / "serve.toml"
-    rounds = max(1, updates // BUFFER)
-    settings.write_text(SETTINGS.format(size=size, nodes=nodes, buffer=BUFFER, rounds=rounds, poll=poll))
-    return settings
 
 
 @contextmanager
@@ -185,7 +146,7 @@ def offbeat_turn(folder: Path, name: str, settings: Path, address: str, updates:
     return Turn(trips[:updates], work[:updates])
 
 
-def facts(turns: Sequence[Turn]) -> dict[str, Any]:
+def facts(turns: Sequence[Turn], meter: Meter) -> dict[str, Any]:
     """Of all turns of one system."""
     latencies = [trip.done - trip.sent for turn in turns for trip in turn.trips]
     work = [seconds for turn in turns for seconds in turn.work]
@@ -194,6 +155,7 @@ def facts(turns: Sequence[Turn]) -> dict[str, Any]:
         "rate": len(latencies) / sum(turn.seconds for turn in turns),
         "latency": [float(each) for each in np.percentile(latencies, (5, 50, 95))],
         "mean": statistics.fmean(latencies),
+        "cpu": sum(meter.between(*turn.ends) for turn in turns) / len(latencies),
         "between": statistics.median([each for turn in turns for each in turn.between] or [0.0]),
         "work": statistics.median(work) if work else None,
     }
@@ -203,6 +165,7 @@ def compare(given: argparse.Namespace, size: int, port: int) -> dict[str, Any]:
     """Turn by turn over one SuperLink."""
     updates = max(BUFFER, given.updates // given.turns // BUFFER * BUFFER)
     turns: dict[str, list[Turn]] = {"bare": [], "offbeat": []}
+    meter = Meter()
     with tempfile.TemporaryDirectory(prefix="offbeat-") as name:
         folder = Path(name)
         settings = write_task(folder, size, given.nodes, updates, given.poll)
@@ -210,7 +173,8 @@ def compare(given: argparse.Namespace, size: int, port: int) -> dict[str, Any]:
             for turn in range(given.turns):
                 turns["bare"].append(bare_turn(folder, f"bare-{turn}", given, size, updates))
                 turns["offbeat"].append(offbeat_turn(folder, f"run-{turn}", settings, address, updates))
-    bare, ours = facts(turns["bare"]), facts(turns["offbeat"])
+    meter.close()
+    bare, ours = facts(turns["bare"], meter), facts(turns["offbeat"], meter)
     return {
         "size": size,
         "bare": bare,
@@ -218,75 +182,13 @@ def compare(given: argparse.Namespace, size: int, port: int) -> dict[str, Any]:
         "latency_ratio": ours["latency"][1] / bare["latency"][1],
         "mean_ratio": ours["mean"] / bare["mean"],
         "seconds_an_update_ratio": bare["rate"] / ours["rate"],
+        "cpu_ratio": ours["cpu"] / bare["cpu"],
         "flowers_part": min(1.0, bare["latency"][1] / ours["latency"][1]),
     }
 
 
-class InMemory:
-    """A post whose sites answer at once; weighs the process as it goes."""
-
-    def __init__(self, sites: Sequence[Site], every: int) -> None:
-        self._sites = dict(enumerate(sites, 1))
-        self._letters: dict[str, tuple[int, str, str, bytes]] = {}
-        self._every, self._count = every, 0
-        self.weights: list[tuple[int, float]] = []  # updates, MiB
-
-    def nodes(self) -> frozenset[int]:
-        return frozenset(self._sites)
-
-    def push(self, node: int, kind: str, note: str, payload: bytes, seconds: float) -> str:
-        self._count += kind == "task"
-        if kind == "task" and self._count % self._every == 0:
-            self.weights.append((self._count, resident()))
-        number = f"{kind}-{self._count}-{node}"
-        self._letters[number] = node, kind, note, payload
-        return number
-
-    def pull(self, numbers: Sequence[str]) -> list[Reply]:
-        replies = []
-        for number in numbers:
-            node, *asked = self._letters.pop(number)
-            replies.append(Reply(number, node, *self._sites[node].answer(*asked), None))
-        return replies
-
-
-def resident() -> float:
-    """MiB of this process in RAM; NaN where the system does not tell."""
-    status = Path("/proc/self/statm")
-    pages = int(status.read_text().split()[1]) if status.exists() else float("nan")
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-
-def weigh(size: int, nodes: int, updates: int) -> dict[str, Any]:
-    """The server's loop with its journal, checkpoints and log, and its sites, in this process."""
-    with tempfile.TemporaryDirectory(prefix="offbeat-") as name:
-        folder = Path(name)
-        settings = write_task(folder, size, nodes, updates, 0.001)
-        sys.path.insert(0, name)
-        task = __import__(f"wide_{size}")
-        sites = [Site(f"s{node}", folder / f"site-{node}", task.load, task.module) for node in range(nodes)]
-        post = InMemory(sites, max(1, updates // 10))
-        begun, spent = time.perf_counter(), time.process_time()
-        outcome = serve(Ask(settings, folder / "run", False, False), lambda most: post)
-        wall, cpu = time.perf_counter() - begun, time.process_time() - spent
-        for site in sites:
-            site.close()
-    if outcome.error or outcome.version != updates // BUFFER:
-        raise SystemExit(f"deployed: the run did not end well: {outcome}")
-    counts, weights = np.array(post.weights).T
-    later = counts > updates / 5
-    slope = float(np.polyfit(counts[later], weights[later], 1)[0]) * 1024
-    return {
-        "size": size,
-        "updates": updates,
-        "mib": [[int(count), weight] for count, weight in post.weights],
-        "kib_an_update": slope,
-        "ms_an_update": 1000 * wall / updates,
-        "cpu_ms_an_update": 1000 * cpu / updates,
-    }
-
-
 def print_weights(found: dict[str, Any]) -> None:
+    """How the memory went."""
     print(f"{found['size']:,} weights, {found['updates']:,} updates, server and sites in one process")
     for count, weight in found["mib"]:
         print(f"{count:>8,} updates {weight:10.1f} MiB")
@@ -294,17 +196,19 @@ def print_weights(found: dict[str, Any]) -> None:
 
 
 def print_comparison(found: dict[str, Any]) -> None:
+    """Two rows and what they say."""
     for name in ("bare", "offbeat"):
         row = found[name]
         low, middle, high = row["latency"]
         work = "" if row["work"] is None else f"{row['work']:10.3f}"
         print(
             f"{found['size']:>12,} {name:<8}{row['updates']:>8}{row['rate']:>10.3f}"
-            f"{low:>8.2f}{middle:>7.2f}{high:>7.2f}{row['between']:>9.2f}{work}"
+            f"{low:>8.2f}{middle:>7.2f}{high:>7.2f}{row['between']:>9.2f}{row['cpu']:>7.2f}{work}"
         )
     print(
-        f"{'':>13}offbeat / bare: latency {found['latency_ratio']:.3f}, time an update "
-        f"{found['seconds_an_update_ratio']:.3f}; Flower's own part {100 * found['flowers_part']:.0f} %"
+        f"{'':>13}offbeat / bare: latency {found['latency_ratio']:.3f}, "
+        f"time an update {found['seconds_an_update_ratio']:.3f}, processor time {found['cpu_ratio']:.3f}; "
+        f"Flower's own part of the latency {100 * found['flowers_part']:.0f} %"
     )
 
 
@@ -334,9 +238,8 @@ def main() -> None:
     given.updates = given.updates or 20
     os.environ["OMP_NUM_THREADS"] = "1"
     print(f"{given.nodes} nodes, poll {given.poll} s, {given.turns} turns each; seconds")
-    print(
-        f"{'weights':>12} {'':<8}{'updates':>8}{'an s':>10}{'p5':>8}{'p50':>7}{'p95':>7}{'between':>9}{'work':>10}"
-    )
+    heads = f"{'p5':>8}{'p50':>7}{'p95':>7}{'between':>9}{'cpu':>7}{'work':>10}"
+    print(f"{'weights':>12} {'':<8}{'updates':>8}{'an s':>10}{heads}")
     rows = []
     for place, size in enumerate(given.sizes or [200_000, 11_000_000]):
         rows.append(compare(given, size, given.port + place))

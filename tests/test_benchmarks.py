@@ -79,6 +79,13 @@ def test_the_schedule_is_timed() -> None:
     assert [row["tasks"] for row in found["rows"]] == [1_000] * 4
 
 
+def test_a_deployed_server_is_weighed() -> None:
+    (found,) = facts("deployed.py", "--quick")["memory"]
+    assert [count for count, _ in found["mib"]] == [*range(5, 51, 5)]
+    assert fine(found["ms_an_update"], *(weight for _, weight in found["mib"]))
+    assert math.isfinite(found["kib_an_update"])
+
+
 def test_client_memory_ends_the_same_for_a_run_that_is_cut_off_and_resumed() -> None:
     words = ("--clients", "50", "--parameters", "100", "--rounds", "4", "--save-every", "2", "--kills", "1")
     found = facts("client_memory.py", *words)

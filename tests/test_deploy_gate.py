@@ -392,12 +392,14 @@ def test_a_connection_behind_it_that_has_ended_is_replaced(world: World, upstrea
     assert upstream.connections == 2
 
 
-def test_a_superlink_that_is_away_is_a_502_until_it_is_back() -> None:
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_superlink_that_is_away_is_a_502_until_it_is_back(secure: bool, made: Certificates) -> None:
+    certificates = made if secure else None
     port = free_port()
-    with gate(port) as world:
-        status, answer, _ = world.ask("POST", PULL, b"a" * 100_000)
+    with gate(port, certificates=certificates) as world:
+        status, answer, _ = world.ask("POST", PULL, b"a" * 5 * 2**20)
         assert (status, json.loads(answer)) == (502, {"detail": "the SuperLink is away."})
-        with up(Upstream(port)):
+        with up(Upstream(port, certificates)):
             assert world.ask("POST", PULL, b"a")[0] == 200
         assert world.ask("POST", PULL, b"a")[0] == 502
     assert world.tally.counts == {"away": 2}
@@ -474,7 +476,7 @@ def test_all_of_it_goes_over_tls(made: Certificates) -> None:
     with up(Upstream(certificates=made)) as server, gate(server.server_port, certificates=made) as world:
         told = json.loads(world.ask("POST", PULL, body)[1])
         assert (told["size"], told["sum"]) == (len(body), sum(body))
-        assert world.ask("POST", "/v1/control/start-run", body)[0] == 403
+        assert world.ask("POST", "/v1/control/start-run", body[: 2**19])[0] == 403
         link = Link(joined("127.0.0.1", world.port), made.authority)
         assert answers(link) is None
         plain = link._replace(authority=None)

@@ -58,7 +58,9 @@ def curve(*accuracies: float, failure: str | None = None, every: int = 10) -> Cu
 
 
 def cell(row: str, column: str = "c", lr: float = 0.1, seed: int = 0) -> Cell:
-    made = replace(QUICK, parameters=(("local_lr", lr),), seed=seed, partition=f"dirichlet:{sum(map(ord, row))}")
+    made = replace(
+        QUICK, parameters=(("local_lr", lr),), seed=seed, partition=f"dirichlet:{sum(map(ord, row))}"
+    )
     return Cell(row, column, made)
 
 
@@ -187,6 +189,9 @@ def test_the_best_rates_are_those_with_the_best_mean_over_seeds() -> None:
     }
     unfinished = cell("a", lr=0.4, seed=1)
     entry = entries_of((*pairs, unfinished), found(pairs), LastModel())["a", "c"]
+    first = cell("a", lr=0.4, seed=0)
+    table = Best(LastModel(), {})((first, unfinished), found({first: curve(1.0)}))
+    assert table.rows == (("a", "seeds are missing", "1 of 2"),)
     assert (entry.rates, entry.figure.text, entry.tried) == ("local 0.2", "0.750 ± 0.071", 3)
 
 

@@ -41,13 +41,14 @@ class Fault(NamedTuple):
 
 def drawn(count: int, seed: int, skip: int = 0, *, secure: bool) -> list[Fault]:
     """So many faults in an order that follows from the seed, after the first `skip`."""
-    pool = [(kind, who, act) for kind, who, act, *often in kinds() for _ in range(often[secure])]
+    pool = [each[:3] for each in kinds() for _ in range(each[4] if secure else each[3])]
     rng = draws.generator(seed, "faults", int(secure))
     chosen = [
         pool[place] for _ in range(-(-(skip + count) // len(pool))) for place in rng.permutation(len(pool))
     ]
-    faults = [Fault(*each, float(rng.uniform(0, _PAUSE))) for each in chosen[: skip + count]]
-    return faults[skip:]
+    pauses = rng.uniform(0, _PAUSE, len(chosen)).tolist()
+    faults = [Fault(kind, who, act, pause) for (kind, who, act), pause in zip(chosen, pauses, strict=True)]
+    return faults[skip : skip + count]
 
 
 def secure_count(count: int) -> int:
@@ -94,7 +95,7 @@ class Campaign:
     def _see_through(self, world: World, threads: list[threading.Thread]) -> None:
         """Until the run has ended; it is hurried by nobody, and given up if it stands still."""
         limit = self._until + _ENDING
-        while not world.over or any(thread.is_alive() for thread in threads):
+        while not world.is_over() or any(thread.is_alive() for thread in threads):
             world.tend()
             if time.monotonic() > limit:
                 raise TimeoutError(f"the run did not end: {world.processes['serve'].said[-2000:]}")
@@ -102,7 +103,7 @@ class Campaign:
 
     def _lane(self, world: World, faults: "deque[Fault]", name: str) -> None:
         """One fault after another to one site, or to the server."""
-        while not world.over and time.monotonic() < self._until:
+        while not world.is_over() and time.monotonic() < self._until:
             if not world.events():
                 time.sleep(1)  # it has not begun
                 continue
@@ -111,7 +112,7 @@ class Campaign:
             except IndexError:
                 return
             time.sleep(fault.pause)
-            if world.over:
+            if world.is_over():
                 faults.appendleft(fault)
                 return
             begun = time.time()

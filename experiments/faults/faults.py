@@ -73,7 +73,7 @@ def kill_part(number: int, *words: str) -> Act:
 
     def act(world: World, name: str) -> Seen:
         told = [word.format(name=name) for word in words]
-        if not wait_for(lambda: bool(world.pids(*told)) or world.over, PATIENCE):
+        if not wait_for(lambda: bool(world.pids(*told)) or world.is_over(), PATIENCE):
             return Seen("there was none to kill", None)
         begun = time.time()
         killed = [pid for pid in world.pids(*told) if world.trial.kill(pid, number)]
@@ -92,7 +92,7 @@ def kill_app(number: int) -> Act:
 
         def found() -> bool:
             own[:] = [pid for pid in world.pids("flwr-clientapp") if _has(pid, f"site-{name}/")]
-            return bool(own) or world.over
+            return bool(own) or world.is_over()
 
         if not wait_for(found, PATIENCE) or not own:
             return Seen("there was none to kill", None)
@@ -178,7 +178,7 @@ def kill_helper(number: int) -> Act:
         stepped = _await(world, lambda: _first(_named(world, "stepped"), back, "version"))
         words = "the run waited for it" if stepped else "no step was seen after it"
         seconds = stepped["time"] - begun if stepped else None
-        return Seen(words, seconds, stuck=stepped is None and not world.over)
+        return Seen(words, seconds, stuck=stepped is None and not world.is_over())
 
     return act
 
@@ -200,7 +200,7 @@ def strange(words: tuple[str, ...], sentence: str) -> Act:
     def act(world: World, name: str) -> Seen:
         who = f"stranger-{time.monotonic_ns()}"
         process: Process = world.join(who, *words)
-        wait_for(lambda: process.code is not None or world.over, PATIENCE)
+        wait_for(lambda: process.code is not None or world.is_over(), PATIENCE)
         inside = world.client(who) is not None
         process.signal(signal.SIGTERM)
         if process.code is None:
@@ -263,15 +263,15 @@ def _await(world: World, ask: Callable[[], Any]) -> Any:
         answer = ask()
         if answer is not None:
             return answer
-        if world.over:
+        if world.is_over():
             return ask()
         time.sleep(0.5)
     return None
 
 
 def _nothing(world: World) -> Seen:
-    words = "the run ended first" if world.over else f"nothing in {PATIENCE:.0f} s"
-    return Seen(words, None, stuck=not world.over)
+    words = "the run ended first" if world.is_over() else f"nothing in {PATIENCE:.0f} s"
+    return Seen(words, None, stuck=not world.is_over())
 
 
 def _has(pid: int, word: str) -> bool:

@@ -57,7 +57,7 @@ class World:
         self.sites = SITES if not secure else SITES[:2]
         self.processes: dict[str, Process] = {}
         self.busy = threading.Lock()  # whoever ends the server on purpose holds it
-        self.surprises: list[str] = []  # ends of the server that nobody meant
+        self.surprises = 0  # ends of the server that nobody meant
 
     def begin(self) -> None:
         """The SuperLink first, then who joins it."""
@@ -122,11 +122,12 @@ class World:
         with self.busy:
             process = self.processes["serve"]
             if process.code not in (None, 0):
-                self.surprises.append(process.said[-600:])
+                self.surprises += 1
+                print(f"the server ended: {process.said[-600:]}", file=sys.stderr)
                 self.revive()
 
-    @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
+        """Whether the run has ended in order."""
         return self.processes["serve"].code == 0
 
     def pids(self, *words: str) -> list[int]:
@@ -163,10 +164,11 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def replayed(world: World) -> dict[str, Any]:
     """What `offbeat replay --compare` finds, with honest sites."""
-    own = {name: value for name, value in os.environ.items() if name != sites.ORDERS}
-    log = world.place / "replay.log"
     words = ["-m", "offbeat", "replay", "run", "--data", "sites:load", "--compare", "--json"]
-    process = Process([sys.executable, *words], world.place, log, {**own, sites.ORDERS: ""})
+    log = world.place / "replay.log"
+    process = Process([sys.executable, *words], world.place, log, {sites.ORDERS: ""})
     process.wait(180)
-    found: dict[str, Any] = json.loads(process.said.splitlines()[-1])
+    found: dict[str, Any] = json.loads(
+        next(line for line in process.said.splitlines() if line.startswith("{"))
+    )
     return found

@@ -18,6 +18,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """The first answer of each node is not counted: Flower installs the app there."""
     told = context.run_config
+    generator = np.random.default_rng(0)
     sent: dict[str, tuple[int, float]] = {}
     found: list[tuple[int, float, float]] = []
 
@@ -25,6 +26,9 @@ def main(grid: Grid, context: Context) -> None:
         content = RecordDict({"model": ArrayRecord({"x": Array(array)})})
         (number,) = grid.push_messages([Message(content, node, "train", ttl=600.0)])
         sent[number] = node, time.time()
+
+    def draw() -> np.ndarray:
+        return generator.standard_normal(told["size"], np.float32)
 
     def pull() -> list[tuple[int, np.ndarray]]:
         replies = list(grid.pull_messages(list(sent)))
@@ -43,12 +47,12 @@ def main(grid: Grid, context: Context) -> None:
     while len(nodes := list(grid.get_node_ids())) < told["nodes"]:
         time.sleep(told["poll"])
     for node in nodes:
-        push(node, np.zeros(told["size"], np.float32))
+        push(node, draw())
     while sent:
         pull()
     found.clear()
     for node in nodes:
-        push(node, np.zeros(told["size"], np.float32))
+        push(node, draw())
     while len(found) < told["updates"]:
         for node, array in pull():
             push(node, array)

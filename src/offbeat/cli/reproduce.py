@@ -13,7 +13,7 @@ from offbeat.cli.numbers import number, whole
 from offbeat.errors import InputError
 from offbeat.reproduce.crew import results
 from offbeat.reproduce.outcome import Spot, placed, source_of
-from offbeat.reproduce.page import aligned, markdown, marker, terms, written
+from offbeat.reproduce.page import aligned, marker, section, terms, written
 from offbeat.reproduce.records import Curve, append, recorded
 from offbeat.reproduce.studies import STUDIES, find
 from offbeat.reproduce.study import Cell, Study, Version, summary_of
@@ -164,7 +164,7 @@ def _show(
     table = version.tabulate(version.cells, found)
     took = terms(study, version, found, given.quick, given.rounds)
     if given.write is not None:
-        page, text = Path(given.write), f"{markdown(table)}\n\n{took}"
+        page, text = Path(given.write), section(study, version, found, given.quick, given.rounds)
         page.write_text(written(page.read_text(), marker(study, given.quick), text))
     if given.json:
         facts: dict[str, Any] = summary_of(study) | table._asdict()

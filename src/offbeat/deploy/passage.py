@@ -1,9 +1,11 @@
 """One connection at the gate: each of its requests goes on to the SuperLink, or is refused."""
 
 import asyncio
+import contextlib
 import json
 import ssl
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 import h11
@@ -40,7 +42,7 @@ class Bounds(NamedTuple):
     rate: float = 16 * 1024.0  # bytes per second
     reach: float = 10.0  # for a way to the SuperLink
     answer: float = 60.0  # for the SuperLink to answer
-    linger: float = 2.0  # for a refused sender to see why
+    linger: float = 2.0  # for a connection to end in order
 
 
 class Way(NamedTuple):
@@ -135,7 +137,7 @@ class Passage:
         if begun:
             front.cut()
         else:
-            await self._refuse(status, sentence)
+            await self._refuse(status, sentence, self._bounds.most)
         return False
 
     async def _reach(self) -> Side:
@@ -158,31 +160,38 @@ class Passage:
         return [*kept, (b"x-forwarded-for", self._peer.encode())]
 
     async def _pour(self, source: Side, sink: Side) -> None:
-        """The body, piece by piece; it may take as long as its bytes so far allow."""
-        begun, passed, bounds = asyncio.get_running_loop().time(), 0, self._bounds
-        async with asyncio.timeout(bounds.grace) as limit:
+        """The body, piece by piece."""
+        async with self._pace() as paced:
             while isinstance(event := await source.next(), h11.Data):
                 await sink.send(event)
-                passed += len(event.data)
-                limit.reschedule(begun + bounds.grace + passed / bounds.rate)
+                paced(len(event.data))
             await sink.send(h11.EndOfMessage())
 
-    async def _refuse(self, status: int, sentence: str) -> None:
-        """Say why, and end the connection."""
+    @asynccontextmanager
+    async def _pace(self) -> AsyncIterator[Callable[[int], None]]:
+        """What is inside may take as long as the bytes allow of which it tells."""
+        bounds, until = self._bounds, asyncio.get_running_loop().time() + self._bounds.grace
+        async with asyncio.timeout_at(until) as limit:
+
+            def paced(size: int) -> None:
+                nonlocal until
+                until += size / bounds.rate
+                limit.reschedule(until)
+
+            yield paced
+
+    async def _refuse(self, status: int, sentence: str, most: int = _DISCARD) -> None:
+        """Say why, and end the connection: not before most bytes of the body, so that the sender sees it."""
         body = json.dumps({"detail": sentence}).encode()
         headers = [("content-type", "application/json"), ("content-length", str(len(body)))]
-        try:
-            async with asyncio.timeout(self._bounds.linger):
-                await self._front.send(
-                    h11.Response(status_code=status, headers=[*headers, ("connection", "close")])
-                )
-                await self._front.send(h11.Data(data=body))
-                await self._front.send(h11.EndOfMessage())
-                read = 0
-                while read < _DISCARD and isinstance(event := await self._front.next(), h11.Data):
-                    read += len(event.data)
-        except (TimeoutError, LostError):
-            pass
+        head = h11.Response(status_code=status, headers=[*headers, ("connection", "close")])
+        with contextlib.suppress(TimeoutError, LostError):
+            async with self._pace() as paced:
+                for event in (head, h11.Data(data=body), h11.EndOfMessage()):
+                    await self._front.send(event)
+                while most > 0 and isinstance(event := await self._front.next(), h11.Data):
+                    most -= len(event.data)
+                    paced(len(event.data))
 
     def _drop(self) -> None:
         if self._back is not None:

@@ -41,6 +41,14 @@ def terms(
     return f"{', '.join(words)}: `{command}{cut}`"
 
 
+def section(
+    study: Study, version: Version, found: Mapping[str, Curve], quick: bool, rounds: int | None = None
+) -> str:
+    """What stands between the markers of a page: the table, then its terms."""
+    table = version.tabulate(version.cells, found)
+    return f"{markdown(table)}\n\n{terms(study, version, found, quick, rounds)}"
+
+
 def marker(study: Study, quick: bool) -> str:
     """What stands before a table in a page."""
     return f"<!-- {study.name}{' quick' if quick else ''} -->\n"

@@ -42,7 +42,7 @@ class Best:
             for column in columns:
                 if told[column]:
                     line.append(self.claimed.get((row, column), UNTOLD))
-                line.append(_text(entries.get((row, column)), (row, column), cells))
+                line.append(_text(entries.get((row, column)), (row, column), cells, found))
             lines.append((*line, _runs(row, cells, found)))
         notes = [_ranked(row, others, column, entries) for column in columns for row, others in self.above]
         if self.delays:
@@ -67,7 +67,7 @@ class Swept:
         for row in rows:
             merits = [entries[row, column].figure.merit for column in columns if (row, column) in entries]
             whole = self.of_row(merits) if len(merits) == len(columns) else ""
-            texts = [_text(entries.get((row, column)), (row, column), cells) for column in columns]
+            texts = [_text(entries.get((row, column)), (row, column), cells, found) for column in columns]
             lines.append((row, *texts, whole, self.claimed.get(row, UNTOLD), _runs(row, cells, found)))
         return Table(("", *columns, self.whole, "claimed", "runs"), tuple(lines))
 
@@ -103,11 +103,17 @@ def entries_of(
     return entries
 
 
-def _text(entry: Entry | None, place: tuple[str, str], cells: tuple[Cell, ...]) -> str:
-    if entry is None:
-        return "" if all((cell.row, cell.column) != place for cell in cells) else "not run"
-    several = len({cell.rates for cell in cells if (cell.row, cell.column) == place}) > 1
-    return f"{entry.figure.text} ({entry.rates})" if several else entry.figure.text
+def _text(
+    entry: Entry | None, place: tuple[str, str], cells: tuple[Cell, ...], found: Mapping[str, Curve]
+) -> str:
+    """A figure with its rates where there was a choice, or why there is none."""
+    own = [cell for cell in cells if (cell.row, cell.column) == place]
+    if entry is not None:
+        several = len({cell.rates for cell in own}) > 1
+        return f"{entry.figure.text} ({entry.rates})" if several else entry.figure.text
+    if any(cell.key in found for cell in own):
+        return "seeds are missing"
+    return "not run" if own else ""
 
 
 def _runs(row: str, cells: tuple[Cell, ...], found: Mapping[str, Curve]) -> str:

@@ -1,0 +1,80 @@
+"""A server and its sites in one process, with no network between."""
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from deployment.wide import BUFFER, write_task
+from offbeat.deploy.post import Reply
+from offbeat.deploy.server import Ask, serve
+from offbeat.deploy.site import Site
+
+
+class InMemory:
+    """A post whose sites answer at once; weighs the process as it goes."""
+
+    def __init__(self, sites: Sequence[Site], every: int) -> None:
+        self._sites = dict(enumerate(sites, 1))
+        self._letters: dict[str, tuple[int, str, str, bytes]] = {}
+        self._every, self._count = every, 0
+        self.weights: list[tuple[int, float]] = []  # updates, MiB
+
+    def nodes(self) -> frozenset[int]:
+        return frozenset(self._sites)
+
+    def push(self, node: int, kind: str, note: str, payload: bytes, seconds: float) -> str:
+        self._count += kind == "task"
+        if kind == "task" and self._count % self._every == 0:
+            self.weights.append((self._count, resident()))
+        number = f"{kind}-{self._count}-{node}"
+        self._letters[number] = node, kind, note, payload
+        return number
+
+    def pull(self, numbers: Sequence[str]) -> list[Reply]:
+        replies = []
+        for number in numbers:
+            node, *asked = self._letters.pop(number)
+            replies.append(Reply(number, node, *self._sites[node].answer(*asked), None))
+        return replies
+
+
+def resident() -> float:
+    """MiB of this process in RAM; NaN where the system does not tell."""
+    status = Path("/proc/self/statm")
+    pages = int(status.read_text().split()[1]) if status.exists() else float("nan")
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def weigh(size: int, nodes: int, updates: int) -> dict[str, Any]:
+    """The server's loop with its journal, checkpoints and log, and its sites, in this process."""
+    with tempfile.TemporaryDirectory(prefix="offbeat-") as name:
+        folder = Path(name)
+        settings = write_task(folder, size, nodes, updates, 0.001)
+        sys.path.insert(0, name)
+        task = __import__(f"wide_{size}")
+        sites = [Site(f"s{node}", folder / f"site-{node}", task.load, task.module) for node in range(nodes)]
+        post = InMemory(sites, max(1, updates // 10))
+        begun, spent = time.perf_counter(), time.process_time()
+        outcome = serve(Ask(settings, folder / "run", False, False), lambda most: post)
+        wall, cpu = time.perf_counter() - begun, time.process_time() - spent
+        for site in sites:
+            site.close()
+    if outcome.error or outcome.version != updates // BUFFER:
+        raise SystemExit(f"deployed: the run did not end well: {outcome}")
+    counts, weights = np.array(post.weights).T
+    later = counts > updates / 5
+    slope = float(np.polyfit(counts[later], weights[later], 1)[0]) * 1024
+    return {
+        "size": size,
+        "updates": updates,
+        "mib": [[int(count), weight] for count, weight in post.weights],
+        "kib_an_update": slope,
+        "ms_an_update": 1000 * wall / updates,
+        "cpu_ms_an_update": 1000 * cpu / updates,
+    }

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -132,6 +133,15 @@ def test_a_run_is_told_line_by_line(here: Path, act: Act, capsys: pytest.Capture
     assert asked == [(Path("run"), Path("serve.toml"), ("127.0.0.1", 23998), None)]
 
 
+def test_sites_are_not_told_an_address_that_is_nobodys(
+    act: Act, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    act(Outcome(3))
+    monkeypatch.setattr("platform.node", lambda: "server.example")
+    assert main(shlex.split("serve serve.toml --start --host 0.0.0.0 --port 23998")) == 0
+    assert "--superlink server.example:23998" in capsys.readouterr().out
+
+
 def test_the_line_for_sites_says_how_they_are_known(
     act: Act, made: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -254,6 +264,19 @@ def test_a_port_in_use_is_one_sentence(here: Path, capsys: pytest.CaptureFixture
     assert not (here / "runs").exists()
 
 
+def test_a_certificate_that_is_not_good_for_this_machine_is_one_sentence(
+    here: Path, made: Path, act: Act, capsys: pytest.CaptureFixture[str]
+) -> None:
+    act(Outcome(3))
+    shutil.copytree(made, here / "keys")
+    for end in ("pem", "key"):
+        shutil.copyfile(made / f"helper.{end}", here / "keys" / f"server.{end}")
+    said = fails("serve serve.toml --start --port 23998 --certificates keys", capsys)
+    assert "keys/server.pem is not good for 127.0.0.1, where --start has the SuperLink listen" in said
+    assert not (here / "runs").exists()
+    assert main(shlex.split("serve serve.toml --superlink a:23998 --certificates keys")) == 0
+
+
 def test_a_folder_that_holds_a_run_is_left_alone(act: Act, capsys: pytest.CaptureFixture[str]) -> None:
     act(Outcome(3))
     main(shlex.split("serve serve.toml --start --port 23998 --out run"))
@@ -295,3 +318,13 @@ def test_a_site_is_joined_with_what_was_given(
 def test_a_loader_that_cannot_be_found_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     said = fails("join --superlink 127.0.0.1:23999 --insecure --data no_such.data:load --name a", capsys)
     assert "there is no module 'no_such' for --data" in said
+
+
+def test_a_file_that_is_no_token_is_refused_before_anything_is_started(
+    here: Path, made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    secure = f'[secure]\nhelper = "https://localhost:9"\ntoken = "{made / "ca.crt"}"\nminimum = 2\n'
+    (here / "serve.toml").write_text(f"{SETTINGS}{secure}")
+    said = fails("serve serve.toml --start --port 23999", capsys)
+    assert "ca.crt does not hold a token" in said
+    assert not (here / "runs").exists()

@@ -188,6 +188,11 @@ def test_a_node_that_ends_for_no_reason_is_started_again(make: Callable[[], Worl
             "[SSL: CERTIFICATE_VERIFY_FAILED] unable to get local issuer",
             "has another certificate than ca.crt",
         ),
+        (
+            "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: IP address mismatch, "
+            "certificate is not valid for '127.0.0.2'. (_ssl.c:1006)",
+            "vouches for (IP address mismatch, certificate is not valid for '127.0.0.2'): check",
+        ),
         ("[SSL: WRONG_VERSION_NUMBER] wrong version number", "does not speak TLS: use --insecure"),
     ],
 )

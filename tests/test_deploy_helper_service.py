@@ -1,8 +1,10 @@
 """A helper behind HTTP, and whoever tries to get more from it than it should give."""
 
+import contextlib
 import http.client
 import json
 import secrets
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -220,6 +222,32 @@ def test_what_is_too_long_is_not_read(url: str) -> None:
     assert endless.status_code == 411
     assert httpx.get(f"{url}/add").status_code == 405
     assert httpx.get(f"{url}/other").status_code == 404
+
+
+def test_what_is_longer_than_it_said_is_not_read_to_its_end(url: str) -> None:
+    place = url.removeprefix("http://").split(":")
+    with socket.create_connection((place[0], int(place[1])), 20) as line:
+        head = f"POST /add HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 10\r\n"
+        line.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n20\r\n{'x' * 32}\r\n".encode())
+        assert line.recv(100).startswith(b"HTTP/1.1 413")  # there is no last chunk to wait for
+
+
+def test_strangers_that_say_nothing_do_not_keep_others_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("offbeat.deploy.helper_service._SILENT", 0.5)
+    with served(new_desk(tmp_path / "store")) as url, contextlib.ExitStack() as stack:
+        place = url.removeprefix("http://").split(":")
+        silent = [
+            stack.enter_context(socket.create_connection((place[0], int(place[1])), 20)) for _ in range(40)
+        ]
+        silent[0].sendall(b"GET /key HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert silent[0].recv(100).startswith(b"HTTP/1.1 503")
+        silent[0].sendall(b"G")  # begins to ask once more, and leaves it at that
+        for line in silent:
+            while line.recv(1000):
+                pass
+        assert httpx.get(f"{url}/key").status_code == 200
 
 
 GOOD = write_request(Asking(new_terms(b"run"), asked(ONCE, new_terms(b"run"))))

@@ -195,3 +195,11 @@ def test_a_digest_tells_apart_all_that_a_sum_depends_on() -> None:
     assert len(found) == len(others) + 1
     assert digest(request._replace(signatures=(b"x",) * 3), TERMS) == digest(request, TERMS)
     assert digest(request._replace(reports=request.reports[::-1]), TERMS) == digest(request, TERMS)
+
+
+def test_a_commit_lasts_even_if_the_power_goes_just_after_it(tmp_path: Path) -> None:
+    # SQLite's manual: it takes EXTRA where "the commit is followed closely by a power loss"
+    store = Store(tmp_path / "store", "key")
+    assert store._base.execute("PRAGMA synchronous").fetchone() == (3,)
+    assert store._base.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+    store.close()

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from deploy_world import ramdisk
 from offbeat.core import Task
 from offbeat.deploy.journal import Journal, Upload
+from offbeat.deploy.starting import hold
 from offbeat.errors import InputError
 
 FORM = (("float64", (3,)), ("int64", ()))
@@ -145,3 +146,10 @@ def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot be written"):
         Journal(tmp_path / "file" / "journal")
+
+
+def test_updates_are_for_the_eyes_of_their_owner_alone(tmp_path: Path) -> None:
+    Journal(tmp_path / "run" / "journal").close()
+    assert (tmp_path / "run" / "journal").stat().st_mode & 0o077 == 0
+    with hold(tmp_path / "run"):
+        assert (tmp_path / "run" / "flower").stat().st_mode & 0o077 == 0

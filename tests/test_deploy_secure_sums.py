@@ -27,18 +27,19 @@ def test_sums_are_in_plain_sight_unless_asked_for(tmp_path: Path) -> None:
 
 
 def test_a_run_is_put_together_without_asking_the_helper(tmp_path: Path) -> None:
-    (tmp_path / "helper.token").write_text("secret\n")
+    (tmp_path / "helper.token").write_text("a-secret-of-some-length\n")
     made = plan(tmp_path, SECURE)
     summation = summation_of(made, b"run")
     assert isinstance(summation, Distant)
     assert (summation.run, summation.secure.minimum, summation.signed) == (b"run", 3, True)
-    assert "secret" not in repr(set_up(made, summation=summation).aggregate)
+    assert "a-secret" not in repr(set_up(made, summation=summation).aggregate)
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"token": "none"}, "token of [secure] cannot be read"),
+        ({"token": "none"}, "none cannot be read"),
+        ({"token": "many.lines"}, "does not hold a token"),
         ({"helper": "http://server.example:9"}, "reach it by https"),
         ({"certificate": "none.crt"}, "there is no file"),
     ],
@@ -46,7 +47,8 @@ def test_a_run_is_put_together_without_asking_the_helper(tmp_path: Path) -> None
 def test_a_helper_that_cannot_be_used_is_one_sentence(
     tmp_path: Path, change: dict[str, str], sentence: str
 ) -> None:
-    (tmp_path / "helper.token").write_text("secret\n")
+    (tmp_path / "helper.token").write_text("a-secret-of-some-length\n")
+    (tmp_path / "many.lines").write_text("-----BEGIN CERTIFICATE-----\nand so on\n")
     with pytest.raises(InputError) as caught:
         summation_of(plan(tmp_path, SECURE | change), b"run")
     assert sentence in str(caught.value)

@@ -1,5 +1,6 @@
 """A server with real sites at the other end of a post in memory: it runs, stops, resumes, and leaves word."""
 
+import errno
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -249,3 +250,58 @@ def test_a_private_run_keeps_its_noise_and_tells_what_it_spent(
     assert outcome.version == 6
     assert outcome.spent is not None
     assert 0 < outcome.spent["epsilon"] <= 50
+
+
+def test_a_disk_that_is_full_ends_the_run_with_a_sentence(
+    settings: Path, tmp_path: Path, sites: dict[int, Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save, count = checkpoint.save, iter(range(100))
+
+    def fail(path: Path, state: checkpoint.Checkpoint) -> None:
+        if next(count) == 3:
+            raise OSError(errno.ENOSPC, "No space left on device", "state.safetensors")
+        save(path, state)
+
+    monkeypatch.setattr("offbeat.checkpoint.save", fail)
+    outcome = serve(ask(settings, tmp_path / "run"), lambda most: AtOnce(sites))
+    assert outcome.error is not None
+    assert "state.safetensors cannot be written (No space left on device)" in outcome.error
+    assert read_outcome(tmp_path / "run") == outcome
+    assert serve(ask(settings, tmp_path / "run", resume=True), lambda most: AtOnce(sites)).version == 6
+
+
+def test_a_run_of_sites_with_keys_does_not_go_on_with_sites_that_have_none(
+    settings: Path, tmp_path: Path, sites: dict[int, Site]
+) -> None:
+    folder = tmp_path / "run"
+
+    def stop(tasks: int) -> None:
+        if tasks > 4:
+            (folder / STOP).touch()
+
+    keyed = Ask(settings, folder, False, authenticated=True)
+    assert serve(keyed, lambda most: AtOnce(sites, stop)).stopped
+    strangers = AtOnce({node + 80: site for node, site in sites.items()})  # as good as any who know the names
+    outcome = serve(ask(settings, folder, resume=True), lambda most: strangers)
+    assert outcome.error is not None
+    assert "resume it with --certificates" in outcome.error
+    assert strangers.tasks == 0
+    assert serve(keyed._replace(resume=True), lambda most: AtOnce(sites)).version == 6
+
+
+def test_a_run_does_not_go_on_without_knowing_which_site_is_which_client(
+    settings: Path, tmp_path: Path, sites: dict[int, Site]
+) -> None:
+    folder = tmp_path / "run"
+
+    def stop(tasks: int) -> None:
+        if tasks > 4:
+            (folder / STOP).touch()
+
+    assert serve(ask(settings, folder), lambda most: AtOnce(sites, stop)).stopped
+    roster = (folder / "roster.json").rename(tmp_path / "elsewhere")
+    outcome = serve(ask(settings, folder, resume=True), lambda most: AtOnce(sites))
+    assert outcome.error is not None
+    assert "roster.json does not know all clients of this run" in outcome.error
+    roster.rename(folder / "roster.json")
+    assert serve(ask(settings, folder, resume=True), lambda most: AtOnce(sites)).version == 6

@@ -45,6 +45,7 @@ class Acted:
     resumed: list[bool] = field(default_factory=list)
     stopped: list[str] = field(default_factory=list)
     over: bool = False
+    silent: bool = False  # whether the next question has no answer
 
     def tend(self) -> None: ...
 
@@ -54,6 +55,9 @@ class Acted:
         return str(len(self.resumed))
 
     def is_over(self, run: str) -> bool:
+        if self.silent:
+            self.silent = False
+            raise FlowerError("no answer")
         return self.over
 
     def stop(self, run: str) -> None:
@@ -256,3 +260,9 @@ def test_a_process_is_told_from_another_with_its_number(tmp_path: Path) -> None:
     assert is_running(here)
     assert not is_running(here._replace(born="1"))
     assert not is_running(Server(**GONE))
+
+
+def test_a_server_of_which_nothing_is_known_is_ended_before_another_is_started(tmp_path: Path) -> None:
+    outcome, flower, _, _ = watch(tmp_path, never_comes, finishes, silent=True)
+    assert outcome == Outcome(7)
+    assert flower.stopped == ["1"]

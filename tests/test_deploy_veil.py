@@ -28,7 +28,7 @@ from offbeat.deploy.veil import read, read_pinned, veil
 from offbeat.deploy.wire import form_of, pack
 from offbeat.errors import InputError
 from offbeat.privacy.secure.fixed import decode
-from offbeat.privacy.secure.refusals import BindingError, LengthError
+from offbeat.privacy.secure.refusals import BindingError, LengthError, RunError
 from offbeat.privacy.secure.sealing import SEALED, stream, unseal
 from offbeat.privacy.secure.terms import Terms
 from offbeat.schedule.staleness import Equal, Hinge, Polynomial, Weights
@@ -85,6 +85,20 @@ def test_bounds_are_kept_at_the_site_as_they_are_at_a_server(moving: list[str]) 
     assert (found - flat).abs().max() <= 2.0**-17
     assert found[:2].norm() <= 2.5 + 2.0**-16
     assert found[4:].tolist() == [-0.5] * len(moving)
+
+
+def test_what_is_too_large_for_a_sum_is_refused_without_a_word_on_how_large() -> None:
+    for bits, most in ((30, 10), (16, 2**20)):  # a server may ask for any
+        with pytest.raises(InputError, match="the upload has one beyond") as caught:
+            veil(
+                (torch.tensor([0.5, 77.125, 0.25]),),
+                {},
+                TASK,
+                FACTS | {"bits": bits, "most": most},
+                PLAN,
+                None,
+            )
+        assert "77" not in str(caught.value)
 
 
 def test_rounding_at_random_follows_from_seed_client_and_visit() -> None:
@@ -281,6 +295,15 @@ def test_an_intake_of_shares_takes_what_a_site_sends_and_joins_it() -> None:
     assert (
         signed.join([[*leaves[:2], torch.zeros(SIGNATURE, dtype=torch.uint8)]]).uploads.signature is not None
     )
+
+
+def test_what_no_site_can_be_blamed_for_ends_the_run() -> None:
+    def refuse(task: Task, sealed: bytes, signature: bytes) -> None:
+        raise RunError("the helper knows this run under other terms.")
+
+    leaves = veil(UPLOAD, {}, TASK, FACTS, PLAN, None)
+    with pytest.raises(RunError, match="other terms"):
+        secure_intake(Hiding(FACTS, refuse)).examine(TASK, leaves)
 
 
 def test_a_report_that_the_helper_could_not_add_is_rejected_and_named() -> None:

@@ -1,5 +1,9 @@
-"""What the documents show is what the program does: their Python runs, their commands parse."""
+"""What the documents show is what the program does: their Python runs, their commands parse.
 
+The pages of the guide are run from top to bottom, commands too, and say what the commands answer.
+"""
+
+import json
 import os
 import re
 import shlex
@@ -10,10 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from offbeat.cli.main import main
 from offbeat.cli.options import parser
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "docs" / "privacy.md"]
+GUIDE = [ROOT / "docs" / f"{name}.md" for name in ("index", "train", "choose", "time", "private", "runs")]
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 def blocks(language: str) -> list[tuple[str, str]]:
@@ -87,8 +94,78 @@ def test_the_documents_show_commands() -> None:
     assert len(commands()) > 1
 
 
+def plain(text: str) -> list[str]:
+    """Its lines, without what nobody sees."""
+    return [line.rstrip() for line in text.strip("\n").splitlines()]
+
+
+def run_commands(block: str, said: pytest.CaptureFixture[str]) -> str:
+    """Run what a shell block shows, here; what it prints."""
+    said.readouterr()
+    for line in block.replace("\\\n", " ").splitlines():
+        program, *words = shlex.split(line)
+        assert program == "offbeat", f"{line!r} would not be tried: a page shows what a test can run"
+        assert main(words) == 0, line
+    return said.readouterr().out
+
+
+@pytest.mark.parametrize("page", GUIDE, ids=lambda page: page.stem)
+def test_a_page_of_the_guide_runs_from_top_to_bottom(
+    page: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python blocks are one program, commands run between them, and a text block is what came just before."""
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "__main__"}
+    told = ""
+    seen = []
+    for match in FENCE.finditer(text := page.read_text()):
+        language, block = match.groups()
+        where = f"{page.name}:{text[: match.start()].count(chr(10)) + 1}"
+        seen.append(language)
+        if language == "python":
+            capsys.readouterr()
+            exec(compile(block, where, "exec"), names)
+            told = capsys.readouterr().out
+            accuracies = [float(number) for number in re.findall(r"accuracy (\d\.\d+)", told)]
+            assert not accuracies or accuracies[-1] > 0.5, where  # ten classes: chance is 0.1
+        elif language == "sh":
+            told = run_commands(block, capsys)
+        else:
+            assert language == "text", f"{where}: who would try {language}?"
+            assert plain(told) == plain(block), where
+    assert {"python", "sh"} & set(seen)
+
+
+def rows(page: Path, name: str) -> list[list[str]]:
+    """The cells of a table of a page, below its heading."""
+    table = page.read_text().partition(f"<!-- {name} -->")[2].partition("<!-- end -->")[0]
+    lines = [line for line in table.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+@pytest.mark.parametrize("row", rows(ROOT / "docs" / "time.md", "schedules"), ids=lambda row: row[0])
+def test_a_schedule_of_the_guide_is_as_it_says(row: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    words, *told = row
+    assert main(["schedule", *shlex.split(words.strip("`")), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert told == [
+        f"{found['time_per_step']:.3f}",
+        f"{found['staleness_mean']:.2f}",
+        *(str(found[name]) for name in ("staleness_max", "dropped", "clients")),
+    ]
+
+
+def test_accuracies_that_the_guide_quotes_are_measured_ones() -> None:
+    """Numbers of three digits and more in its sentences are numbers of the studies' tables."""
+    prose = (ROOT / "docs" / "choose.md").read_text()
+    quoted = set(re.findall(r"\b0\.\d{3,}\b", prose))
+    studies = "".join(page.read_text() for page in ROOT.glob("experiments/*/README.md"))
+    assert quoted
+    assert quoted - set(re.findall(r"\b0\.\d{3,}\b", studies)) == set()
+
+
 def test_links_within_the_project_lead_somewhere() -> None:
-    pages = [*PAGES, ROOT / "docs" / "design.md"]
+    pages = [*PAGES, *GUIDE, ROOT / "docs" / "design.md"]
     links = [
         (page, link)
         for page in pages

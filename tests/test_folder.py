@@ -1,4 +1,5 @@
 import json
+import os
 import threading
 
 import pytest
@@ -125,6 +126,18 @@ def test_settings_are_read_back_with_version_and_commit(tmp_path):
     assert {name: known[name] for name in SETTINGS} == SETTINGS
     assert known.keys() - SETTINGS.keys() == {"version", "commit", "format"}
     assert [path.name for path in tmp_path.iterdir()] == ["settings.json"]
+
+
+def test_settings_are_on_the_disk_before_they_are_in_their_place(tmp_path, monkeypatch):
+    synced = []
+
+    def sync(number):
+        assert not (tmp_path / "settings.json").exists()
+        synced.append(os.fstat(number).st_size)
+
+    monkeypatch.setattr("os.fsync", sync)
+    settings.write(tmp_path, SETTINGS)
+    assert synced == [(tmp_path / "settings.json").stat().st_size]
 
 
 def test_the_differences_between_settings_are_named(tmp_path):

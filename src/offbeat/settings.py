@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import subprocess
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -17,7 +18,12 @@ _WHERE = ("--workers", "--ray-address")  # where it is computed, which may chang
 def write(folder: Path, settings: Mapping[str, Any]) -> None:
     """Write, then move into place."""
     part = folder / ".settings.json.part"
-    part.write_text(json.dumps(dict(settings) | _origin() | {"format": FORMAT}, indent=1) + "\n")
+    with part.open("w") as file:
+        file.write(json.dumps(dict(settings) | _origin() | {"format": FORMAT}, indent=1) + "\n")
+        file.flush()
+        os.fsync(
+            file.fileno()
+        )  # a run is known by it, so it is on the disk before all that is lost without it
     part.replace(folder / "settings.json")
 
 

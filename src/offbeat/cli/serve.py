@@ -3,6 +3,7 @@
 import argparse
 import importlib.util
 import json
+import platform
 import shlex
 import sys
 from pathlib import Path
@@ -14,8 +15,9 @@ from offbeat.cli.numbers import whole
 from offbeat.cli.process import Stop, stop_signals
 from offbeat.deploy.flower_home import Link
 from offbeat.deploy.flower_link import Started
-from offbeat.deploy.flower_processes import Certificates, check_own, check_readable, find_certificates
+from offbeat.deploy.flower_processes import Certificates, check_own, find_certificates
 from offbeat.deploy.flower_supervised import held
+from offbeat.deploy.helper_frames import read_token
 from offbeat.deploy.outcome import Outcome, read_outcome
 from offbeat.deploy.plan import Plan
 from offbeat.deploy.ports import check_free as check_port
@@ -70,7 +72,7 @@ def serve(given: argparse.Namespace) -> int:
         print(f"offbeat: the run in {out} had finished already.", file=sys.stderr)
         return _end(given, plan, out, before, 0)
     if plan.secure is not None:
-        check_readable(plan.near(plan.secure.token), "name the helper's token in [secure]")
+        read_token(plan.near(plan.secure.token))  # or complains
     stage = _check_stage(settings, plan, out if given.resume else None)
     if plan.page.port:
         check_port(plan.page.host, plan.page.port, "port of [watch]")
@@ -135,6 +137,8 @@ def _finished(folder: Path) -> Outcome | None:
 def _announce(plan: Plan, folder: Path, superlink: Link | Started, certificates: Certificates | None) -> None:
     experiment = plan.experiment
     address = joined(*superlink) if isinstance(superlink, Started) else superlink.address
+    if isinstance(superlink, Started) and superlink.host in ("0.0.0.0", "::"):  # which is nobody's address
+        address = joined(platform.node() or "SERVER", superlink.port)
     home = plan.code.module.partition(":")[0]
     trust = "--insecure" if certificates is None else "--certificate ca.crt --key key"
     lines = [

@@ -1,6 +1,7 @@
 """A site's SuperNode as a child process, kept connected."""
 
 import json
+import re
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -154,9 +155,10 @@ def _trouble(link: Link, why: str | None) -> str | None:
     if why is None:
         return None
     if "CERTIFICATE_VERIFY_FAILED" in why:
+        found = re.search(r"verify failed: (.*?)\.? \(_ssl", why)
         return (
-            f"the SuperLink at {link.address} has another certificate than {link.authority} vouches for: "
-            "check both."
+            f"the SuperLink at {link.address} has another certificate than {link.authority} vouches for"
+            f"{f' ({found[1]})' if found else ''}: check both, and the address."
         )
     if "WRONG_VERSION_NUMBER" in why or "RECORD_LAYER" in why:
         return f"the SuperLink at {link.address} does not speak TLS: use --insecure, if that is meant."

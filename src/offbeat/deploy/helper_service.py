@@ -23,6 +23,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from offbeat.deploy.helper_desk import Desk
 from offbeat.deploy.helper_frames import MOST_BYTES, Asking, read_request
@@ -31,6 +32,7 @@ from offbeat.errors import InputError
 from offbeat.privacy.secure.refusals import OverlapError, RefusedError, ReplayError
 
 _SLOW = 60.0  # seconds for a request to come in
+_SILENT = 10.0  # seconds for a request to begin
 _AT_ONCE = 32  # connections
 _LOG = logging.getLogger(__name__)
 
@@ -68,6 +70,22 @@ def application(desk: Desk, token: str) -> Starlette:
     )
 
 
+class _Brisk(H11Protocol):  # type: ignore[misc, unused-ignore]
+    """Hangs up on who asks for nothing: a few of them could else take up all the connections."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override, unused-ignore]
+        super().connection_made(transport)
+        self._await_request(None)
+
+    def on_response_complete(self) -> None:
+        answered = self.cycle
+        super().on_response_complete()  # may begin with the next request
+        self._await_request(answered)
+
+    def _await_request(self, last: RequestResponseCycle | None) -> None:
+        self.loop.call_later(_SILENT, lambda: self.transport.close() if self.cycle is last else None)
+
+
 def server(app: Starlette, tls: Tls | None) -> uvicorn.Server:
     """To be run on a socket that is bound already."""
     proof: dict[str, Any] = (
@@ -76,7 +94,7 @@ def server(app: Starlette, tls: Tls | None) -> uvicorn.Server:
     return uvicorn.Server(
         uvicorn.Config(
             app,
-            http="h11",
+            http=_Brisk,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -163,8 +181,12 @@ async def _answer(request: Request, token: str, act: Callable[[Asking], Response
         return JSONResponse({"sentence": f"a request has at most {MOST_BYTES} bytes."}, 413)
     try:
         async with asyncio.timeout(_SLOW):
-            body = await request.body()  # as long as it said: the server sees to that
-        return await run_in_threadpool(lambda: act(read_request(body)))
+            body = bytearray()
+            async for piece in request.stream():  # in chunks it may be longer than it said
+                body += piece
+                if len(body) > int(size):
+                    return JSONResponse({"sentence": "the request is longer than it said."}, 413)
+        return await run_in_threadpool(lambda: act(read_request(bytes(body))))
     except TimeoutError:
         return JSONResponse({"sentence": "the request came too slowly."}, 408)
     except ClientDisconnect:

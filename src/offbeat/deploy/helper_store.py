@@ -93,7 +93,8 @@ class Store:
         except (OSError, sqlite3.Error) as error:
             raise _unusable(path, error) from None
         try:
-            self._base.execute("PRAGMA synchronous = FULL")
+            # with less, a power cut just after a commit may bring back the journal that undoes it
+            self._base.execute("PRAGMA synchronous = EXTRA")
             self._begin(key)
         except sqlite3.Error as error:
             self.close()

@@ -37,7 +37,7 @@ class Journal:
         self._folder = folder
         self._path = folder / "kept.jsonl"
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # single updates are for nobody else
             for part in folder.glob(f"*{durable.PART}"):
                 part.unlink()
             self._path.touch()

@@ -13,7 +13,7 @@ from offbeat.deploy.rejections import Reason, Rejected
 from offbeat.deploy.signing import SIGNATURE
 from offbeat.deploy.wire import Form
 from offbeat.engines.engine import Gathered
-from offbeat.privacy.secure.refusals import RefusedError
+from offbeat.privacy.secure.refusals import BindingError, SignatureError
 from offbeat.privacy.secure.sealing import SEALED
 
 
@@ -32,7 +32,10 @@ class SecureIntake:
         sealed, signature = (leaf.numpy().tobytes() for leaf in leaves[1:])
         try:
             self.ask(task, sealed, signature)
-        except RefusedError as refusal:
+        except (
+            BindingError,
+            SignatureError,
+        ) as refusal:  # all else is not of the site's making: the run ends
             raise Rejected(Reason.MALFORMED, f"the helper cannot use this report: {refusal}") from None
 
     def join(self, uploads: Sequence[list[Tensor]]) -> Gathered:

@@ -20,6 +20,7 @@ from offbeat.deploy.outcome import STOP, Outcome, forget_outcome, write_outcome,
 from offbeat.deploy.page import serving
 from offbeat.deploy.plan import Plan
 from offbeat.deploy.post import Post
+from offbeat.deploy.roster import Roster
 from offbeat.deploy.secure_sums import summation_of
 from offbeat.deploy.session import Stopped
 from offbeat.deploy.stage import Stage, set_up
@@ -56,6 +57,12 @@ def serve(ask: Ask, post: Callable[[int], Post]) -> Outcome:
             outcome = _serve(ask, post)
         except InputError as error:
             outcome = Outcome(None, error=str(error))
+        except OSError as error:  # of the disk: what the network does is a matter of the post
+            outcome = Outcome(
+                None,
+                error=f"{error.filename or ask.folder} cannot be written ({error.strerror or error}): "
+                "see to the disk, then resume the run.",
+            )
         (ask.folder / STOP).unlink(missing_ok=True)
         write_outcome(ask.folder, outcome)
         return outcome
@@ -64,6 +71,7 @@ def serve(ask: Ask, post: Callable[[int], Post]) -> Outcome:
 def _serve(ask: Ask, post: Callable[[int], Post]) -> Outcome:
     plan = Plan.read(ask.settings)
     known = settings.read(ask.folder).get("resolved", {}) if ask.resume else {}
+    _check_roster(plan, ask)
     number = known.get("run") or secrets.token_hex(16)
     stage = set_up(plan, known.get("noise"), summation_of(plan, bytes.fromhex(number)))
     terms = _terms(plan, stage, ask.authenticated)
@@ -122,6 +130,21 @@ def _tell(watch: Watch, progress: Progress) -> None:
     watch.saved(progress.version)
     if progress.record is not None:
         watch.spent(progress.record.get("epsilon"))
+
+
+def _check_roster(plan: Plan, ask: Ask) -> None:
+    """Refuse to go on where a site could become another client, or anybody pass for a site that has a key."""
+    place = ask.folder / "roster.json"
+    members = Roster(place, plan.experiment.clients, bound=False).members
+    lines = read_lines(ask.folder, "trace") if (ask.folder / "trace.jsonl").exists() else ()
+    if any(task[0] not in members for line in lines for task in line["tasks"]):
+        raise InputError(f"{place} does not know all clients of this run: put it back as it was.")
+    keyed = any(member.node is not None for member in members.values())
+    if keyed and not ask.authenticated and plan.network.bound is None:
+        raise InputError(
+            "the sites of this run are known by their keys: resume it with --certificates, "
+            "or say bound = false in [network] if anybody may now pass for them."
+        )
 
 
 def _facts(spent: Spent | None) -> dict[str, Any] | None:

@@ -53,7 +53,7 @@ def resumed_noise(folder: Path) -> float | None:
 def hold(folder: Path) -> Iterator[None]:
     """One command at a time sees to a folder."""
     own = folder / "flower"
-    own.mkdir(parents=True, exist_ok=True)
+    own.mkdir(mode=0o700, parents=True, exist_ok=True)  # the SuperLink's database holds updates as they come
     lock = FileLock(own / "lock")
     try:
         lock.acquire(timeout=0)

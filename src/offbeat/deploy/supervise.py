@@ -112,6 +112,9 @@ class Supervisor:
             if not self.flower.ours:
                 self._end(run)
             raise
+        except FlowerError:
+            self._end(run)  # or it goes on beside the next one
+            raise
         if outcome is None:
             self._end(run)
         return outcome

@@ -18,6 +18,7 @@ from offbeat.core import Task
 from offbeat.deploy.signing import SIGNATURE, statement
 from offbeat.errors import InputError
 from offbeat.privacy.secure.client import report
+from offbeat.privacy.secure.refusals import RefusedError
 from offbeat.privacy.secure.terms import Terms
 from offbeat.problem import Statistics
 from offbeat.trees import Tree
@@ -58,7 +59,15 @@ def veil(
     payload = stacked if told.bounds is None else prepare(stacked, told.bounds, told.moving)
     parts = [numbers(leaf).reshape(-1) for leaf in trees.leaves(payload)]
     draw = rounding(plan["seed"], task) if told.stochastic else None
-    made = report(parts, task, told.terms, X25519PublicKey.from_public_bytes(told.key), draw)
+    try:
+        made = report(parts, task, told.terms, X25519PublicKey.from_public_bytes(told.key), draw)
+    except RefusedError:
+        raise
+    except InputError:  # which names the size of a number that the server is not to know
+        raise InputError(
+            f"the server's secure sums hold {told.terms.largest:g} a number, and the upload has one beyond: "
+            "clip, or lower the bits."
+        ) from None
     signature = b""
     if told.signed:
         if sign is None:

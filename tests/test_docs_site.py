@@ -1,0 +1,124 @@
+"""The site: it is built without a warning, holds every page and name, and loads nothing from elsewhere."""
+
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urldefrag
+
+import pytest
+
+import offbeat
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted(path.relative_to(DOCS).with_suffix("") for path in DOCS.rglob("*.md"))
+
+
+class Links(HTMLParser):
+    """What a page refers to, what it loads, and the places in it that can be referred to."""
+
+    def __init__(self, page: Path) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.loaded: list[str] = []
+        self.places: set[str] = set()
+        self.feed(page.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value for name, value in attrs if value}
+        if tag == "a":
+            self.links.append(given.get("href", "#"))
+        else:
+            self.loaded += [given[name] for name in ("src", "href") if name in given]
+        self.places |= {given[name] for name in ("id", "name") if name in given}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built as CI builds it."""
+    folder = tmp_path_factory.mktemp("site")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-W",
+        "--keep-going",
+        "-q",
+        "-b",
+        "html",
+        str(DOCS),
+        str(folder),
+    ]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_every_page_is_on_the_site_and_can_be_found_from_the_first(site: Path) -> None:
+    shown = set(Links(site / "index.html").links)
+    results = set(Links(site / "results.html").links)
+    missing = [str(page) for page in PAGES if f"{page}.html" not in shown | results and str(page) != "index"]
+    assert missing == []
+
+
+def test_links_of_the_site_lead_somewhere(site: Path) -> None:
+    pages = {page: Links(page) for page in site.rglob("*.html")}
+    lost = []
+    for page, found in pages.items():
+        for link in found.links + found.loaded:
+            target, place = urldefrag(unquote(link))
+            if re.match(r"\w+:", target):
+                continue
+            there = (page.parent / target.partition("?")[0]).resolve() if target else page
+            nowhere = place and there in pages and place not in pages[there].places
+            if not there.exists() or nowhere:
+                lost.append((page.name, link))
+    assert len(pages) > len(PAGES)
+    assert lost == []
+
+
+def test_a_page_loads_nothing_from_elsewhere(site: Path) -> None:
+    pages = list(site.rglob("*.html"))
+    foreign = [
+        (page.name, url) for page in pages for url in Links(page).loaded if re.match(r"(\w+:)?//", url)
+    ]
+    styles = [
+        (sheet.name, url)
+        for sheet in site.rglob("*.css")
+        for url in re.findall(r"(?:url\(|@import)\s*[\"']?((?:https?:)?//[^)\"']+)", sheet.read_text())
+    ]
+    assert pages
+    assert foreign + styles == []
+
+
+@pytest.mark.parametrize("name", offbeat.__all__)
+def test_the_reference_has_every_public_name(name: str, site: Path) -> None:
+    assert f"offbeat.{name}" in _places(site) or f"module-offbeat.{name}" in _places(site)
+
+
+def test_every_study_has_a_page() -> None:
+    studies = {page.parent.name for page in ROOT.glob("experiments/*/README.md")}
+    pages = {page.stem for page in (DOCS / "results").glob("*.md")}
+    assert studies == pages  # docs/results/NAME.md is the two lines that include it
+
+
+def test_parts_of_other_pages_that_are_included_are_there() -> None:
+    """A marker that is gone would include the whole page, or nothing."""
+    count = 0
+    for page in DOCS.rglob("*.md"):
+        for block in re.findall(r"^```{include} (.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE):
+            name, *options = block.splitlines()
+            text = (page.parent / name).read_text()
+            for option in options:
+                marker = option.split(": ", 1)[1].strip('"')
+                assert marker in text, f"{page.name}: {name} has no {marker!r}"
+                count += 1
+    assert count
+
+
+def _places(site: Path) -> set[str]:
+    return Links(site / "reference.html").places

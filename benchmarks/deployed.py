@@ -21,6 +21,7 @@ updates, and for what an update costs without Flower. The slope leaves out the f
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -39,7 +40,8 @@ from deployment.meter import Meter
 from deployment.wide import BUFFER, write_task
 
 HERE = Path(__file__).parent
-LIMIT = 600.0  # seconds for one turn
+LIMIT = 300.0  # seconds for one turn
+REST = 20.0  # seconds for nodes to be done with tasks of a run that is over, which can upset the next one
 
 
 class Trip(NamedTuple):
@@ -87,8 +89,8 @@ def network(folder: Path, size: int, nodes: int, port: int) -> Iterator[str]:
 
     link = Link(f"127.0.0.1:{port}", None)
     write_home(folder / "home", link)
-    children = [start_superlink("127.0.0.1", port, folder, None)]
     environment = os.environ | {"PYTHONPATH": str(folder)}
+    children = [start_superlink("127.0.0.1", port, folder, None)]
     try:
         await_answer(link, 60.0, children[0].alive, folder / "superlink.log")
         for node in range(nodes):
@@ -173,6 +175,7 @@ def compare(given: argparse.Namespace, size: int, port: int) -> dict[str, Any]:
             for turn in range(given.turns):
                 turns["bare"].append(bare_turn(folder, f"bare-{turn}", given, size, updates))
                 turns["offbeat"].append(offbeat_turn(folder, f"run-{turn}", settings, address, updates))
+                time.sleep(REST)
     meter.close()
     bare, ours = facts(turns["bare"], meter), facts(turns["offbeat"], meter)
     return {
@@ -236,6 +239,7 @@ def main() -> None:
         print(json.dumps({"memory": rows}))
         return
     given.updates = given.updates or 20
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # in order: nothing stays behind
     os.environ["OMP_NUM_THREADS"] = "1"
     print(f"{given.nodes} nodes, poll {given.poll} s, {given.turns} turns each; seconds")
     heads = f"{'p5':>8}{'p50':>7}{'p95':>7}{'between':>9}{'cpu':>7}{'work':>10}"

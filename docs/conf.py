@@ -16,7 +16,7 @@ default_role = "literal"  # docstrings write names between single backticks
 
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
-autodoc_default_options = {"members": True, "undoc-members": True}
+autodoc_default_options = {"undoc-members": True}  # methods are explained by their class
 add_module_names = False
 python_maximum_signature_line_length = 90
 

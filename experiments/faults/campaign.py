@@ -26,7 +26,7 @@ from world import ROGUES, World
 from offbeat import draws
 
 ROUNDS, SECURE_ROUNDS = 70, 12
-_PAUSE = 6.0  # seconds at most between two faults of a lane
+_PAUSE = 3.0  # seconds at most between two faults of a lane
 _ENDING = 600.0  # seconds for a run to end when no more faults come
 
 
@@ -78,7 +78,7 @@ class Campaign:
             remains: list[str] = []
             try:
                 world.begin()
-                lanes = [("rogue", name) for name in ROGUES] + [("site", name) for name in world.sites[:2]]
+                lanes = [("rogue", name) for name in ROGUES] + [("site", name) for name in world.sites]
                 threads = [
                     threading.Thread(target=self._lane, args=(world, left.get(who, deque()), name))
                     for who, name in [*lanes, ("server", ""), ("helper", "")]
@@ -104,7 +104,7 @@ class Campaign:
     def _lane(self, world: World, faults: "deque[Fault]", name: str) -> None:
         """One fault after another to one site, or to the server."""
         while not world.is_over() and time.monotonic() < self._until:
-            if not world.events():
+            if world.client(name) is None if name else not world.events():
                 time.sleep(1)  # it has not begun
                 continue
             try:

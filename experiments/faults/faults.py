@@ -300,15 +300,11 @@ def kinds() -> Iterator[tuple[str, str, Act, int, int]]:
         resident = kill_part(number, "offbeat.deploy.resident", "--name {name} ")
         yield f"{name} of a site's resident process", "site", resident, 2, 1
         yield f"{name} of offbeat join", "site", kill_join(number), 2, 0
-        yield f"{name} of a message's app process", "site", kill_app(number), 1, 0
+        yield f"{name} of a message's app process", "site", kill_app(number), 2, 0
         yield f"{name} of the server", "server", kill_server(number), 2, 1
-        yield f"{name} of offbeat serve", "server", kill_serve(number), 2, 0
-        superlink, gate = (
-            kill_started(number, "flower-superlink"),
-            kill_started(number, "offbeat.deploy.gate"),
-        )
-        yield f"{name} of the SuperLink", "server", superlink, 2, 0
-        yield f"{name} of the gate before it", "server", gate, 1, 0
+        yield f"{name} of offbeat serve", "server", kill_serve(number), 1, 0
+        yield f"{name} of the SuperLink", "server", kill_started(number, "flower-superlink"), 1, 0
+        yield f"{name} of the SuperLink's gate", "server", kill_started(number, "offbeat.deploy.gate"), 1, 0
         yield f"{name} of the secure-sum helper", "helper", kill_helper(number), 0, 2
     yield "a late joiner", "site", join_late, 2, 0
     trust, mine = ("--certificate", "keys/ca.crt"), ("--key", "elsewhere/sites/late-1/key")

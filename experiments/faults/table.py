@@ -53,12 +53,14 @@ def _sentence(faults: list[dict[str, Any]], runs: list[dict[str, Any]]) -> str:
     rejected = sum(sum(run["rejected"].values()) for run in runs)
     bad = sum(fault["bad"] for fault in faults)
     whole = sum(run["model"] and run["steps"] == run["asked"] for run in runs)
+    most = max(run["difference"] for run in runs)
+    exact = "bit for bit" if most == 0 else f"to {most:.0e} of its norm"
     return (
         f"{len(faults)} faults in {len(runs)} runs of {total('steps')} server steps together. "
         f"{total('accepted')} uploads were accepted, and {missing} of them lost. "
         f"{rejected} answers or tasks came to nothing, and {bad} bad ones were accepted. "
         f"{whole} of {len(runs)} runs ended with their model; replayed with honest sites it is the same "
-        f"to {max(run['difference'] for run in runs):.0e} of its norm."
+        f"{exact}."
     )
 
 
@@ -69,7 +71,8 @@ def _median(times: list[float]) -> str:
 def _order(kind: str) -> tuple[int, str]:
     """Signals first, by whom they hit; then sites, answers, strangers."""
     if kind.startswith("SIG"):
-        return 0, " ".join(kind.split()[::-1])
+        number, _, who = kind.partition(" of ")
+        return 0, f"{who} {number}"
     if kind.startswith("the site's"):
         return 1, kind
     return (2, kind) if kind.startswith("answer") else (3, kind)

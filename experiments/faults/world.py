@@ -17,7 +17,7 @@ from offbeat.deploy.ports import free_port
 HERE = Path(__file__).parent
 DEADLINE = 30  # seconds for a task
 SITES = ("north", "south", "east")
-ROGUES = ("mallory", "trudy")
+ROGUES = ("mallory", "trudy", "eve")
 LATE = ("late-1", "late-2")
 _SETTINGS = """
 [task]

@@ -27,6 +27,7 @@ class Side:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, role: Any) -> None:
         self._reader, self.writer = reader, writer
         self._http = h11.Connection(role, max_incomplete_event_size=_HEAD)
+        self._cut = False
 
     @property
     def waits(self) -> bool:
@@ -68,7 +69,9 @@ class Side:
         return True
 
     async def close(self, seconds: float) -> None:
-        """End it in order, if the other end has it so."""
+        """End it in order, if it is not cut and the other end has it so."""
+        if not self._cut:
+            _end_by(self.writer.get_extra_info("socket"), reset=False)
         self.writer.close()
         try:
             async with asyncio.timeout(seconds):
@@ -77,15 +80,17 @@ class Side:
             self.writer.transport.abort()
 
     def cut(self) -> None:
-        """End it by a reset: to a peer, an end without one would look like broken TLS."""
-        line = self.writer.get_extra_info("socket")
-        with contextlib.suppress(OSError):
-            line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        """End it at once, so that what was begun is not taken for whole."""
+        self._cut = True
         self.writer.transport.abort()
 
 
 async def accepted(line: socket.socket, context: ssl.SSLContext | None, seconds: float) -> Side:
-    """The side of whoever came."""
+    """The side of whoever came; however this process ends, they see a reset.
+
+    A plain end in the middle of TLS looks like broken TLS, after which Flower's nodes do not try again.
+    """
+    _end_by(line, reset=True)
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(PIECE)
     protocol = asyncio.StreamReaderProtocol(reader)
@@ -95,6 +100,11 @@ async def accepted(line: socket.socket, context: ssl.SSLContext | None, seconds:
     except OSError:
         raise LostError(None) from None
     return Side(reader, asyncio.StreamWriter(transport, protocol, reader, loop), h11.SERVER)
+
+
+def _end_by(line: Any, *, reset: bool) -> None:
+    with contextlib.suppress(OSError):
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", reset, 0))
 
 
 async def opened(host: str, port: int, context: ssl.SSLContext | None, seconds: float) -> Side:

@@ -11,6 +11,7 @@ its model.
 import argparse
 import json
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -80,7 +81,9 @@ class Campaign:
                 world.begin()
                 lanes = [("rogue", name) for name in ROGUES] + [("site", name) for name in world.sites]
                 threads = [
-                    threading.Thread(target=self._lane, args=(world, left.get(who, deque()), name))
+                    threading.Thread(
+                        target=self._lane, args=(world, left.get(who, deque()), name), daemon=True
+                    )
                     for who, name in [*lanes, ("server", ""), ("helper", "")]
                 ]
                 for thread in threads:
@@ -145,15 +148,17 @@ def main() -> int:
     parser.add_argument("--skip", type=int, default=0, help="so many, which another campaign has had")
     parser.add_argument("--minutes", type=float, default=25.0, help="after which no more faults come")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="server steps of a run")
-    parser.add_argument("--secure", action="store_true", help="only the run with secure sums")
+    parser.add_argument("--secure", type=int, help="so many of them in a run with secure sums")
     parser.add_argument("--out", type=Path, required=True, help="a folder for the records")
     given = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: sys.exit("it was stopped"))
     given.out.mkdir(parents=True, exist_ok=True)
     place = Path(tempfile.mkdtemp(prefix="faults-"))
-    out = given.out / f"{'secure' if given.secure else 'plain'}-{given.seed}-{given.skip}.jsonl"
+    secure = secure_count(given.faults) if given.secure is None else given.secure
+    out = given.out / f"{given.seed}-{given.skip}-{given.faults - secure}-{secure}.jsonl"
     out.unlink(missing_ok=True)
     campaign = Campaign(place, out.absolute(), time.monotonic() + 60 * given.minutes, given.rounds)
-    secure = given.faults if given.secure else secure_count(given.faults)
     if secure:
         campaign.go(drawn(secure, given.seed, given.skip, secure=True), secure=True)
     campaign.go(drawn(given.faults - secure, given.seed, given.skip, secure=False), secure=False)

@@ -41,7 +41,7 @@ _SECURE = """
 helper = "https://127.0.0.1:{port}"
 certificate = "keys/ca.crt"
 token = "keys/helper.token"
-minimum = 3
+minimum = 2
 """
 
 

@@ -45,8 +45,9 @@ def asked(batch: Sequence[Task], terms: Terms) -> Request:
     return Request(terms.run, 0, terms.length, sealed)
 
 
-def new_desk(path: Path, sites: object = None) -> Desk:
-    return Desk(KEY, Store(path, KEY.public_key().public_bytes_raw().hex()), sites)  # type: ignore[arg-type]
+def new_desk(path: Path, sites: object = None, minimum: int = 2) -> Desk:
+    store = Store(path, KEY.public_key().public_bytes_raw().hex())
+    return Desk(KEY, store, sites, minimum)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

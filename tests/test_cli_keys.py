@@ -48,6 +48,7 @@ def test_a_site_is_added(here: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(shlex.split("keys --add-site hospital-c")) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "server sites/hospital-c/key.pub" in told
+    assert "it reads them at its start, so restart it" in told
     assert "site hospital-c sites/hospital-c: its key" in told
     assert "server.pem" not in told
     assert (here / "keys" / "sites" / "hospital-c" / "key").exists()

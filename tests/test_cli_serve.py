@@ -15,7 +15,7 @@ from offbeat.cli import join as join_command
 from offbeat.cli import main
 from offbeat.cli import serve as serve_command
 from offbeat.deploy import keys
-from offbeat.deploy.outcome import Outcome, write_outcome, write_server
+from offbeat.deploy.outcome import SET_ASIDE, Outcome, write_outcome, write_server
 from offbeat.deploy.plan import Plan
 
 TASK = """
@@ -200,6 +200,7 @@ def test_resumed_settings_must_be_the_same(here: Path, act: Act, capsys: pytest.
         ("serve serve.toml --superlink a", "--superlink must be such as server.example:8000, not 'a'."),
         ("serve serve.toml --start --port 0", "--port must be from 1 to 65535, not 0."),
         ("serve serve.toml --start --resume", "--resume needs --out"),
+        ("serve serve.toml --start --set-aside", "--set-aside is for a run that goes on"),
         ("serve serve.toml --start --resume --out none", "none holds no run to resume"),
         ("serve serve.toml --start --certificates none", "none/ca.crt cannot be read"),
         ("serve serve.toml --strat", "unknown option '--strat': did you mean --start"),
@@ -209,6 +210,7 @@ def test_resumed_settings_must_be_the_same(here: Path, act: Act, capsys: pytest.
         (f"{JOIN} --certificate none.crt", "none.crt cannot be read"),
         (f"{JOIN} --insecure --name 'a b'", "'a b' cannot be the name of a site"),
         (f"{JOIN} --insecure --helper-key none", "none cannot be read"),
+        (f"{JOIN} --insecure --minimum 1", "a secure sum of 1 sites hides nobody"),
         ("join --superlink a --data b:c --insecure", "--superlink must be such as"),
     ],
 )
@@ -328,3 +330,14 @@ def test_a_file_that_is_no_token_is_refused_before_anything_is_started(
     said = fails("serve serve.toml --start --port 23999", capsys)
     assert "ca.crt does not hold a token" in said
     assert not (here / "runs").exists()
+
+
+def test_a_server_is_asked_to_set_aside_by_a_file_in_its_folder(here: Path, act: Act) -> None:
+    act(Outcome(1, stopped=True))
+    words = "serve serve.toml --start --port 23998 --out run"
+    main(shlex.split(words))
+    assert not (here / "run" / SET_ASIDE).exists()
+    main(shlex.split(f"{words} --resume --set-aside"))
+    assert (here / "run" / SET_ASIDE).exists()
+    main(shlex.split(f"{words} --resume"))
+    assert not (here / "run" / SET_ASIDE).exists()

@@ -15,6 +15,7 @@ with warnings.catch_warnings():
     from flwr.app.message import remove_content_from_message
     from flwr.common.serde import message_to_proto
     from flwr.proto.message_pb2 import PullObjectResponse
+    from flwr.proto.node_pb2 import NodeInfo
     from flwr.proto.runtime_pb2 import PullAppMessagesResponse
     from flwr.supercore.inflatable.inflatable_object import (
         get_all_nested_objects,
@@ -26,7 +27,7 @@ with warnings.catch_warnings():
 
     from offbeat.deploy.flower_post import FlowerPost
     from offbeat.deploy.flower_records import unwrap, wrap
-    from offbeat.deploy.post import PostClosedError, PostError, Reply
+    from offbeat.deploy.post import Knows, PostClosedError, PostError, Reply
     from offbeat.errors import InputError
 
 NODE = 2**63 + 11
@@ -53,9 +54,9 @@ class Link:
         self.confirmed: list[str] = []
         self.fails: Callable[[str], None] = lambda call: None
 
-    def get_node_ids(self) -> list[int]:
+    def get_nodes(self) -> list[NodeInfo]:
         self.fails("nodes")
-        return [NODE, 5]
+        return [NodeInfo(node_id=NODE, public_key=b"a key"), NodeInfo(node_id=5)]
 
     def push_messages(self, messages: list[Message]) -> list[str]:
         self.fails("push")
@@ -327,3 +328,11 @@ def test_pieces_have_the_numbers_that_flower_gives_them() -> None:
     assert all(get_object_id(content) == name for name, content in link.pieces.items())
     [array] = [content for content in link.pieces.values() if content.startswith(b"Array ")]
     assert json.loads(array.partition(b"\x00")[2])["arraychunk_ids"] == [0]
+
+
+def test_it_knows_by_which_key_a_node_came() -> None:
+    _, post = make()
+    assert post.key(NODE) == b""
+    post.nodes()
+    assert (post.key(NODE), post.key(5), post.key(6)) == (b"a key", b"", b"")
+    assert isinstance(post, Knows)

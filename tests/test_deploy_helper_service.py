@@ -102,6 +102,16 @@ REFUSED: dict[str, tuple[type[RefusedError], str, Change]] = {
         "does not open",
         lambda r, t: (with_seed(r, made(Task(1, 0, 0), replace(t, rule="hinge:9:0")).sealed), t),
     ),
+    "a seed under other bounds": (
+        BindingError,
+        "does not open",
+        lambda r, t: (with_seed(r, made(Task(1, 0, 0), replace(t, clipping="ab" * 32)).sealed), t),
+    ),
+    "bounds that are none": (
+        MalformedError,
+        "how reports were clipped",
+        lambda r, t: (r, replace(t, clipping="x")),
+    ),
     "a seed that nobody sealed": (BindingError, "does not open", lambda r, t: (with_seed(r, bytes(64)), t)),
     "a short seed": (MalformedError, "does not hold 64 bytes", lambda r, t: (with_seed(r, bytes(63)), t)),
     "terms that hide nobody": (
@@ -206,6 +216,7 @@ def test_only_who_shows_the_token_is_served(url: str, terms: Terms) -> None:
     assert httpx.get(f"{url}/key").json() == {
         "key": KEY.public_key().public_bytes_raw().hex(),
         "signed": False,
+        "minimum": 2,
     }
 
 
@@ -358,6 +369,19 @@ def test_with_public_keys_only_what_sites_signed_is_added(
     fewer = new_desk(tmp_path / "store", read_sites(tmp_path / "s"))  # their keys are taken away
     with served(fewer) as where, pytest.raises(SignatureError, match="by the site that its client is"):
         link(where).under(terms).add(signed(tasks(1, 2, 3, visit=2), "abc", terms, site_keys))
+
+
+def test_a_helper_has_a_minimum_of_its_own(tmp_path: Path, terms: Terms) -> None:
+    request = asked(ONCE, terms)
+    with served(new_desk(tmp_path / "store", minimum=4)) as where:
+        assert link(where).known().minimum == 4
+        helper = link(where).under(terms)
+        with pytest.raises(RunError, match="at least 4 clients, and the run's sums may be of 3"):
+            helper.add(request)
+        with pytest.raises(RunError, match="at least 4 clients"):
+            helper.examine(*request.reports[0], b"")
+    with served(new_desk(tmp_path / "store", minimum=3)) as where:
+        link(where).under(terms).add(request)  # which the refusal did not count
 
 
 def test_a_report_can_be_examined_without_being_counted(

@@ -206,3 +206,41 @@ def test_a_long_model_has_more_room_for_what_a_norm_in_single_precision_leaves_o
     exact = plain_intake(METHOD, torch.zeros(size, dtype=torch.float64), {})
     with pytest.raises(Rejected):
         exact.check([1.008 * step.double(), rest.double()])
+
+
+def spread(**changed: Any) -> tuple[Any, list[Tensor]]:
+    statistics = {
+        "norm.running_mean": torch.zeros(2),
+        "norm.running_var": torch.ones(2),
+        "norm.num_batches_tracked": torch.tensor(0),
+        "log_var": torch.full((2,), -1.0),
+    }
+    given = statistics | {name: torch.tensor(value) for name, value in changed.items()}
+    return plain_intake(FedOpt(0.1, 1.0), torch.zeros(4), statistics), trees.leaves((torch.ones(4), given))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("norm.running_var", [1.0, -50.0]), ("norm.num_batches_tracked", -1)]
+)
+def test_a_variance_or_a_count_below_zero_is_rejected(name: str, value: Any) -> None:
+    intake, leaves = spread(**{name: value})
+    with pytest.raises(Rejected, match=f"{name} has fallen below 0") as rejected:
+        intake.check(leaves)
+    assert rejected.value.reason is Reason.RANGE
+
+
+def test_running_statistics_that_may_be_below_zero_are_let_in() -> None:
+    intake, leaves = spread(**{"norm.running_mean": [-3.0, -4.0], "log_var": [-9.0, 0.0]})
+    intake.check(leaves)
+    _, fields, statistics = intake.norms(leaves)
+    assert list(fields.values()) == [2.0]
+    assert statistics == {
+        "log_var": 9.0,
+        "norm.running_mean": 5.0,
+        "norm.running_var": pytest.approx(2**0.5),
+    }
+
+
+def test_norms_are_told_of_what_has_no_bound() -> None:
+    assert set(intake().norms(good()).fields) == set(Upload._fields) - set(METHOD.bounds)
+    assert intake().norms(good(norm=3e38)).fields == intake().norms(good()).fields

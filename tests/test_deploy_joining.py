@@ -15,6 +15,13 @@ from offbeat.deploy.resident_child import Own, ResidentChild
 from offbeat.errors import InputError
 
 READY = "import json, sys; print(json.dumps({'ready': 'a', 'examples': 3}), flush=True); sys.stdin.read()"
+REFUSED = """
+import json, sys, time
+for part in ('{"ready": "a", "examples": 3}\\n', '{"refused": "no place."}\\n{"ref', 'used": "no model."}\\n'):
+    print(part, end="", flush=True)
+    time.sleep(0.2)
+sys.stdin.read()
+"""
 ENDS = "import json; print(json.dumps({'ready': 'a', 'examples': 3}), flush=True)"
 FAILS = "import json, sys; print(json.dumps({'error': 'there are no data.'}), flush=True); sys.exit(2)"
 CRASHES = "raise SystemExit(1)"
@@ -39,7 +46,7 @@ def tend(resident: ResidentChild, enough: Callable[[], bool]) -> None:
 
 
 def test_a_resident_is_told_all_that_a_site_was_given(tmp_path: Path) -> None:
-    own = Own("a", tmp_path, "p.m:load", losses="p.m:losses", helper_key=Path("h"))
+    own = Own("a", tmp_path, "p.m:load", losses="p.m:losses", helper_key=Path("h"), minimum=4)
     words = own.words(Path("/x/site"))
     assert words[1:3] == ["-m", "offbeat.deploy.resident"]
     given = dict(zip(words[3::2], words[4::2], strict=True))
@@ -49,6 +56,7 @@ def test_a_resident_is_told_all_that_a_site_was_given(tmp_path: Path) -> None:
         "--data": "p.m:load",
         "--losses": "p.m:losses",
         "--helper-key": "h",
+        "--minimum": "4",
         "--socket": "/x/site",
     }
 
@@ -141,3 +149,15 @@ def test_pauses_double_up_to_a_limit_and_begin_anew() -> None:
     assert backoff.due
     backoff.succeed()
     assert backoff.fail() == 1.0
+
+
+def test_what_a_resident_hears_from_the_server_is_passed_on(
+    tmp_path: Path, runs: Callable[[str], None]
+) -> None:
+    runs(REFUSED)
+    said: list[str] = []
+    resident = ResidentChild(Own("a", tmp_path, "d:l"), tmp_path / "s", said.append)
+    resident.start()
+    tend(resident, lambda: len(said) == 2)
+    resident.end(at_once=True)
+    assert said == [f"the server turned this site away: {reason}" for reason in ("no place.", "no model.")]

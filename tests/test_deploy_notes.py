@@ -13,10 +13,12 @@ from offbeat.deploy.notes import (
     HelloNote,
     TaskNote,
     UploadNote,
+    read_greeting,
     read_hello,
     read_task,
     read_upload,
     write,
+    write_greeting,
 )
 from offbeat.deploy.rejections import Reason, Rejected
 from offbeat.deploy.wire import DTYPES
@@ -270,3 +272,21 @@ def test_no_json_does_anything_but_be_read_or_rejected(value: Any) -> None:
                 assert len(rejected.sentence) <= 200  # noqa: PT017
             else:
                 assert reader(write(note)) == note
+
+
+def test_a_hello_may_carry_why_the_last_one_led_nowhere() -> None:
+    assert write_greeting(None) == ""
+    assert read_greeting("") is None
+    assert (
+        read_greeting(write_greeting("there is\nno place \x1b for \xe9."))
+        == "there is no place \\x1b for \xe9."
+    )
+    assert len(read_greeting(write_greeting("x" * 9999)) or "") == 500
+
+
+@pytest.mark.parametrize(
+    "text", ["x", "[]", "{}", '{"refused": 3}', '{"refused": ""}', '{"refused": "a", "b": 1}']
+)
+def test_a_greeting_that_is_something_else_is_rejected(text: str) -> None:
+    with pytest.raises(Rejected):
+        read_greeting(text)

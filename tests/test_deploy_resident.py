@@ -15,7 +15,7 @@ import pytest
 
 from offbeat.core import Task
 from offbeat.deploy import frames
-from offbeat.deploy.notes import TaskNote, read_hello, read_upload, write
+from offbeat.deploy.notes import TaskNote, read_hello, read_upload, write, write_greeting
 from offbeat.deploy.relay import RelayError, ask
 from offbeat.deploy.resident import listen
 from offbeat.deploy.wire import length
@@ -172,3 +172,13 @@ def test_a_socket_that_a_kill_left_is_replaced_but_no_file_is(tmp_path: Path) ->
 def test_a_path_that_no_socket_can_have_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="shorter"):
         listen(tmp_path / "run" / (200 * "s"))
+
+
+def test_it_says_once_why_a_server_turned_it_away(tmp_path: Path) -> None:
+    with resident(tmp_path) as site:
+        for reason in (None, "there is no place.", "there is no place.", None, "another model."):
+            assert read_hello(site.ask("hello", write_greeting(reason))[0]).error is None
+        site.ask("hello", "from another version")
+        assert site.process.stdout is not None
+        said = [json.loads(site.process.stdout.readline()) for _ in range(2)]
+        assert said == [{"refused": "there is no place."}, {"refused": "another model."}]

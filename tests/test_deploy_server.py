@@ -2,6 +2,8 @@
 
 import errno
 import json
+import shutil
+import struct
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -13,7 +15,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from offbeat import Examples, checkpoint
-from offbeat.deploy.outcome import STOP, Outcome, read_outcome, read_server
+from offbeat.deploy import keys
+from offbeat.deploy.outcome import SET_ASIDE, STOP, Outcome, read_outcome, read_server
 from offbeat.deploy.post import Reply
 from offbeat.deploy.server import Ask, serve
 from offbeat.deploy.site import Site
@@ -305,3 +308,72 @@ def test_a_run_does_not_go_on_without_knowing_which_site_is_which_client(
     assert "roster.json does not know all clients of this run" in outcome.error
     roster.rename(folder / "roster.json")
     assert serve(ask(settings, folder, resume=True), lambda most: AtOnce(sites)).version == 6
+
+
+class Poisoned(AtOnce):
+    """One site answers one task with numbers that are finite, and as large as can be."""
+
+    def push(self, node: int, kind: str, note: str, payload: bytes, seconds: float) -> str:
+        number = super().push(node, kind, note, payload, seconds)
+        reply = self.answers[number]
+        if kind == "task" and self.tasks == 5:
+            poison = struct.pack("<f", 3e38) * (len(reply.payload) // 4)
+            self.answers[number] = reply._replace(payload=poison)
+        return number
+
+
+def test_a_run_that_diverged_goes_on_without_the_uploads_that_made_it(
+    settings: Path, tmp_path: Path, sites: dict[int, Site]
+) -> None:
+    text = settings.read_text().replace("every = 2", "every = 1")
+    settings.write_text(f"{text}most_norm = 0\n")
+    folder = tmp_path / "run"
+    first = serve(ask(settings, folder), lambda most: Poisoned(sites))
+    assert first.error is not None
+    assert "NaN or infinite at server step" in first.error
+    assert "its updates came from client" in first.error
+    assert "resume it with --set-aside" in first.error
+    again = serve(ask(settings, folder, resume=True), lambda most: AtOnce(sites))
+    assert again.error == first.error
+    (folder / SET_ASIDE).touch()
+    assert serve(ask(settings, folder, resume=True), lambda most: AtOnce(sites)).version == 6
+    assert not (folder / SET_ASIDE).exists()
+    assert versions(folder) == list(range(7))
+    told = [line for line in read_lines(folder, "events") if line["event"] == "set_aside"]
+    assert len(told) == len(list((folder / "journal" / "set-aside").iterdir())) == 2
+    assert list(read_lines(folder, "records"))[-1]["lost"] >= 2  # and what was at sites when it ended
+
+
+def test_the_same_upload_does_no_harm_where_its_length_is_looked_at(
+    settings: Path, tmp_path: Path, sites: dict[int, Site]
+) -> None:
+    assert serve(ask(settings, tmp_path / "run"), lambda most: Poisoned(sites)) == Outcome(6)
+    rejected = [line for line in read_lines(tmp_path / "run", "events") if line["event"] == "rejected"]
+    assert [line["reason"] for line in rejected] == ["norm"]
+
+
+class Keyed(AtOnce):
+    """Its nodes came by keys."""
+
+    def key(self, node: int) -> bytes:
+        return b"nobody's"
+
+
+def test_a_name_is_for_whoever_has_its_key(settings: Path, tmp_path: Path, sites: dict[int, Site]) -> None:
+    folder, known = tmp_path / "run", tmp_path / "sites"
+    keys.add_site(made_keys(tmp_path), "three")
+    shutil.copytree(tmp_path / "keys" / "sites", known)
+
+    def stop(tasks: int) -> None:
+        if (folder / "events.jsonl").exists() and "rejected" in (folder / "events.jsonl").read_text():
+            (folder / STOP).touch()
+
+    asked = Ask(settings, folder, False, authenticated=True, sites=known)
+    assert serve(asked, lambda most: Keyed(sites, stop)).stopped
+    roster = json.loads((folder / "roster.json").read_text())
+    assert [member["name"] for member in roster.values()] == ["one"]
+
+
+def made_keys(place: Path) -> Path:
+    keys.make(place / "keys", ["server.example"], ["two"], ["helper.example"], 2)
+    return place / "keys"

@@ -337,6 +337,86 @@ def test_an_upload_beyond_the_methods_own_bound_is_rejected(place: Path) -> None
     agree(run)
 
 
+@pytest.mark.parametrize("name", ["fedbuff", "ca2fl", "scaffold", "mime"])
+def test_an_upload_of_huge_numbers_is_rejected_whatever_the_method(place: Path, name: str) -> None:
+    run = Deployment(place, name, rounds=4, dispatch=Phases(3) if name == "mime" else Asynchronous(4))
+
+    def huge(letter: Letter, reply: Reply) -> list[Reply]:
+        payload = struct.pack("<d", 3e38) * (len(reply.payload) // 8)
+        return [reply._replace(payload=payload) if letter.kind == "task" and letter.node == 1 else reply]
+
+    run.network.meddle = huge
+    with run.joined():
+        run.serve()
+    assert set(run.log.reasons()) == {Reason.NORM}
+    agree(run)
+
+
+def test_what_is_usual_in_a_run_is_known_after_a_resume(place: Path) -> None:
+    run = Deployment(place, "fedbuff", rounds=10)
+    changed: list[int] = []
+
+    def longer(letter: Letter, reply: Reply) -> list[Reply]:
+        if letter.kind != "task" or changed:
+            return [reply]
+        changed.append(letter.node)
+        numbers = struct.unpack(f"<{len(reply.payload) // 8}d", reply.payload)
+        return [reply._replace(payload=struct.pack(f"<{len(numbers)}d", *(1e4 * each for each in numbers)))]
+
+    with run.joined():
+        with pytest.raises(Stopped):
+            run.serve(stop=lambda: run.log.count("accepted") > 14)
+        run.network.letters.clear()
+        run.network.meddle = longer  # which is nothing to the limit of a run that knows nothing
+        run.serve(resume=True)
+    assert run.log.reasons() == [Reason.NORM]
+    agree(run)
+
+
+@pytest.mark.parametrize("name", ["fedbuff", "ca2fl"])
+def test_uploads_in_the_buffer_can_be_set_aside_once(place: Path, name: str) -> None:
+    """A method whose clients remember goes on, too: what they know of is never told to be undone."""
+    run = Deployment(place, name)
+    asked, waits = place / "set-aside", [0]
+
+    def stop() -> bool:
+        kept = (run.folder / "journal" / "kept.jsonl").read_text().splitlines()
+        line = json.loads(kept[-1]) if kept else {"flow": {}}
+        waits[0] = len(line["flow"].get("buffer", {}).get("waiting", ()))
+        return run.log.count("accepted") > 7 and waits[0] == 2
+
+    with run.joined():
+        with pytest.raises(Stopped):
+            run.serve(stop=stop)
+        in_buffer = waits[0]
+        asked.touch()
+        run.network.letters.clear()
+        with pytest.raises(Stopped):
+            run.serve(resume=True, stop=lambda: True, set_aside=asked)
+        more = run.log.count("accepted") + 2  # which is before its next step
+        with pytest.raises(Stopped):
+            run.serve(resume=True, stop=lambda: run.log.count("accepted") >= more, set_aside=asked)
+        assert not asked.exists()
+        run.network.letters.clear()
+        run.serve(resume=True, set_aside=asked)
+    aside = {event[2] for event in run.log.events if event[0] == "set_aside"}
+    assert len(aside) == run.log.count("set_aside") == in_buffer == 2
+    assert {path.stem for path in (run.folder / "journal" / "set-aside").iterdir()} == {
+        f"{task.client}-{task.version}-{task.visit}" for task in aside
+    }
+    assert not aside & {Task(*task[:3]) for line in run.trace() for task in line["tasks"]}
+    assert not run.log.reasons()
+    if name == "fedbuff":
+        agree(run)
+
+
+def test_nothing_is_set_aside_in_the_start_of_everybody(place: Path) -> None:
+    run = Deployment(place, "adamasfl")
+    (place / "set-aside").touch()
+    with run.joined(), pytest.raises(InputError, match="the upload of everybody is needed"):
+        run.serve(set_aside=place / "set-aside")
+
+
 def test_each_message_is_answered_once_by_the_node_it_went_to(place: Path) -> None:
     run = Deployment(place, rounds=3)
     done: list[int] = []
@@ -425,6 +505,7 @@ def test_a_site_that_does_not_fit_is_turned_away_with_the_difference(
         run.serve()
     assert set(run.log.reasons()) == {Reason.SETTINGS}
     assert sentence in run.log.sentences()[0]
+    assert run.log.count("rejected") == 1 or sentence in str(extra.refused)  # it hears of it
     agree(run)
 
 

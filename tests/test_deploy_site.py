@@ -469,6 +469,14 @@ def test_a_site_that_trusts_one_helper_reports_to_no_other_and_not_in_plain_sigh
     assert asking.ask(secure=secure_facts(size, helper))[0].error is None
 
 
+def test_a_site_with_a_minimum_sends_nothing_to_smaller_sums(tmp_path: Path) -> None:
+    asking = Asking(tmp_path / "site", minimum=6)
+    facts = secure_facts(2 * asking.world.problem.size, X25519PrivateKey.generate(), minimum=5, most=10)
+    assert "secure sums alone" in asking.error()
+    assert "6 or more alone" in asking.error(secure=facts)
+    assert asking.ask(secure=facts | {"minimum": 6})[0].error is None
+
+
 def test_running_statistics_never_leave_beside_a_secure_upload(tmp_path: Path) -> None:
     module = nn.Sequential(nn.Linear(FEATURES, CLASSES), nn.BatchNorm1d(CLASSES)).double()
     asking = Asking(tmp_path, "fedbuff", module=lambda: module)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbeat.aggregate.aggregation import Hiding
-from offbeat.aggregate.agreed import read_terms, rule_of, write_terms
+from offbeat.aggregate.agreed import clipping_of, read_terms, rule_of, write_terms
 from offbeat.aggregate.payload import Shares, prepare
 from offbeat.algorithms.fedopt import Upload
 from offbeat.core import Task
@@ -197,6 +198,47 @@ def test_a_site_that_was_given_the_helpers_key_takes_no_other(tmp_path: Path) ->
             read_pinned(tmp_path / "helper.pub")
     with pytest.raises(InputError, match="cannot be read"):
         read_pinned(tmp_path / "none")
+
+
+def test_a_site_with_a_minimum_takes_part_in_larger_sums_alone() -> None:
+    assert read(FACTS, None, 5).terms.minimum == 5
+    with pytest.raises(
+        InputError, match="may be of 5 clients, and this site takes part in those of 6 or more"
+    ):
+        veil(UPLOAD, {}, TASK, FACTS, PLAN, None, None, None, 6)
+    with pytest.raises(InputError, match="secure sums alone"):
+        read(None, None, 2)
+
+
+def test_a_report_opens_under_the_bounds_that_its_site_kept_to_and_no_others() -> None:
+    upload = Upload(torch.tensor([3.0, 4.0]), torch.tensor([1.0]))
+    bounds = {"delta": 2, "stamp": None}
+    facts = FACTS | {"bounds": bounds}
+    leaves = veil(upload, {}, TASK, facts, PLAN, None)
+    server = replace(read_terms(FACTS), clipping=clipping_of({"stamp": math.inf, "delta": 2.0}))
+    opened(leaves, server)
+    others = [None, {"delta": 2.0}, {"delta": 2.0, "stamp": 1.0}, {"delta": 2.5, "stamp": math.inf}]
+    for other in others:
+        with pytest.raises(BindingError):
+            opened(leaves, replace(server, clipping=clipping_of(other)))
+    with pytest.raises(BindingError):
+        opened(leaves, replace(server, clipping=clipping_of({"stamp": math.inf, "delta": 2.0}, ["delta"])))
+
+
+def test_reports_that_are_stale_under_bounds_that_move_are_let_in_to_be_dropped() -> None:
+    """They open no more, which is no fault of the site."""
+    leaves = [torch.zeros(0), torch.zeros(SEALED, dtype=torch.uint8), torch.zeros(0, dtype=torch.uint8)]
+
+    def ask(task: Task, sealed: bytes, signature: bytes) -> None:
+        raise BindingError("no.", [task])
+
+    for moving, stale in ((["delta"], True), ([], False)):
+        intake = secure_intake(Hiding(FACTS | {"moving": moving}, ask), 6)
+        if stale:
+            intake.examine(TASK, leaves)
+        for task in [TASK._replace(version=6)] + [TASK] * (not stale):
+            with pytest.raises(Rejected):
+                intake.examine(task, leaves)
 
 
 def test_a_key_that_shares_no_secret_is_not_sealed_to() -> None:

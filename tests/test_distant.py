@@ -18,6 +18,7 @@ from offbeat.aggregate.mean import Mean
 from offbeat.aggregate.payload import Shares
 from offbeat.aggregate.private import Private
 from offbeat.aggregate.secure import Secure
+from offbeat.aggregate.uploads import upload_from
 from offbeat.core import AnyAlgorithm, Cohort, Saved, Task
 from offbeat.course import describe
 from offbeat.deploy.helper_desk import Desk
@@ -25,7 +26,7 @@ from offbeat.deploy.secure_intake import secure_intake
 from offbeat.deploy.veil import veil
 from offbeat.engines.engine import Gathered, Session, Veiled
 from offbeat.privacy.quantile import Quantile
-from offbeat.privacy.secure.refusals import ReplayError, ShortBatchError
+from offbeat.privacy.secure.refusals import BindingError, ReplayError, ShortBatchError
 from offbeat.schedule.chance import Draws
 from offbeat.schedule.delays import Exponential
 from offbeat.schedule.participation import Participation
@@ -241,6 +242,34 @@ def test_clients_are_told_all_they_need_as_json(desk: Desk) -> None:
     assert Mean().open(opening()).hiding() is None
 
 
+def test_reports_that_were_clipped_to_other_bounds_are_not_summed(desk: Desk) -> None:
+    """A server could else tell all sites but one to send next to nothing."""
+    noised = private(FedOpt(0.1, 1.0), distant(desk, Secure(2))).open(opening())
+    hiding = noised.hiding()
+    assert hiding is not None
+    those = [Task(client, 0, 0) for client in range(4)]
+    told = [hiding.facts] + [hiding.facts | {"bounds": {"delta": 1e-9}}] * 3
+    upload = trees.over(torch.ones_like, upload_from(FedOpt(0.1, 1.0), torch.zeros(3), 0))
+    sent = [veil(upload, {}, task, facts, {"seed": 0}, None) for task, facts in zip(those, told, strict=True)]
+    for task, (_, sealed, _), facts in zip(those, sent, told, strict=True):
+        seed = sealed.numpy().tobytes()
+        if facts is hiding.facts:
+            hiding.examine(task, seed, b"")
+            continue
+        with pytest.raises(BindingError, match="does not open"):
+            hiding.examine(task, seed, b"")
+    with pytest.raises(ShortBatchError, match="at least 2 distinct clients, not 1"):
+        noised.collect(secure_intake(hiding).join(sent).uploads, those, describe(those, 0, 50, Equal()))
+
+
+def test_a_helper_that_wants_more_clients_is_not_asked(tmp_path: Path) -> None:
+    desk = new_desk(tmp_path / "strict", minimum=3)
+    with pytest.raises(InputError, match="at least 3 clients, and these sums may be of 2: raise"):
+        opened(desk).hiding()
+    opened(desk, Secure(3)).hiding()
+    desk.close()
+
+
 def test_what_is_not_hidden_is_not_summed(desk: Desk) -> None:
     those = tuple(Task(client, 0, 0) for client in range(4))
     with pytest.raises(InputError, match="what clients hid by themselves"):
@@ -254,11 +283,26 @@ def test_what_is_not_hidden_is_not_summed(desk: Desk) -> None:
         ({"weights": lambda staleness: 1.0}, "weights that have a name"),
         ({"answers": 1}, "a bound that moves would be another one for stale updates"),
         ({"answers": 1, "dispatch": Synchronous(5)}, "a bound that moves"),
+        ({"buffer": 2, "weights": Polynomial(1.0)}, "an update of staleness 100 would have less than 1/16"),
+        ({"buffer": 2, "weights": Polynomial(1.0), "limit": 16}, "an update of staleness 16"),
     ],
 )
 def test_a_run_that_cannot_be_summed_so_is_refused(desk: Desk, others: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         opened(desk, **others)
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"buffer": 3, "weights": Polynomial(1.0)},
+        {"buffer": 2, "weights": Polynomial(0.5)},
+        {"buffer": 2, "weights": Polynomial(1.0), "limit": 15},
+        {"buffer": 2, "weights": Polynomial(1.0), "dispatch": Synchronous(2)},
+    ],
+)
+def test_weights_may_fade_where_enough_clients_still_count(desk: Desk, others: dict[str, Any]) -> None:
+    opened(desk, **others)
 
 
 @pytest.mark.parametrize("others", [{"dispatch": Synchronous(4)}, {"limit": 0}])

@@ -30,6 +30,7 @@ from offbeat.privacy.secure.refusals import (
     WeightError,
 )
 from offbeat.privacy.secure.terms import Terms
+from offbeat.schedule.staleness import Polynomial
 
 TERMS = Terms(b"run", 2, most=6, minimum=3)
 KEY = X25519PrivateKey.generate()
@@ -106,6 +107,7 @@ def test_more_reports_than_were_agreed_on_are_refused() -> None:
         replace(TERMS, run=b"ran"),
         replace(TERMS, length=3),
         replace(TERMS, bits=15),
+        replace(TERMS, clipping="other bounds"),
     ],
 )
 def test_a_seed_that_was_sealed_for_something_else_is_refused(other: Task | Terms) -> None:
@@ -162,6 +164,35 @@ def test_a_report_from_the_future_and_a_weight_out_of_range_are_refused() -> Non
     refuses(Helper(TERMS, KEY), asked(tasks(1, 2, 3, version=1)), WeightError, "after version 0")
     heavy = replace(TERMS, weigh=lambda staleness: 2.0)
     refuses(Helper(heavy, KEY), asked(tasks(1, 2, 3)), WeightError, "has weight 2")
+
+
+SLOW = replace(TERMS, bits=8, weight_bits=14, weigh=Polynomial(0.5))
+
+
+def test_a_report_that_outweighs_the_others_is_refused_whatever_their_number() -> None:
+    """Else a leader that makes up versions would find one upload in a sum of many."""
+    steep = replace(TERMS, bits=8, weight_bits=14, weigh=Polynomial(9.0))
+    batch = [*tasks(1, 2, 3, 4, 5), Task(6, 5, 0)]
+    request = asked(batch, steep)._replace(version=5)
+    assert [steep.weight(task, 5) for task in batch] == [1, 1, 1, 1, 1, 1 << 14]
+    sentence = "only 1 clients of this batch have at least 1/16 of its largest weight"
+    refuses(Helper(steep, KEY), request, ShortBatchError, sentence)
+    twice = [*tasks(1, 2, 3), Task(6, 5, 0), Task(6, 5, 1)]
+    refuses(Helper(steep, KEY), asked(twice, steep)._replace(version=5), ShortBatchError, sentence)
+
+
+@given(st.lists(st.integers(0, 255), min_size=3, max_size=6))
+def test_weights_that_fade_slowly_are_added_up_to_a_staleness_of_255(ages: list[int]) -> None:
+    batch = [Task(client, 255 - age, 0) for client, age in enumerate(ages)]
+    Helper(SLOW, KEY).add(asked(batch, SLOW)._replace(version=255))
+
+
+def test_a_stale_report_is_added_beside_enough_others_and_does_not_count_as_one() -> None:
+    stale = Task(9, 0, 0)
+    sentence = "only 2 clients"
+    few, many = ([stale, *tasks(*range(count), version=256)] for count in (2, 3))
+    refuses(Helper(SLOW, KEY), asked(few, SLOW)._replace(version=256), ShortBatchError, sentence)
+    Helper(SLOW, KEY).add(asked(many, SLOW)._replace(version=256))
 
 
 def test_after_a_refusal_the_others_can_be_summed_without_the_report_at_fault() -> None:

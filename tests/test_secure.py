@@ -190,6 +190,9 @@ def test_a_binding_tells_apart_all_that_a_seed_is_good_for() -> None:
         Terms(b"run", 3, 10, minimum=6).binding(task),
         Terms(b"run", 3, 10, bits=15).binding(task),
         Terms(b"run", 3, 10, weight_bits=1).binding(task),
+        Terms(b"run", 3, 10, rule="ab").binding(task),
+        Terms(b"run", 3, 10, clipping="ab").binding(task),
+        Terms(b"run", 3, 10, rule="a", clipping="b").binding(task),
         *(terms.binding(other) for other in (Task(2, 2, 3), Task(1, 3, 3), Task(1, 2, 4))),
     ]
     assert len({terms.binding(task), *others}) == len(others) + 1

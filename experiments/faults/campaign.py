@@ -27,7 +27,7 @@ from world import ROGUES, World
 from offbeat import draws
 
 ROUNDS, SECURE_ROUNDS = 70, 12
-_PAUSE = 3.0  # seconds at most between two faults of a lane
+_PAUSE, _SERVER_PAUSE = 3.0, 60.0  # seconds at most before a fault; without its server a run stands still
 _ENDING = 600.0  # seconds for a run to end when no more faults come
 
 
@@ -37,7 +37,7 @@ class Fault(NamedTuple):
     kind: str
     befalls: str
     act: Act
-    pause: float
+    pause: float  # before it, of the longest
 
 
 def drawn(count: int, seed: int, skip: int = 0, *, secure: bool) -> list[Fault]:
@@ -47,7 +47,7 @@ def drawn(count: int, seed: int, skip: int = 0, *, secure: bool) -> list[Fault]:
     chosen = [
         pool[place] for _ in range(-(-(skip + count) // len(pool))) for place in rng.permutation(len(pool))
     ]
-    pauses = rng.uniform(0, _PAUSE, len(chosen)).tolist()
+    pauses = rng.uniform(size=len(chosen)).tolist()
     faults = [Fault(kind, who, act, pause) for (kind, who, act), pause in zip(chosen, pauses, strict=True)]
     return faults[skip : skip + count]
 
@@ -114,7 +114,7 @@ class Campaign:
                 fault = faults.popleft()
             except IndexError:
                 return
-            time.sleep(fault.pause)
+            time.sleep(fault.pause * (_SERVER_PAUSE if fault.befalls == "server" else _PAUSE))
             if world.is_over():
                 faults.appendleft(fault)
                 return

@@ -60,10 +60,7 @@ def misbehave(order: str) -> Act:
         if taken is None:
             return _nothing(world)
         client = world.client(name)
-        lost = _await(world, lambda: _first(_of(world, client, "lost"), taken["time"], "visit"))
-        words = "the server was away" if lost is None else _reason(world, client, lost["time"])
-        since = taken["time"] if lost is None else lost["time"]
-        return Seen(words, _accepted(world, client, since, taken["time"]))
+        return _of_task(world, client, taken["time"])
 
     return act
 
@@ -99,11 +96,7 @@ def kill_app(number: int) -> Act:
         begun = time.time()
         for pid in own:
             world.trial.kill(pid, number)
-        client = world.client(name)
-        lost = _await(world, lambda: _first(_of(world, client, "lost"), begun, "visit"))
-        if lost is None:
-            return Seen("nothing was lost", _accepted(world, client, begun, begun))
-        return Seen(_reason(world, client, lost["time"]), _accepted(world, client, lost["time"], begun))
+        return _of_task(world, world.client(name), begun)
 
     return act
 
@@ -221,6 +214,18 @@ def _named(world: World, *names: str) -> list[dict[str, Any]]:
 
 def _of(world: World, client: int | None, *names: str) -> list[dict[str, Any]]:
     return [event for event in _named(world, *names) if client is None or event.get("client") == client]
+
+
+def _of_task(world: World, client: int | None, begun: float) -> Seen:
+    """What became of the task that a client had then."""
+    names = "accepted", "lost", "sent"
+    event = _await(world, lambda: _first(_of(world, client, *names), begun, "visit"))
+    if event is None:
+        return _nothing(world)
+    if event["event"] == "accepted":
+        return Seen("nothing was lost", event["time"] - begun)
+    words = "the server was away" if event["event"] == "sent" else _reason(world, client, event["time"])
+    return Seen(words, _accepted(world, client, event["time"], begun))
 
 
 def _fate(world: World, task: list[int], since: float) -> dict[str, Any] | None:

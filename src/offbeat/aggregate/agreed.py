@@ -1,6 +1,9 @@
 """The terms of secure sums as JSON, for parties that are not in one process."""
 
+import hashlib
+import json
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from offbeat.errors import InputError
@@ -39,6 +42,14 @@ def read_terms(told: dict[str, Any]) -> Terms:
         raise InputError(f"the terms of a secure sum have weights {rule}, which are written {weigh}.")
     length, most, minimum, bits, weight_bits = (told[name] for name in NUMBERS)
     return Terms(bytes.fromhex(run), length, most, minimum, bits, weight_bits, weigh, rule)
+
+
+def clipping_of(bounds: Mapping[str, float] | None, moving: Sequence[str] = ()) -> str:
+    """What `Terms.clipping` is where clients clip to these bounds; empty where they do not clip."""
+    if bounds is None:
+        return ""
+    told = [sorted((name, float(bound).hex()) for name, bound in bounds.items()), list(moving)]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
 
 def rule_of(weights: Weights) -> str:

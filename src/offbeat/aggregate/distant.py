@@ -1,16 +1,17 @@
 """Secure sums in a deployment: clients hide their own uploads, and the helper is on another machine."""
 
 import logging
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 import torch
 
 from offbeat import trees
 from offbeat.aggregate.aggregation import Hiding, Opening
-from offbeat.aggregate.agreed import rule_of, write_terms
-from offbeat.aggregate.payload import Payload, Shares
+from offbeat.aggregate.agreed import clipping_of, rule_of, write_terms
+from offbeat.aggregate.payload import Clip, Payload, Shares
 from offbeat.aggregate.secure import Layout, Secure, agree, check_weights, spread
 from offbeat.aggregate.uploads import upload_from
 from offbeat.core import AnyAlgorithm, Cohort, Saved, Task
@@ -31,6 +32,7 @@ class Known(NamedTuple):
 
     key: bytes  # that clients seal to
     signed: bool  # whether it adds only what sites have signed
+    minimum: int = 2  # distinct clients in a sum, below which it serves no run
 
 
 class Asked(Adds, Protocol):
@@ -102,8 +104,6 @@ class DistantSum:
         self._layout = layout
         length = sum(leaf.shape.numel() for leaf in layout.leaves)
         self._terms = agree(distant.secure, opening, distant.run, length, rule_of(opening.weights))
-        self._helper = distant.helper.under(self._terms)
-        self._leader = Leader(self._terms, self._helper)
         self._known: Known | None = None  # until somebody asks
         self._before: str | None = None  # the key that earlier reports were sealed to
 
@@ -111,17 +111,18 @@ class DistantSum:
     def largest(self) -> float:
         return self._terms.largest
 
-    def hiding(self) -> Hiding:
+    def hiding(self, clip: Clip | None = None) -> Hiding:
         """What clients are told of these sums."""
         known = self._meet()
+        bounds = None if clip is None else clip.bounds.items()
         facts = write_terms(self._terms) | {
             "stochastic": self._distant.secure.stochastic,
             "key": known.key.hex(),
             "signed": known.signed,
-            "bounds": None,
-            "moving": [],
+            "bounds": bounds and {name: None if math.isinf(bound) else bound for name, bound in bounds},
+            "moving": [] if clip is None else list(clip.moving),
         }
-        return Hiding(facts, self._helper.examine)
+        return Hiding(facts, self._distant.helper.under(self._clipped(clip)).examine)
 
     def total(self, payload: Tree, tasks: Sequence[Task], cohort: Cohort) -> Tree:
         if not isinstance(payload, Shares):
@@ -130,12 +131,11 @@ class DistantSum:
             )
         check_weights(self._weights, tasks, cohort)
         self._meet()
-        try:
-            for row, task in enumerate(tasks):
-                self._leader.take(_report(payload, row, task))
-            residues = self._add(list(tasks), cohort.version)
-        finally:
-            self._leader.forget(tasks)
+        terms = self._clipped(payload.clip)
+        leader = Leader(terms, self._distant.helper.under(terms))
+        for row, task in enumerate(tasks):
+            leader.take(_report(payload, row, task))
+        residues = _add(leader, list(tasks), cohort.version)
         return spread(residues, self._terms.unit, self._layout)
 
     def save(self) -> Saved:
@@ -164,23 +164,33 @@ class DistantSum:
                     "the helper does not ask for signatures: start it with the sites' public keys, "
                     "or say that reports need not be signed."
                 )
+            if self._terms.minimum < known.minimum:
+                raise InputError(
+                    f"the helper adds the reports of at least {known.minimum} clients, and these sums may be "
+                    f"of {self._terms.minimum}: raise the minimum."
+                )
             self._known = known
         return self._known
 
-    def _add(self, tasks: list[Task], version: int) -> Residues:
-        """Of the reports that can be added; one that cannot counts as a report of zeros.
+    def _clipped(self, clip: Clip | None) -> Terms:
+        """The terms of reports that were clipped so: no others can be opened under them."""
+        return self._terms if clip is None else replace(self._terms, clipping=clipping_of(*clip))
 
-        Reports are examined when they come in, so that this is for a helper whose keys have changed since.
-        """
-        while True:
-            try:
-                return self._leader.total(tasks, version)
-            except (BindingError, SignatureError) as refusal:
-                rest = [task for task in tasks if task not in refusal.tasks]
-                if len(rest) == len(tasks):
-                    raise
-                _LOG.warning("a report is left out of a secure sum: %s", refusal)
-                tasks = rest
+
+def _add(leader: Leader, tasks: list[Task], version: int) -> Residues:
+    """Of the reports that can be added; one that cannot counts as a report of zeros.
+
+    Reports are examined when they come in, so that this is for a helper whose keys have changed since.
+    """
+    while True:
+        try:
+            return leader.total(tasks, version)
+        except (BindingError, SignatureError) as refusal:
+            rest = [task for task in tasks if task not in refusal.tasks]
+            if len(rest) == len(tasks):
+                raise
+            _LOG.warning("a report is left out of a secure sum: %s", refusal)
+            tasks = rest
 
 
 def _report(shares: Shares, row: int, task: Task) -> Report:

@@ -1,7 +1,6 @@
 """One private run: clip, add up, noise, count."""
 
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from offbeat import trees
 from offbeat.aggregate.aggregation import Hiding, Spent
-from offbeat.aggregate.payload import Payload, Shares, prepare
+from offbeat.aggregate.payload import Clip, Payload, Shares, prepare
 from offbeat.aggregate.summation import Summing
 from offbeat.core import Cohort, Saved, Task
 from offbeat.errors import InputError
@@ -54,10 +53,13 @@ class Noised:
     def collect(self, uploads: Tree, tasks: Sequence[Task], cohort: Cohort) -> Tree:
         if not all(0 <= weight <= 1 for weight in cohort.weights):
             raise InputError("staleness weights above 1 would outgrow the bounds: use lower ones.")
-        hidden, moving = isinstance(uploads, Shares), self._mechanism.moving
-        if hidden and moving and any(cohort.staleness):
+        clip = self._clip
+        if not isinstance(uploads, Shares):
+            payload: Tree = prepare(uploads, clip.bounds, clip.moving)
+        elif clip.moving and any(cohort.staleness):
             raise InputError("clients that clip by themselves knew other bounds than those of this step.")
-        payload = uploads if hidden else prepare(uploads, self.bounds, moving)
+        else:
+            payload = uploads._replace(clip=clip)
         total = self._summing.total(payload, tasks, cohort)
         if not self._starting:
             self._ledger.contribute([task.client for task in tasks])
@@ -84,12 +86,7 @@ class Noised:
 
     def hiding(self) -> Hiding | None:
         """With the bounds of the next release, by which clients that hide their uploads have to clip."""
-        hiding = self._summing.hiding()
-        if hiding is None:
-            return None
-        bounds = {name: None if math.isinf(bound) else bound for name, bound in self.bounds.items()}
-        own = {"bounds": bounds, "moving": list(self._mechanism.moving)}
-        return hiding._replace(facts=hiding.facts | own)
+        return self._summing.hiding(self._clip)
 
     def ended(self) -> str | None:
         tally, budget, epsilon = self._ledger.tally, self._plan.budget, self._plan.epsilon
@@ -145,6 +142,10 @@ class Noised:
     def _starting(self) -> bool:
         """Whether what is collected now is the start of everybody."""
         return self._plan.start and not self._ledger.tally.start
+
+    @property
+    def _clip(self) -> Clip:
+        return Clip(dict(self.bounds), list(self._mechanism.moving))
 
     def _unlock(self, key: bytes) -> None:
         self._key = key

@@ -19,12 +19,20 @@ class Payload(NamedTuple):
     answers: Tree = ()  # (moving fields,): plus a half where the norm was within the bound, else minus
 
 
+class Clip(NamedTuple):
+    """How clients that hide their payloads make them ready."""
+
+    bounds: Mapping[str, float]
+    moving: Sequence[str] = ()
+
+
 class Shares(NamedTuple):
     """What is left for the server of payloads that their clients hid."""
 
     share: Tensor  # (tasks, length) int32: numbers mod 2^32
     sealed: Tensor  # (tasks, bytes) uint8: the helper's half
     signature: Tensor | None = None  # (tasks, bytes) uint8, where the helper asks for one
+    clip: Clip | None = None  # what their clients were told; None: not to clip
 
 
 def prepare(uploads: Tree, bounds: Mapping[str, float], moving: Sequence[str]) -> Payload:

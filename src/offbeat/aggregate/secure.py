@@ -11,16 +11,19 @@ from torch import Tensor
 
 from offbeat import draws, trees
 from offbeat.aggregate.aggregation import Opening
+from offbeat.aggregate.payload import Clip
 from offbeat.core import Cohort, Saved, Task
 from offbeat.errors import InputError
 from offbeat.privacy.secure.client import report
 from offbeat.privacy.secure.fixed import Residues, decode
-from offbeat.privacy.secure.helper import Helper
+from offbeat.privacy.secure.helper import HEAVIEST, Helper
 from offbeat.privacy.secure.leader import Leader
 from offbeat.privacy.secure.terms import Terms
+from offbeat.schedule.dispatch import Synchronous
 from offbeat.schedule.staleness import Equal, Weights
 from offbeat.trees import Tree
 
+_STALE = 100  # versions, which a run without a limit should be prepared for
 _START = 128  # more clients than the loop ever hands over at once in a full-participation start
 
 
@@ -29,8 +32,9 @@ class Secure:
     """Two servers add shares; see `offbeat.privacy.secure` for what that hides and what not.
 
     A sum is exact in fixed point of `bits` fractional bits, and refused where it could overflow or
-    would be of fewer than `minimum` distinct clients; a client that is in a buffer twice is one of
-    them, and adds both its reports. Weights that fade are rounded to multiples of 2^-weight_bits.
+    would be of fewer than `minimum` distinct clients with weights within 16 times of each other; a
+    client that is in a buffer twice is one of them, and adds both its reports. Weights that fade are
+    rounded to multiples of 2^-weight_bits.
     """
 
     minimum: int = 5
@@ -58,6 +62,14 @@ class Secure:
                 f"secure sums need {self.minimum} distinct clients, and a buffer of {opening.buffer} from "
                 f"{opening.population} clients never has them: raise the buffer or lower the minimum."
             )
+        reach = int(min(opening.limit, _STALE))
+        stale = not isinstance(opening.dispatch, Synchronous)
+        if stale and here == self.minimum and opening.weights(reach) * HEAVIEST < 1:
+            raise InputError(
+                f"an update of staleness {reach} would have less than 1/{HEAVIEST} of a fresh one's weight "
+                "and hide nobody, and a buffer as small as the minimum needs every client: raise the "
+                "buffer, set a lower limit, or use weights that fade less."
+            )
 
     def open(self, opening: Opening) -> "Shared":
         self.check(opening)
@@ -83,7 +95,7 @@ class Shared:
         """For uploads of that many numbers."""
         return agree(self._secure, self._opening, self._run, length)
 
-    def hiding(self) -> None:
+    def hiding(self, clip: Clip | None = None) -> None:
         """Here it is done for them."""
 
     def total(self, payload: Tree, tasks: Sequence[Task], cohort: Cohort) -> Tree:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from offbeat import trees
 from offbeat.aggregate.aggregation import Hiding, Opening
+from offbeat.aggregate.payload import Clip
 from offbeat.core import Cohort, Saved, Task
 from offbeat.trees import Tree
 
@@ -26,8 +27,8 @@ class Summing(Protocol):
         """The weighted sum over tasks: leaves (tasks, ...) to leaves (...)."""
         ...
 
-    def hiding(self) -> Hiding | None:
-        """How clients hide what is summed; None: they do not."""
+    def hiding(self, clip: Clip | None = None) -> Hiding | None:
+        """How clients clip and hide what is summed; None: they do not."""
         ...
 
     def save(self) -> Saved: ...
@@ -80,7 +81,7 @@ class PlainSum:
 
         return trees.over(add, payload)
 
-    def hiding(self) -> None:
+    def hiding(self, clip: Clip | None = None) -> None:
         return None
 
     def save(self) -> Saved:

@@ -25,6 +25,9 @@ def add_options(command: argparse.ArgumentParser) -> None:
         "--sites", metavar="FOLDER", help="public keys of sites (*.pub): only what they signed is added"
     )
     command.add_argument(
+        "--minimum", type=whole, default=2, metavar="N", help="refuse runs with sums of fewer sites [2]"
+    )
+    command.add_argument(
         "--insecure", action="store_true", help="no certificate; for trials on this machine alone"
     )
 
@@ -42,6 +45,8 @@ def helper(given: argparse.Namespace) -> int:
     from offbeat.deploy.helper_frames import read_token
     from offbeat.deploy.signing import read_sites
 
+    if given.minimum < 2:
+        raise InputError(f"a sum of {given.minimum} sites hides nobody: give --minimum 2 or more.")
     pair = [given.certificate, given.certificate_key]
     tls = None
     if given.insecure:
@@ -56,7 +61,7 @@ def helper(given: argparse.Namespace) -> int:
     sites = None if given.sites is None else read_sites(Path(given.sites))
     with service.bound(given.host, given.port) as socket:
         key, store = service.open_store(Path(given.key), Path(given.store))
-        desk = Desk(key, store, sites)
+        desk = Desk(key, store, sites, given.minimum)
         try:
             _stop_by_interrupt()
             _announce(given, socket.getsockname()[1], desk.known.key.hex(), sites)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from offbeat.cli.numbers import whole
 from offbeat.cli.process import stop_signals
 from offbeat.deploy.flower_home import Link
 from offbeat.deploy.flower_processes import check_readable
@@ -42,6 +43,9 @@ def add_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--helper-key", metavar="FILE", help="the public key of the only secure-sum helper to trust"
     )
+    command.add_argument(
+        "--minimum", type=whole, metavar="N", help="secure sums of so many sites or more, and nothing else"
+    )
     command.add_argument("--insecure", action="store_true", help="talk in plain sight; for a first try")
 
 
@@ -70,7 +74,10 @@ def _own(given: argparse.Namespace) -> Own:
         check_readable(key, "name the site's private key")
     if helper_key is not None:
         check_readable(helper_key, "name the helper's public key")
-    return Own(name, folder.absolute(), given.data, given.module, given.losses, key, helper_key)
+    if given.minimum is not None and given.minimum < 2:
+        raise InputError(f"a secure sum of {given.minimum} sites hides nobody: give --minimum 2 or more.")
+    trust = key, helper_key, given.minimum
+    return Own(name, folder.absolute(), given.data, given.module, given.losses, *trust)
 
 
 def _link(given: argparse.Namespace) -> Link:

@@ -62,9 +62,8 @@ def keys(given: argparse.Namespace) -> int:
         "nobody": "ca.key: whoever has it can pass for the server",
     }
     if given.add_site is not None:
-        everybody = dict.fromkeys(
-            ("server", "helper"), f"sites/{given.add_site}/key.pub, where the others lie"
-        )
+        public = f"sites/{given.add_site}/key.pub, where the others lie"
+        everybody = {"server": public, "helper": f"{public}; it reads them at its start, so restart it"}
     show.pairs(f"{folder}: who is to have what; certificates end on {until:%Y-%m-%d}", everybody | places)
     return 0
 

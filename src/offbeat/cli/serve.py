@@ -18,7 +18,7 @@ from offbeat.deploy.flower_link import Started
 from offbeat.deploy.flower_processes import Certificates, check_own, find_certificates
 from offbeat.deploy.flower_supervised import held
 from offbeat.deploy.helper_frames import read_token
-from offbeat.deploy.outcome import Outcome, read_outcome
+from offbeat.deploy.outcome import SET_ASIDE, Outcome, read_outcome
 from offbeat.deploy.plan import Plan
 from offbeat.deploy.ports import check_free as check_port
 from offbeat.deploy.ports import is_loopback, joined, parse_address
@@ -35,6 +35,7 @@ _TOLD = {
     "left": "client {client} left",
     "aside": "client {client} failed, and gets no task for {seconds:.0f} s",
     "rejected": "rejected from node {node} ({reason}): {sentence}",
+    "set_aside": "the upload of client {client} from version {version} is set aside",
     "unreachable": "the network is away: {sentence}",
     "reachable": "the network is back",
 }
@@ -47,6 +48,11 @@ def add_options(command: argparse.ArgumentParser) -> None:
         "--out", metavar="DIR", help="where to write; default: the next free folder in runs/"
     )
     command.add_argument("--resume", action="store_true", help="go on with the run in --out")
+    command.add_argument(
+        "--set-aside",
+        action="store_true",
+        help="with --resume: do not use the uploads that wait in the buffer",
+    )
     command.add_argument(
         "--superlink", metavar="HOST:PORT", help="a SuperLink that runs on this machine already"
     )
@@ -63,6 +69,8 @@ def serve(given: argparse.Namespace) -> int:
     settings = Path(given.settings)
     plan = Plan.read(settings)
     out = None if given.out is None else Path(given.out)
+    if given.set_aside and not given.resume:
+        raise InputError("--set-aside is for a run that goes on: give --resume and --out, or leave it out.")
     check_folder(out, given.resume, plan)
     certificates = None if given.certificates is None else find_certificates(Path(given.certificates))
     superlink = _superlink(given, certificates)
@@ -80,6 +88,10 @@ def serve(given: argparse.Namespace) -> int:
         check_port(superlink.host, superlink.port)
     folder = claim(Path("runs"), f"serve-{plan.experiment.algorithm}") if out is None else out
     with stop_signals(_WAIT) as stop, hold(folder):
+        if given.set_aside:
+            (folder / SET_ASIDE).touch()
+        else:
+            (folder / SET_ASIDE).unlink(missing_ok=True)
         return _supervise(given, stage, folder, superlink, certificates, stop)
 
 

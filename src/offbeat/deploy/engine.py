@@ -8,15 +8,18 @@ from pathlib import Path
 from offbeat.aggregate.uploads import clients_read_staleness
 from offbeat.core import AnyAlgorithm, Vector
 from offbeat.deploy.attendance import Attendance
+from offbeat.deploy.claims import Claims
 from offbeat.deploy.exchange import Exchange
 from offbeat.deploy.guests import Guests
 from offbeat.deploy.intake import plain_intake
 from offbeat.deploy.journal import Journal
+from offbeat.deploy.lengths import Lengths
 from offbeat.deploy.line import Line
-from offbeat.deploy.post import Post
+from offbeat.deploy.post import Knows, Post
 from offbeat.deploy.published import Published, limit_of
 from offbeat.deploy.roster import Roster
 from offbeat.deploy.session import Deployment
+from offbeat.deploy.set_aside import SetAside
 from offbeat.deploy.terms import Terms
 from offbeat.deploy.told import Nobody, Told
 from offbeat.deploy.wire import form_of
@@ -31,6 +34,7 @@ class Deployed:
 
     The loop above has to take a checkpoint after every server step and confirm it (`save_every=1`). When
     `stop` says so the session raises `Stopped` while it waits: all that was accepted is in the folder.
+    Where there is a file `set_aside`, a resumed run does not use the uploads that wait in its buffer, once.
     """
 
     post: Post
@@ -41,6 +45,8 @@ class Deployed:
     stop: Callable[[], bool] = lambda: False
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
+    set_aside: Path | None = None
+    sites: Path | None = None  # has the public keys of sites, by name
     availability: Attendance = field(default_factory=Attendance)  # follows whatever session was opened last
 
     @property
@@ -59,12 +65,18 @@ class Deployed:
         x, statistics = self.problem.initial()
         terms, told = self.terms, self.told
         roster = Roster(self.folder / "roster.json", self.clients, terms.bound)
-        guests = Guests(roster, form_of((x, statistics)), terms, told)
+        claims = None
+        if terms.bound and self.sites is not None and isinstance(self.post, Knows):
+            claims = Claims(self.sites, self.post)
+        guests = Guests(roster, form_of((x, statistics)), terms, told, claims)
         published = Published(x, statistics)
         journal = Journal(self.folder / "journal")
         line = Line(self.clock, terms.patience, told)
-        exchange = Exchange(self.post, terms, line, guests, published, journal, told)
-        session = Deployment(terms, exchange, published, journal, self.stop, self.clock, self.sleep)
+        lengths = Lengths(terms.most_norm, float(x.double().norm()))
+        exchange = Exchange(self.post, terms, line, guests, published, journal, lengths, told)
+        asked = self.set_aside is not None and self.set_aside.exists()
+        aside = SetAside(self.set_aside, journal, told) if self.set_aside and asked else None
+        session = Deployment(terms, exchange, published, journal, self.stop, self.clock, self.sleep, aside)
         self.availability.follow(session.idle, terms.poll)
         return session
 

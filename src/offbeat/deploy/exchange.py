@@ -8,6 +8,7 @@ from offbeat.deploy.flights import Flight, Flights
 from offbeat.deploy.guests import Guests, said
 from offbeat.deploy.intake import read_upload_bytes
 from offbeat.deploy.journal import Journal, Upload
+from offbeat.deploy.lengths import Lengths
 from offbeat.deploy.line import Line
 from offbeat.deploy.notes import TaskNote
 from offbeat.deploy.post import Post, Reply
@@ -33,10 +34,12 @@ class Exchange:
         guests: Guests,
         published: Published,
         journal: Journal,
+        lengths: Lengths,
         told: Told,
     ) -> None:
         self._post, self._terms, self._line, self._guests = post, terms, line, guests
         self._published, self._journal, self._told = published, journal, told
+        self.lengths = lengths
         self._standing = Standing(terms.aside)
         self._looked: float | None = None  # when it was last asked who is there
         self.flights = Flights()
@@ -93,7 +96,8 @@ class Exchange:
 
     def _greet(self, now: float) -> None:
         for node in self._guests.strangers(now):
-            number = self._push(node, "hello", "", b"", self._terms.greeting)
+            note = notes.write_greeting(self._guests.refusal(node))
+            number = self._push(node, "hello", note, b"", self._terms.greeting)
             if number is None:
                 return
             self._guests.greet(node, number, now)
@@ -144,9 +148,14 @@ class Exchange:
             raise Rejected(
                 Reason.SETTINGS, "the site has lost what it kept of this run: give it its folder back."
             )
+        norms = intake.norms(leaves)
+        if flight.sure:  # which may send something else under the same names
+            norms = norms._replace(kind=f"start {norms.kind}")
+        self.lengths.check(norms)
         if isinstance(intake, SecureIntake):
             intake.examine(task, leaves)
         self._journal.accept(Upload(task, now, intake.form, reply.payload))
+        self.lengths.add(norms)
         self.flights.end(flight)
         self._standing.clear(task.client)
         self.arrivals.append(Arrival(task, flight.started, now, False))

@@ -38,6 +38,7 @@ settings = ""
 folder = ""
 resume = false
 authenticated = false
+sites = ""
 """
 _SERVER = "from offbeat.deploy.flower_server import server_app\n\napp = server_app()\n"
 _CLIENT = "from offbeat.deploy.flower_client import client_app\n\napp = client_app()\n"

@@ -51,12 +51,17 @@ class FlowerPost:
         self._grid = grid
         self._run = grid.run.run_id
         self._most = most
+        self._keys: dict[int, bytes] = {}  # of those who are there
         self._coming: dict[str, _Coming] = {}  # by the message that it answers
         self._fetching = ThreadPoolExecutor(_AT_ONCE)
 
     def nodes(self) -> frozenset[int]:
         with _translated():
-            return frozenset(self._grid.get_node_ids())
+            self._keys = {node.node_id: node.public_key for node in self._grid.get_nodes()}
+        return frozenset(self._keys)
+
+    def key(self, node: int) -> bytes:
+        return self._keys.get(node, b"")
 
     def push(self, node: int, kind: str, note: str, payload: bytes, seconds: float) -> str:
         with _translated():

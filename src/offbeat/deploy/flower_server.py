@@ -48,7 +48,14 @@ def ask_of(config: Mapping[str, Any]) -> Ask:
     if resume and not folder:
         raise InputError("resume needs folder, that of the run to go on with: give both.")
     place = Path(folder).expanduser() if folder else claim(Path("runs"), "serve")
-    return Ask(settings.absolute(), place.absolute(), resume, bool(config.get("authenticated", False)))
+    sites = str(config.get("sites") or "")
+    return Ask(
+        settings.absolute(),
+        place.absolute(),
+        resume,
+        bool(config.get("authenticated", False)),
+        Path(sites) if sites else None,
+    )
 
 
 def _log_to(path: Path) -> None:

@@ -67,6 +67,7 @@ class Carrier:
                 "folder": str(self._folder.absolute()),
                 "resume": resume,
                 "authenticated": self._certificates is not None,
+                "sites": "" if self._certificates is None else str(self._certificates.sites.absolute()),
             },
         )
         return flower_commands.submit(self._home, app, told)

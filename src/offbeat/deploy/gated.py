@@ -61,7 +61,7 @@ class GateChild:
 
     def _start(self, link: Link) -> Child:
         number = self._listener.fileno()
-        words = [sys.executable, "-m", "offbeat.deploy.gate", "--listener", str(number)]
+        words = [sys.executable, "-P", "-m", "offbeat.deploy.gate", "--listener", str(number)]
         words += ["--superlink", link.address]
         if self._certificates is not None:
             words += ["--authority", str(self._certificates.authority.absolute())]

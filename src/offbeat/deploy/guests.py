@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from offbeat.deploy import notes
+from offbeat.deploy.claims import Claims
 from offbeat.deploy.notes import HelloNote
 from offbeat.deploy.post import Reply
 from offbeat.deploy.rejections import Reason, Rejected
@@ -22,16 +23,20 @@ class _Guest:
     client: int | None = None
     hello: str | None = None  # the number of the hello that is on its way to it
     until: float = 0.0  # when an answer is due
+    refused: str | None = None  # why it was turned away last
 
 
 class Guests:
     """Nodes by their numbers; one that is not listed for longer than `grace` has left."""
 
-    def __init__(self, roster: Roster, form: Form, terms: Terms, told: Told) -> None:
+    def __init__(
+        self, roster: Roster, form: Form, terms: Terms, told: Told, claims: Claims | None = None
+    ) -> None:
         self._roster = roster
         self._form = form
         self._terms = terms
         self._told = told
+        self._claims = claims
         self._guests: dict[int, _Guest] = {}
         self._listed: frozenset[int] = frozenset()
         self._nodes: dict[int, int] = {}  # of clients
@@ -81,6 +86,10 @@ class Guests:
             and self._standing.free(node, now)
         ]
 
+    def refusal(self, node: int) -> str | None:
+        """Why it was turned away last, for it to hear."""
+        return self._guests[node].refused
+
     def greet(self, node: int, number: str, now: float) -> None:
         """A hello with this number was sent to it."""
         guest = self._guests[node]
@@ -121,6 +130,8 @@ class Guests:
             raise Rejected(Reason.SETTINGS, f"{hello.name} has another model than the server: {difference}.")
         if not hello.examples:
             raise Rejected(Reason.SETTINGS, f"{hello.name} has no examples: give it some.")
+        if self._claims is not None:
+            self._claims.check(node, hello.name)
         for other, guest in self._guests.items():
             if guest.client is None or other == node:
                 continue
@@ -131,6 +142,7 @@ class Guests:
 
     def _turn_away(self, node: int, rejected: Rejected, now: float) -> None:
         self._settle(self._guests[node])
+        self._guests[node].refused = rejected.sentence
         self._standing.fail(node, now)
         self._told.rejected(node, None, rejected.reason, rejected.sentence)
 

@@ -71,14 +71,14 @@ class HelperLink:
 
     def known(self) -> Known:
         facts = _facts(self.ask("GET", "key", b"", _MOST_WORDS))
-        key, signed = facts.get("key"), facts.get("signed")
+        key, signed, minimum = (facts.get(name) for name in Known._fields)
         try:
             public = bytes.fromhex(key)  # type: ignore[arg-type]
         except (TypeError, ValueError):
             public = b""
-        if len(public) != 32 or type(signed) is not bool:
+        if len(public) != 32 or type(signed) is not bool or type(minimum) is not int:
             raise InputError(f"what answers at {self.url} is not a helper: check the address.")
-        return Known(public, signed)
+        return Known(public, signed, minimum)
 
     def under(self, terms: Terms) -> "RemoteHelper":
         return RemoteHelper(self, terms)

@@ -1,6 +1,8 @@
 """What a leader and a helper say to each other: a request as bytes, and the secret that a leader shows."""
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +21,7 @@ MOST_BYTES = 8 << 20  # of a request: tens of thousands of reports
 MOST_LENGTH = 1 << 27  # numbers of a sum: half a gigabyte
 _SIZE = 4  # bytes that say how long the head is
 _MOST_COUNT = 1 << 62
+_CLIPPING = re.compile(r"(?:[0-9a-f]{64})?")
 _LEAST_TOKEN, _MOST_TOKEN = 16, 1024
 
 
@@ -34,6 +37,7 @@ def write_request(asking: Asking) -> bytes:
     terms, request = asking
     tasks = [task for task, _ in request.reports]
     head = write_terms(terms) | {
+        "clipping": terms.clipping,
         "version": request.version,
         "tasks": [list(task) for task in tasks],
         "counts": [terms.weight(task, request.version) for task in tasks],
@@ -71,13 +75,16 @@ def _read(data: bytes) -> Asking:
     if len(data) < end:
         raise MalformedError("the request ends before its head does.")
     head = tame.read(data[_SIZE:end].decode("ascii", "replace"), MOST_BYTES)
-    names = {*NAMES, "version", "tasks", "counts", "signed"}
+    names = {*NAMES, "clipping", "version", "tasks", "counts", "signed"}
     if type(head) is not dict or set(head) != names:
         raise MalformedError("the request does not say what it should.")
     try:
         terms = read_terms(head)
     except InputError as error:
         raise MalformedError(f"the request's terms cannot be kept: {error}") from None
+    if type(head["clipping"]) is not str or not _CLIPPING.fullmatch(head["clipping"]):
+        raise MalformedError("the request does not say how reports were clipped.")
+    terms = replace(terms, clipping=head["clipping"])
     if terms.length > MOST_LENGTH:
         raise MalformedError(f"sums of {terms.length} numbers are too long: {MOST_LENGTH} is the most.")
     version = tame.whole("version", head["version"], 0, _MOST_COUNT)

@@ -49,7 +49,7 @@ def application(desk: Desk, token: str) -> Starlette:
 
     async def key(request: Request) -> Response:
         known = desk.known
-        return JSONResponse({"key": known.key.hex(), "signed": known.signed})
+        return JSONResponse(known._asdict() | {"key": known.key.hex()})
 
     async def add(request: Request) -> Response:
         return await _answer(request, token, lambda asking: Response(desk.add(asking), media_type=_BYTES))

@@ -1,6 +1,6 @@
 """What an upload must be before it touches anything of the server's."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,6 +11,7 @@ from offbeat import trees
 from offbeat.aggregate.uploads import upload_from
 from offbeat.core import AnyAlgorithm, Bounded, Task, Vector
 from offbeat.deploy import notes
+from offbeat.deploy.lengths import Norms
 from offbeat.deploy.rejections import Reason, Rejected, quote
 from offbeat.deploy.wire import Form, differs, finite, form_of, unpack
 from offbeat.engines.engine import Gathered
@@ -20,6 +21,7 @@ from offbeat.problem import Statistics
 
 _SLACK = 1e-3  # of a norm, for what rounding adds at a site
 _LONG = 2**20  # numbers from which on a norm in single precision is further off: 0.8 % seen at 11 million
+_COUNTED = ("var", "num_batches_tracked")  # ends of the names of running statistics that cannot fall below 0
 
 
 class Intake(Protocol):
@@ -32,6 +34,10 @@ class Intake(Protocol):
         """Reject numbers that no client could have come to."""
         ...
 
+    def norms(self, leaves: list[Tensor]) -> Norms:
+        """Of what has no bound, as far as it can be seen."""
+        ...
+
     def join(self, uploads: Sequence[list[Tensor]]) -> Gathered: ...
 
 
@@ -42,6 +48,10 @@ class PlainIntake:
     form: Form
     shape: trees.Shape
     bounds: tuple[tuple[str, tuple[int, ...], float], ...]  # field, the places of its leaves, norm at most
+    free: tuple[tuple[str, tuple[int, ...]], ...]  # fields without a bound
+    statistics: tuple[tuple[str, int], ...]  # those in floating point
+    counted: tuple[tuple[str, int], ...]  # running statistics that cannot fall below 0
+    kind: str  # of upload
     device: torch.device  # where the server's half is computed
 
     def check(self, leaves: list[Tensor]) -> None:
@@ -55,6 +65,17 @@ class PlainIntake:
                 raise Rejected(
                     Reason.NORM, f"the upload's {field} has norm {norm:.4g}, which cannot exceed {bound:g}."
                 )
+        for name, place in self.counted:
+            if bool((leaves[place] < 0).any()):  # the root of a variance would be NaN
+                raise Rejected(Reason.RANGE, f"the running statistic {name} has fallen below 0.")
+
+    def norms(self, leaves: list[Tensor]) -> Norms:
+        fields = {
+            field: float(clipping.norms([leaves[place][None] for place in places]))
+            for field, places in self.free
+        }
+        statistics = {name: float(clipping.norms([leaves[place][None]])) for name, place in self.statistics}
+        return Norms(self.kind, fields, statistics)
 
     def join(self, uploads: Sequence[list[Tensor]]) -> Gathered:
         stacked = [torch.stack(each).to(self.device) for each in zip(*uploads, strict=True)]
@@ -67,7 +88,19 @@ def plain_intake(algorithm: AnyAlgorithm, x: Vector, statistics: Statistics, ver
     upload = upload_from(algorithm, x, version)
     tree = (upload, statistics)
     bounds = dict(algorithm.bounds) if isinstance(algorithm, Bounded) else {}
-    return PlainIntake(form_of(tree), trees.shape(tree), _places(upload, bounds), x.device)
+    shape, fields = trees.shape(tree), _fields(upload)
+    _, numbered = trees.rebuild(shape, [torch.tensor(place) for place in range(shape.num_leaves)])
+    places = {name: int(place) for name, place in numbered.items()}
+    return PlainIntake(
+        form_of(tree),
+        shape,
+        tuple((field, where, bounds[field]) for field, where in fields if field in bounds),
+        tuple((field, where) for field, where in fields if field not in bounds),
+        tuple((name, place) for name, place in places.items() if statistics[name].is_floating_point()),
+        tuple((name, place) for name, place in places.items() if _is_counted(name, statistics[name])),
+        type(upload).__name__,
+        x.device,
+    )
 
 
 def read_upload_bytes(
@@ -98,17 +131,22 @@ def read_upload_bytes(
     return leaves
 
 
-def _places(
-    upload: trees.Tree, bounds: Mapping[str, float]
-) -> tuple[tuple[str, tuple[int, ...], float], ...]:
-    """Which leaves each field with a bound has."""
+def _fields(upload: trees.Tree) -> list[tuple[str, tuple[int, ...]]]:
+    """Which leaves in floating point each field has; what is not a named tuple is one field."""
+    names = getattr(upload, "_fields", None)
+    parts = [("numbers", upload)] if names is None else zip(names, upload, strict=True)
     found, start = [], 0
-    for field, part in zip(getattr(upload, "_fields", ()), upload, strict=False):
-        end = start + len(trees.leaves(part))
-        if field in bounds and end > start:
-            found.append((field, tuple(range(start, end)), bounds[field]))
-        start = end
-    return tuple(found)
+    for field, part in parts:
+        leaves = trees.leaves(part)
+        places = [start + n for n, leaf in enumerate(leaves) if leaf.is_floating_point()]
+        if places:
+            found.append((field, tuple(places)))
+        start += len(leaves)
+    return found
+
+
+def _is_counted(name: str, initial: Tensor) -> bool:
+    return name.endswith(_COUNTED) and bool((initial >= 0).all())
 
 
 def _slack(part: list[Tensor]) -> float:

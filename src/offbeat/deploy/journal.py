@@ -86,6 +86,19 @@ class Journal:
             self._place(task).unlink(missing_ok=True)
             self.orders.pop(task, None)
 
+    def copy_aside(self, tasks: Iterable[Task]) -> None:
+        """Keep these beyond their use, for a person to look at."""
+        folder = self._folder / "set-aside"
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            for task in tasks:
+                copy = folder / self._place(task).name
+                copy.unlink(missing_ok=True)
+                os.link(self._place(task), copy)
+            durable.sync(folder)
+        except OSError as error:
+            raise durable.unwritable(folder, error) from None
+
     def keep(self, epoch: int, facts: dict[str, Any]) -> None:
         """One more line, on the disk when this is over."""
         line = json.dumps(facts | {"epoch": epoch}, separators=(",", ":")).encode() + b"\n"

@@ -120,6 +120,21 @@ def read_hello(text: str) -> HelloNote:
     )
 
 
+def write_greeting(refused: str | None) -> str:
+    """What a hello says: nothing, or why the last one led nowhere."""
+    return "" if refused is None else json.dumps({"refused": _one_line(refused)})
+
+
+def read_greeting(text: str) -> str | None:
+    """Why a server turned this site away, if it did."""
+    if not text:
+        return None
+    facts = tame.read(text, MOST_TEXT)
+    if type(facts) is not dict or set(facts) != {"refused"}:
+        raise malformed("content", "a refusal", facts)
+    return tame.words("refused", facts["refused"], MOST_ERROR)
+
+
 def _fields(text: str, kind: type[Note]) -> dict[str, Any]:
     """The facts of a note by name: all of them, and no others."""
     facts = tame.read(text, MOST_TEXT)

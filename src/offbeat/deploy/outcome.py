@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 STOP = "stop"  # a file of this name asks the server to save and end
+SET_ASIDE = "set-aside"  # one of this name: it is not to use the uploads that wait in its buffer, once
 _OUTCOME = "outcome.json"
 _SERVER = "server.json"
 

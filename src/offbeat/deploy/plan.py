@@ -44,6 +44,7 @@ class Network(NamedTuple):
     poll: float = 0.5  # seconds between two looks
     patience: float = 600.0  # seconds without the network before the run ends, saved
     most_bytes: int | None = None  # of an upload; None: four times what it should be
+    most_norm: float | None = None  # of an upload's field; None: by what is usual in the run; 0: any
     bound: bool | None = None  # a site to its node's key; None: where nodes have one
 
 
@@ -234,5 +235,9 @@ def _check_network(network: Network, page: Page) -> None:
             raise InputError(f"{name} of [network] must be above 0 seconds, not {getattr(network, name)}.")
     if network.most_bytes is not None and network.most_bytes < 1:
         raise InputError(f"most_bytes of [network] must be at least 1, not {network.most_bytes}.")
+    if network.most_norm is not None and network.most_norm < 0:
+        raise InputError(
+            f"most_norm of [network] must be above 0, or 0 for no limit, not {network.most_norm}."
+        )
     if not 0 <= page.port < 65536:
         raise InputError(f"port of [watch] must be from 0, for none, to 65535, not {page.port}.")

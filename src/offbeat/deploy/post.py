@@ -1,7 +1,7 @@
 """The network as a session sees it: who is there, what was sent, what came back."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 
 class Reply(NamedTuple):
@@ -35,4 +35,13 @@ class Post(Protocol):
 
     def pull(self, numbers: Sequence[str]) -> list[Reply]:
         """The answers to these that have come; each is given once."""
+        ...
+
+
+@runtime_checkable
+class Knows(Protocol):
+    """A post whose nodes come with keys."""
+
+    def key(self, node: int) -> bytes:
+        """The public key of a node that was there, as PEM; nothing if it has none."""
         ...

@@ -30,6 +30,7 @@ class Published:
     def __init__(self, x: Vector, statistics: Statistics) -> None:
         self._model = x, statistics
         self._hiding: Hiding | None = None
+        self._newest = 0
         self._algorithm: AnyAlgorithm | None = None
         self._intakes: dict[int, Intake] = {}
         self._downs: dict[int, Down] = {}
@@ -49,7 +50,7 @@ class Published:
         """A new version; of those before it only the needed ones are held."""
         if algorithm is not self._algorithm:
             self._algorithm, self._intakes = algorithm, {}
-        self._hiding = hiding
+        self._hiding, self._newest = hiding, version
         secure = None if hiding is None else hiding.facts
         tree = (message, statistics)
         held = {old: self._downs[old] for old in needed if old in self._downs}
@@ -58,7 +59,7 @@ class Published:
     def intake(self, version: int) -> Intake:
         """What uploads of tasks from this version must be."""
         if self._hiding is not None:
-            return secure_intake(self._hiding)
+            return secure_intake(self._hiding, self._newest)
         assert self._algorithm is not None
         kind = version % 2 if isinstance(self._algorithm, TwoTrips) and self._algorithm.two_trips else 0
         if kind not in self._intakes:

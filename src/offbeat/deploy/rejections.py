@@ -16,7 +16,8 @@ class Reason(Enum):
     SIZE = "size"
     FORM = "form"  # dtype or shape
     INFINITE = "infinite"  # NaN too
-    NORM = "norm"  # above the algorithm's own bound
+    NORM = "norm"  # above the method's own bound, or what is usual in the run
+    RANGE = "range"  # a number where none such can be
     SETTINGS = "settings"  # the site is set up for something else
     FAILED = "failed"  # the site raised
     LATE = "late"  # after the deadline

@@ -14,7 +14,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -40,13 +40,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     threading.Thread(target=_watch, daemon=True).start()
     try:
         own = find_own(words.data, words.module, words.losses)
-        site = Site(words.name, words.folder, own.load, own.module, own.losses, words.key, words.helper_key)
+        trust = words.key, words.helper_key, words.minimum
+        site = Site(words.name, words.folder, own.load, own.module, own.losses, *trust)
         listener = listen(words.socket)
     except InputError as error:
         _say(out, {"error": str(error)})
         return 2
     _say(out, {"ready": site.name, "site": site.site, "examples": site.examples, "pid": os.getpid()})
-    return serve(listener, site)
+    return serve(listener, site, lambda sentence: _say(out, {"refused": sentence}))
 
 
 def listen(path: Path) -> socket.socket:
@@ -73,8 +74,9 @@ def listen(path: Path) -> socket.socket:
     return listener
 
 
-def serve(listener: socket.socket, site: Site) -> NoReturn:
-    """Answer for ever."""
+def serve(listener: socket.socket, site: Site, refused: Callable[[str], None]) -> NoReturn:
+    """Answer for ever; `refused` is told once why a server turned the site away."""
+    known = None
     while True:
         line, _ = listener.accept()
         with line:
@@ -82,6 +84,9 @@ def serve(listener: socket.socket, site: Site) -> NoReturn:
                 _answer(line, site)
             except (FrameError, OSError) as error:  # the asker sees the line end
                 logging.getLogger("offbeat").warning("a request was not answered: %r", error)
+        if site.refused is not None and site.refused != known:
+            refused(site.refused)
+        known = site.refused
 
 
 def _answer(line: socket.socket, site: Site) -> None:
@@ -116,6 +121,7 @@ def _words(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--folder", required=True, type=Path)
     parser.add_argument("--key", type=Path, help="the site's private key")
     parser.add_argument("--helper-key", type=Path, help="the public key of the only helper to trust")
+    parser.add_argument("--minimum", type=int, help="the fewest clients in a secure sum to take part in")
     parser.add_argument("--socket", required=True, type=Path)
     return parser.parse_args(arguments)
 

@@ -25,6 +25,7 @@ class Own(NamedTuple):
     losses: str | None = None
     key: Path | None = None
     helper_key: Path | None = None
+    minimum: int | None = None
 
     def words(self, socket: Path) -> list[str]:
         """The command that starts it."""
@@ -43,6 +44,7 @@ class ResidentChild:
         self._socket = socket
         self._say = say
         self._child: Child | None = None
+        self._heard = b""  # of a line that it has not ended
         self._backoff = Backoff(_FIRST, _LONGEST)
 
     def start(self) -> dict[str, Any]:
@@ -60,13 +62,15 @@ class ResidentChild:
         if "ready" not in said:
             child.end()
             raise InputError(str(said.get("error") or f"the site's process ended as it began: see {log}."))
-        self._child = child
+        os.set_blocking(child.process.stdout.fileno(), False)
+        self._child, self._heard = child, b""
         return said
 
     def tend(self) -> None:
         """Start it again if it has died; that this may fail for a while is only told."""
         if self._child is not None and self._child.alive():
             self._backoff.succeed()
+            self._hear(self._child)
             return
         if self._child is not None:
             self._child = None
@@ -78,6 +82,13 @@ class ResidentChild:
         except InputError as error:
             pause = self._backoff.fail()
             self._say(f"{str(error).rstrip('.')}; it is tried again in {pause:.0f} s.")
+
+    def _hear(self, child: Child) -> None:
+        """Pass on what it says after it was ready."""
+        assert child.process.stdout is not None
+        *lines, self._heard = (self._heard + (child.process.stdout.read() or b"")).split(b"\n")
+        for line in lines:
+            self._say(f"the server turned this site away: {json.loads(line)['refused']}")
 
     def end(self, *, at_once: bool) -> None:
         """Let go of it."""

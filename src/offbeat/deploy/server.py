@@ -16,7 +16,7 @@ from offbeat.aggregate.aggregation import Spent
 from offbeat.deploy.board import Outline
 from offbeat.deploy.engine import Deployed, most_bytes
 from offbeat.deploy.model import write_model
-from offbeat.deploy.outcome import STOP, Outcome, forget_outcome, write_outcome, write_server
+from offbeat.deploy.outcome import SET_ASIDE, STOP, Outcome, forget_outcome, write_outcome, write_server
 from offbeat.deploy.page import serving
 from offbeat.deploy.plan import Plan
 from offbeat.deploy.post import Post
@@ -42,6 +42,7 @@ class Ask(NamedTuple):
     folder: Path
     resume: bool
     authenticated: bool  # whether nodes have keys
+    sites: Path | None = None  # a folder with the public keys of sites, by name
 
 
 def serve(ask: Ask, post: Callable[[int], Post]) -> Outcome:
@@ -63,7 +64,8 @@ def serve(ask: Ask, post: Callable[[int], Post]) -> Outcome:
                 error=f"{error.filename or ask.folder} cannot be written ({error.strerror or error}): "
                 "see to the disk, then resume the run.",
             )
-        (ask.folder / STOP).unlink(missing_ok=True)
+        for name in (STOP, SET_ASIDE):
+            (ask.folder / name).unlink(missing_ok=True)
         write_outcome(ask.folder, outcome)
         return outcome
 
@@ -85,6 +87,8 @@ def _serve(ask: Ask, post: Callable[[int], Post]) -> Outcome:
             ask.folder,
             watch,
             stop=stop,
+            sites=ask.sites,
+            set_aside=ask.folder / SET_ASIDE if ask.resume else None,
         )
         trial = stage.trial(engine)
         came_to = resolved(plan.experiment, trial) | {"noise": stage.noise, "run": number}
@@ -114,7 +118,9 @@ def _train(
             _tell(watch, progress)
     except Stopped:
         stopped = True
-    except (DivergedError, InputError) as failure:
+    except DivergedError as failure:
+        error = _advice(str(failure))
+    except InputError as failure:
         error = str(failure)
     outcome = last.outcome if last else None
     if outcome is None:
@@ -122,6 +128,14 @@ def _train(
     finished = outcome.ended is not None or folder.version == plan.experiment.rounds
     return Outcome(
         folder.version, outcome.ended, error, not finished and error is None, _facts(outcome.spent)
+    )
+
+
+def _advice(diverged: str) -> str:
+    """What happened, and what can be done about it where settings cannot change any more."""
+    return (
+        f"{diverged.removesuffix('.').removesuffix(': lower the rates')}: resume it with --set-aside to go "
+        "on without the uploads that wait in its buffer, or begin another run with lower rates."
     )
 
 
@@ -163,6 +177,7 @@ def _terms(plan: Plan, stage: Stage, authenticated: bool) -> Terms:
         poll=network.poll,
         patience=network.patience,
         most_bytes=network.most_bytes,
+        most_norm=network.most_norm,
         bound=authenticated if network.bound is None else network.bound,
     )
 

@@ -16,6 +16,7 @@ from offbeat.deploy.exchange import Exchange
 from offbeat.deploy.flights import Flight
 from offbeat.deploy.journal import Journal
 from offbeat.deploy.published import Published
+from offbeat.deploy.set_aside import SetAside, waiting
 from offbeat.deploy.terms import Terms
 from offbeat.deploy.wire import unpack
 from offbeat.engines.engine import Gathered
@@ -41,10 +42,12 @@ class Deployment:
         stop: Callable[[], bool],
         clock: Callable[[], float],
         sleep: Callable[[float], None],
+        aside: SetAside | None = None,
     ) -> None:
         self._terms, self._exchange = terms, exchange
         self._published, self._journal = published, journal
         self._stop, self._clock, self._sleep = stop, clock, sleep
+        self._aside = aside
         self._zero = clock()  # when the run began, by this clock
         self._idle: set[int] = (
             set()
@@ -73,6 +76,11 @@ class Deployment:
             raise InputError(
                 f"client {task.client} was to be given a second task at once, which a site cannot take: "
                 "use another dispatch."
+            )
+        if sure and self._aside is not None:
+            raise InputError(
+                "this run is in its start, for which the upload of everybody is needed: "
+                "resume it without --set-aside, or begin another."
             )
         self._beginning |= sure
         if (
@@ -129,9 +137,9 @@ class Deployment:
         pass  # what was accepted of them goes with the next checkpoint
 
     def keep(self, flow: dict[str, Any]) -> None:
-        self._journal.keep(self._epoch, {"flow": flow, "flying": self._exchange.flying, "now": self.now})
-        for task in _waiting(flow):
+        for task in waiting(flow):
             self._exchange.commit(task)
+        self._write(flow, self._exchange.flying, self.now)
         self._exchange.send(self.now)
 
     def kept(self) -> dict[str, Any] | None:
@@ -147,6 +155,7 @@ class Deployment:
             "flying": self._exchange.flying,
             "committed": sorted(self._exchange.committed.items()),
             "begun": self._begun,
+            "norms": self._exchange.lengths.save(),
         }
         return Saved(facts, {})
 
@@ -159,6 +168,7 @@ class Deployment:
         facts = saved.facts
         self._epoch, self._begun = facts["epoch"], facts["begun"]
         self._exchange.committed = dict(facts["committed"])
+        self._exchange.lengths.load(facts.get("norms", {}))  # less those that came after the checkpoint
         if self._starting:  # everybody's uploads of the start were found, or asked for again
             self._zero = min(self._zero, self._clock() - facts["now"])
             return
@@ -166,11 +176,17 @@ class Deployment:
         last = facts if line is None else line
         self._kept = None if line is None else line["flow"]
         self._zero = self._clock() - last["now"]
-        waiting = _waiting(self._kept or {})
-        for task in waiting:
+        self._exchange.committed |= dict(last.get("committed", ()))
+        for task in waiting(self._kept or {}):
             self._exchange.commit(task)
+        if self._aside is not None:
+            if self._kept is not None:
+                self._kept = self._aside.empty(self._kept)
+                self._write(self._kept, last["flying"], last["now"])
+            self._aside.done()
         flying = [(Task(*task), started) for *task, started in last["flying"]]
-        self._journal.drop(self._journal.tasks - waiting - {task for task, _ in flying})
+        needed = waiting(self._kept or {}) | {task for task, _ in flying}
+        self._journal.drop(self._journal.tasks - needed)
         arrivals = [self._recover(task, started) for task, started in flying]
         self._exchange.arrivals = deque(sorted(arrivals, key=lambda arrival: arrival.time))
 
@@ -182,6 +198,10 @@ class Deployment:
         """The start of everybody is not over: a run that is cut off goes through all its uploads again."""
         return self._beginning and self._begun < self._terms.clients
 
+    def _write(self, flow: dict[str, Any], flying: list[list[float]], now: float) -> None:
+        committed = sorted(self._exchange.committed.items())
+        self._journal.keep(self._epoch, {"flow": flow, "flying": flying, "now": now, "committed": committed})
+
     def _recover(self, task: Task, started: float) -> Arrival:
         """A task that was in flight at a kill: it has arrived if its upload is on disk, else it is lost."""
         if task in self._journal.orders:
@@ -192,8 +212,3 @@ class Deployment:
         if self._stop():
             raise Stopped
         self._exchange.look(self.now)
-
-
-def _waiting(flow: dict[str, Any]) -> set[Task]:
-    """Tasks whose uploads are in the buffer."""
-    return {Task(*arrival[:3]) for arrival in flow.get("buffer", {}).get("waiting", ())}

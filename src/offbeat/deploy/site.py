@@ -72,7 +72,8 @@ class Site:
 
     What goes wrong in the user's own code is told in full to the site's log alone: its words may
     quote the data. Reports of secure sums are signed with its own private `key`; where it is given a
-    `helper_key`, uploads leave it for secure sums with that helper alone.
+    `helper_key`, uploads leave it for secure sums with that helper alone, and where it is given a
+    `minimum`, for secure sums of at least as many clients alone.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Site:
         losses: Loss | None = None,
         key: Path | None = None,
         helper_key: Path | None = None,
+        minimum: int | None = None,
     ) -> None:
         if not 0 < len(name) <= 100 or not name.isprintable():
             raise InputError("the site's name must be printable and of 1 to 100 characters: give another.")
@@ -92,6 +94,7 @@ class Site:
         self._public = signer[0] if signer else None
         self._sign = signer[1] if signer else None
         self._helper = read_pinned(helper_key) if helper_key else None
+        self._least = minimum
         self._losses = losses or cross_entropies
         self._keepsakes = Keepsakes(folder)
         try:
@@ -103,6 +106,7 @@ class Site:
             self.close()
             raise
         self._jobs: dict[str, _Job] = {}  # of the last plan
+        self.refused: str | None = None  # why the server turned it away last
 
     @property
     def site(self) -> str:
@@ -117,6 +121,7 @@ class Site:
     def answer(self, kind: str, note: str, payload: bytes) -> tuple[str, bytes]:
         """The note and the payload to send back; whatever is wrong is said in the note."""
         if kind == "hello":
+            self._hear(note)
             return self._hello(), b""
         known = _NOBODY
         try:
@@ -143,13 +148,23 @@ class Site:
         """Let go of the folder."""
         self._keepsakes.close()
 
+    def _hear(self, greeting: str) -> None:
+        try:
+            refused = notes.read_greeting(greeting)
+        except Rejected:  # from another version of a server: a hello is answered all the same
+            refused = None
+        if refused is not None and refused != self.refused:
+            logging.getLogger("offbeat").warning("the server turned this site away: %s", refused)
+        self.refused = refused
+
     def _hello(self) -> str:
         hello = HelloNote(self.name, self.site, self.examples, self._form, None, self._public)
         return notes.write(hello)
 
     def _do(self, note: TaskNote, payload: bytes) -> _Computed:
-        if note.secure is not None or self._helper is not None:
-            read_secure(note.secure, self._helper)  # or complains, before there is anything to hide
+        if (note.secure, self._helper, self._least) != (None, None, None):
+            # or complains, before there is anything to hide
+            read_secure(note.secure, self._helper, self._least)
         job, task = self._job(note.plan), note.task
         if task.client >= job.clients:
             raise InputError(f"the server calls this site client {task.client}, of {job.clients} clients.")
@@ -193,9 +208,8 @@ class Site:
         """The leaves to send up: as they are, or split and sealed for a secure sum."""
         if note.secure is None:
             return trees.leaves((done.uploads, done.statistics))
-        return veil(
-            done.uploads, done.statistics, note.task, note.secure, note.plan, self._sign, before, self._helper
-        )
+        own = self._sign, before, self._helper, self._least
+        return veil(done.uploads, done.statistics, note.task, note.secure, note.plan, *own)
 
     def _job(self, plan: dict[str, Any]) -> _Job:
         key = json.dumps(plan, sort_keys=True)

@@ -18,4 +18,5 @@ class Terms:
     patience: float = 600.0  # without the network, before the run ends, saved
     aside: float = 2.0  # a client that failed once; doubled with each failure in a row
     most_bytes: int | None = None  # of an upload; None: four times what it should be
+    most_norm: float | None = None  # of an upload's field without a bound; None: by what is usual; 0: any
     bound: bool = False  # a site to its node for good: where nodes have keys

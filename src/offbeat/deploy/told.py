@@ -21,6 +21,8 @@ class Told(Protocol):
 
     def lost(self, client: int, task: Task) -> None: ...
 
+    def set_aside(self, client: int, task: Task) -> None: ...
+
     def aside(self, client: int, seconds: float) -> None: ...
 
     def unreachable(self, sentence: str) -> None: ...
@@ -47,6 +49,9 @@ class Nobody:
         pass
 
     def lost(self, client: int, task: Task) -> None:
+        pass
+
+    def set_aside(self, client: int, task: Task) -> None:
         pass
 
     def aside(self, client: int, seconds: float) -> None:

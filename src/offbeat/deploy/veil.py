@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 from torch import Tensor
 
 from offbeat import trees
-from offbeat.aggregate.agreed import NAMES, read_terms
+from offbeat.aggregate.agreed import NAMES, clipping_of, read_terms
 from offbeat.aggregate.payload import prepare
 from offbeat.aggregate.secure import numbers, rounding
 from offbeat.core import Task
@@ -47,13 +48,14 @@ def veil(
     sign: Callable[[bytes], bytes] | None,
     before: Statistics | None = None,
     pinned: str | None = None,
+    least: int | None = None,
 ) -> list[Tensor]:
     """The leaves that leave the site in place of the upload: its share, the sealed seed, the signature.
 
     `before` are the running statistics that the task began with; `pinned` is the helper's key that
-    the site was given by other means than the server.
+    the site was given by other means than the server, and `least` the fewest clients it is summed with.
     """
-    told = read(secure, pinned)
+    told = read(secure, pinned, least)
     _check_statistics(statistics, before)
     stacked = trees.over(lambda leaf: leaf[None], upload)
     payload = stacked if told.bounds is None else prepare(stacked, told.bounds, told.moving)
@@ -78,7 +80,7 @@ def veil(
     return [torch.from_numpy(made.share.view(np.int32)), _bytes(made.sealed), _bytes(signature)]
 
 
-def read(secure: dict[str, Any] | None, pinned: str | None = None) -> Told:
+def read(secure: dict[str, Any] | None, pinned: str | None = None, least: int | None = None) -> Told:
     """What is to be done, if it hides anything from anybody."""
     if secure is None:
         raise InputError("this site reports to secure sums alone, and the server asks for a plain upload.")
@@ -99,7 +101,13 @@ def read(secure: dict[str, Any] | None, pinned: str | None = None) -> Told:
         bounds = _bounds(bounds)
     if type(moving) is not list or not all(type(name) is str and name in (bounds or ()) for name in moving):
         raise InputError("the server's terms of secure sums move a bound that there is not.")
-    return Told(read_terms(secure), bytes.fromhex(key), stochastic, signed, bounds, moving)
+    terms = replace(read_terms(secure), clipping=clipping_of(bounds, moving))
+    if least is not None and terms.minimum < least:
+        raise InputError(
+            f"the server's secure sums may be of {terms.minimum} clients, and this site takes part in those "
+            f"of {least} or more alone: raise the server's minimum."
+        )
+    return Told(terms, bytes.fromhex(key), stochastic, signed, bounds, moving)
 
 
 def read_pinned(path: Path) -> str:

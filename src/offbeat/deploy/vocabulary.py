@@ -57,6 +57,7 @@ NETWORK = {
     "poll": Kind.NUMBER,
     "patience": Kind.NUMBER,
     "most_bytes": Kind.WHOLE,
+    "most_norm": Kind.NUMBER,
     "bound": Kind.SWITCH,
 }
 WATCH = {"port": Kind.WHOLE, "host": Kind.WORD}

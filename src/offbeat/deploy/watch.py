@@ -114,6 +114,14 @@ class Watch:
             self._metrics.lost.inc()
             self._events.tell("lost", client=client, version=task.version, visit=task.visit)
 
+    def set_aside(self, client: int, task: Task) -> None:
+        """Its upload had been accepted, and is not used."""
+        with self._lock:
+            self._board.lost += 1
+            self._metrics.lost.inc()
+            sentence = f"the upload of client {client} from version {task.version} is set aside"
+            self._events.tell("set_aside", sentence, client=client, version=task.version, visit=task.visit)
+
     def aside(self, client: int, seconds: float) -> None:
         """This client failed too often, and gets no task for so long."""
         with self._lock:

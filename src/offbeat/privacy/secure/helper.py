@@ -22,6 +22,10 @@ from offbeat.privacy.secure.refusals import (
 from offbeat.privacy.secure.sealing import SEALED, stream, unseal
 from offbeat.privacy.secure.terms import Terms
 
+# An upload that counts 16 times as much as each of the others is all but alone in the sum. Weights that
+# fade as polynomial:0.5 does come to a sixteenth at a staleness of 255.
+HEAVIEST = 16
+
 
 class Sealed(NamedTuple):
     """The helper's half of a report."""
@@ -44,9 +48,9 @@ class Helper:
     """One run's; it answers one request at a time.
 
     A report is a client's visit. Each is added at most once ever, so any two sums are of disjoint
-    reports; each is of at least `minimum` distinct clients; so two sums differ by at least twice
-    that many reports, and never by one. Reports count before their sum is given away: a sum that
-    is lost on its way is lost.
+    reports; each is of at least `minimum` distinct clients, none of which counts for more than 16
+    times another of them; so two sums differ by at least twice that many reports, and never by
+    one. Reports count before their sum is given away: a sum that is lost on its way is lost.
     """
 
     def __init__(self, terms: Terms, key: X25519PrivateKey) -> None:
@@ -84,6 +88,7 @@ def add(request: Request, terms: Terms, key: X25519PrivateKey, counted: Counts) 
     tasks = [task for task, _ in request.reports]
     _check_batch(tasks, terms, counted)
     weights = [terms.weight(task, request.version) for task in tasks]
+    _check_weights(tasks, weights, terms)
     seeds = [unseal(seed, task, terms, key) for task, seed in request.reports]
     for task in tasks:
         counted.add(task)
@@ -118,6 +123,18 @@ def _check_batch(tasks: Sequence[Task], terms: Terms, counted: Counts) -> None:
         raise ShortBatchError(
             f"the helper adds the reports of at least {terms.minimum} distinct clients, not {clients}: "
             "wait for more, raise the buffer, or agree on a lower minimum."
+        )
+
+
+def _check_weights(tasks: Sequence[Task], weights: Sequence[int], terms: Terms) -> None:
+    """Versions are the leader's to name: without this it could let one report outweigh all others."""
+    least = max(weights) / HEAVIEST
+    hiding = len({task.client for task, weight in zip(tasks, weights, strict=True) if weight >= least})
+    if hiding < terms.minimum:
+        raise ShortBatchError(
+            f"only {hiding} clients of this batch have at least 1/{HEAVIEST} of its largest weight, and the "
+            f"helper wants {terms.minimum} that hide each other: use weights that fade less, a limit of "
+            "staleness, or a larger buffer."
         )
 
 

@@ -35,7 +35,7 @@ class OverlapError(RefusedError):
 
 
 class ShortBatchError(RefusedError):
-    """Too few distinct clients."""
+    """Too few distinct clients, or too few with weights that are alike."""
 
 
 class LongBatchError(RefusedError):

@@ -42,7 +42,7 @@ def unseal(sealed: bytes, task: Task, terms: Terms, key: X25519PrivateKey) -> by
     except (InvalidTag, ValueError):
         raise BindingError(
             f"the seed given for {name(task)} does not open: it was sealed for another run, version, client, "
-            "visit, length or key, or changed on its way; leave that report out.",
+            "visit, length, bound or key, or changed on its way; leave that report out.",
             [task],
         ) from None
 

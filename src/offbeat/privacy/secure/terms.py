@@ -18,7 +18,7 @@ def alike(staleness: int) -> float:
 
 @dataclass(frozen=True)
 class Terms:
-    """Public and fixed for a run.
+    """Public, and but for `clipping` fixed for a run.
 
     A weight is a whole number of 2^-weight_bits, the nearest one but never 0; both servers find it
     from the version that a report is bound to, so that the leader cannot choose it.
@@ -32,6 +32,7 @@ class Terms:
     weight_bits: int = 0
     weigh: Callable[[int], float] = alike  # from staleness to a weight in (0, 1]
     rule: str = ""  # the same in words, where the parties are told of it in words
+    clipping: str = ""  # tells apart how clients were told to clip; one for all reports of a sum
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.run) <= 255:
@@ -91,4 +92,4 @@ class Terms:
         """What a sealed seed is good for: this report, under these terms."""
         numbers = (*task, self.length, self.most, self.minimum, self.bits, self.weight_bits)
         head = b"offbeat secure sum" + struct.pack(f"<B{len(numbers)}q", len(self.run), *numbers)
-        return head + self.run + self.rule.encode()
+        return head + self.run + f"{self.rule}\0{self.clipping}".encode()

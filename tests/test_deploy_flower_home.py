@@ -43,7 +43,7 @@ def test_the_connection_is_as_flower_reads_it(tmp_path: Path, authority: Path | 
 
 
 def test_the_app_is_told_what_it_declares_whatever_the_paths_are(tmp_path: Path) -> None:
-    told = {"settings": 'a "b" \\ c\n', "folder": "d", "resume": True, "authenticated": False}
+    told = {"settings": 'a "b" \\ c\n', "folder": "d", "resume": True, "authenticated": False, "sites": ""}
     app, file = write_app(tmp_path, told)
     assert tomllib.loads(file.read_text()) == told
     project = tomllib.loads((app / "pyproject.toml").read_text())

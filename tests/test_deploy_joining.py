@@ -17,7 +17,7 @@ from offbeat.errors import InputError
 READY = "import json, sys; print(json.dumps({'ready': 'a', 'examples': 3}), flush=True); sys.stdin.read()"
 REFUSED = """
 import json, sys, time
-for part in ('{"ready": "a", "examples": 3}\\n', '{"refused": "no place."}\\n{"ref', 'used": "no model."}\\n'):
+for part in ('{"ready": 1, "examples": 3}\\n', '{"refused": "no place."}\\n{"ref', 'used": "no model."}\\n'):
     print(part, end="", flush=True)
     time.sleep(0.2)
 sys.stdin.read()

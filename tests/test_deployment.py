@@ -29,6 +29,8 @@ from offbeat.population.batches import Steps
 from offbeat.running import run
 from oracle_replay import Settings, oracle_replay
 
+pytestmark = pytest.mark.xdist_group("deployment")  # one process of pytest starts it all, once
+
 FAULTS = Path(__file__).parent.parent / "experiments" / "faults"
 LIMIT = 400.0  # seconds for a run, which takes a quarter of that on two idle cores
 SITES = ("north", "south", "east")

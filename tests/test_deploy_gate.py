@@ -481,9 +481,9 @@ def test_all_of_it_goes_over_tls(made: Certificates) -> None:
         assert answers(link) is None
         plain = link._replace(authority=None)
         assert "speaks TLS: give --certificate" in str(_trouble(plain, answers(plain)))
-        with socket.create_connection(("127.0.0.1", world.port), timeout=10) as line:  # no word of TLS
-            with pytest.raises(ConnectionResetError):
-                line.recv(1)
+        silent = socket.create_connection(("127.0.0.1", world.port), timeout=10)  # no word of TLS
+        with silent as line, pytest.raises(ConnectionResetError):
+            line.recv(1)
 
 
 def test_without_tls_it_says_so_to_whoever_wants_it(world: World, made: Certificates) -> None:

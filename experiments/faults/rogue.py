@@ -54,6 +54,8 @@ def lie(order: str, note: str, payload: bytes, before: tuple[str, bytes] | None)
             return note, payload + b"\0"
         case "huge array":
             return said(form=[["float32", [_HUGE // 4]]]), secrets.token_bytes(1 << 20) * (_HUGE >> 20)
+        case "random bytes":
+            return note, secrets.token_bytes(len(payload))
         case "corrupt note":
             place = secrets.randbelow(len(note))
             return note[:place] + "\x00" + note[place + 1 :], payload
@@ -76,8 +78,8 @@ def lie(order: str, note: str, payload: bytes, before: tuple[str, bytes] | None)
 
 LIES = (
     *("NaN", "infinity", "wrong shape", "wrong dtype", "cut short", "bytes too many", "huge array"),
-    *("corrupt note", "no JSON", "replay", "another's task", "version from the future", "another run"),
-    *("field too many", "no payload"),
+    *("random bytes", "corrupt note", "no JSON", "replay", "another's task", "version from the future"),
+    *("another run", "field too many", "no payload"),
 )
 MOUTH = ".mouth"  # what is for a rogue to do, and not for its resident
 BREAKS = "breaks off"  # closes the line in the middle of an answer

@@ -4,29 +4,19 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import sites
 from processes import Process, wait_for
 from rogue import BREAKS, LIES, MOUTH
+from watching import PATIENCE, Seen, accepted, awaited, fate, first, in_words, is_bad, named, nothing, of_task
 from world import LATE, World
 
 from offbeat.deploy.outcome import read_server
 
-PATIENCE = 240.0  # seconds for a run to go on
 SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM}
 OWN = {"raises": "raise", "exits": "exit", "hangs": "hang", "computes NaN": "nan"}
 # What a run with secure sums can be told of: the numbers in a share look like any others.
 STRUCTURAL = ("wrong shape", "cut short", "no JSON", "version from the future")
-
-
-class Seen(NamedTuple):
-    """What came of a fault."""
-
-    words: str
-    seconds: float | None  # until the run went on
-    bad: bool = False  # something was accepted that should not have been
-    stuck: bool = False  # the run did not go on
 
 
 Act = Callable[[World, str], Seen]  # on a site, where it is about one
@@ -38,14 +28,14 @@ def lie(order: str) -> Act:
     def act(world: World, name: str) -> Seen:
         begun = time.time()
         sites.give(world.orders, f"{name}{MOUTH}", order)
-        told = _await(world, lambda: _first(world.done(f"{name}{MOUTH}"), begun, "told"))
+        told = awaited(world, lambda: first(world.done(f"{name}{MOUTH}"), begun, "told"))
         if told is None:
-            return _nothing(world)
+            return nothing(world)
         client = world.client(name)
-        seen = _await(world, lambda: _fate(world, told["task"], told["time"]))
+        seen = awaited(world, lambda: fate(world, told["task"], told["time"]))
         if seen is None:
-            return _nothing(world)
-        return Seen(_fate_in_words(seen), _accepted(world, client, seen["time"], told["time"]), _bad(seen))
+            return nothing(world)
+        return Seen(in_words(seen), accepted(world, client, seen["time"], told["time"]), is_bad(seen))
 
     return act
 
@@ -56,11 +46,11 @@ def misbehave(order: str) -> Act:
     def act(world: World, name: str) -> Seen:
         begun = time.time()
         sites.give(world.orders, name, order)
-        taken = _await(world, lambda: _first(world.done(name), begun, "order"))
+        taken = awaited(world, lambda: first(world.done(name), begun, "order"))
         if taken is None:
-            return _nothing(world)
+            return nothing(world)
         client = world.client(name)
-        return _of_task(world, client, taken["time"])
+        return of_task(world, client, taken["time"])
 
     return act
 
@@ -76,7 +66,7 @@ def kill_part(number: int, *words: str) -> Act:
         killed = [pid for pid in world.pids(*told) if world.trial.kill(pid, number)]
         wait_for(lambda: not set(killed) & set(world.trial.found()), 30)
         client, gone = world.client(name), time.time()
-        return Seen("the site started it again", _accepted(world, client, gone, begun))
+        return Seen("the site started it again", accepted(world, client, gone, begun))
 
     return act
 
@@ -96,7 +86,7 @@ def kill_app(number: int) -> Act:
         begun = time.time()
         for pid in own:
             world.trial.kill(pid, number)
-        return _of_task(world, world.client(name), begun)
+        return of_task(world, world.client(name), begun)
 
     return act
 
@@ -109,9 +99,7 @@ def kill_join(number: int) -> Act:
         process.signal(number)
         process.wait(60)
         world.join(name)
-        return Seen(
-            "started again, the same client", _accepted(world, world.client(name), time.time(), begun)
-        )
+        return Seen("started again, the same client", accepted(world, world.client(name), time.time(), begun))
 
     return act
 
@@ -125,7 +113,7 @@ def kill_server(number: int) -> Act:
             return Seen("there was none to kill", None)
         begun = time.time()
         wait_for(lambda: server.pid not in world.trial.found(), 60)
-        return Seen("resumed by offbeat serve", _accepted(world, None, time.time(), begun))
+        return Seen("resumed by offbeat serve", accepted(world, None, time.time(), begun))
 
     return act
 
@@ -137,7 +125,7 @@ def kill_started(number: int, word: str) -> Act:
         begun = time.time()
         killed = [pid for pid in world.pids(word) if world.trial.kill(pid, number)]
         wait_for(lambda: not set(killed) & set(world.trial.found()), 60)
-        return Seen("started again by offbeat serve", _accepted(world, None, time.time(), begun))
+        return Seen("started again by offbeat serve", accepted(world, None, time.time(), begun))
 
     return act
 
@@ -153,7 +141,7 @@ def kill_serve(number: int) -> Act:
             process.wait(180)
             if process.code != 0:
                 world.revive()
-        return Seen("resumed with --resume", _accepted(world, None, time.time(), begun))
+        return Seen("resumed with --resume", accepted(world, None, time.time(), begun))
 
     return act
 
@@ -168,7 +156,7 @@ def kill_helper(number: int) -> Act:
         time.sleep(10)
         world.help()
         back = time.time()
-        stepped = _await(world, lambda: _first(_named(world, "stepped"), back, "version"))
+        stepped = awaited(world, lambda: first(named(world, "stepped"), back, "version"))
         words = "the run waited for it" if stepped else "no step was seen after it"
         seconds = stepped["time"] - begun if stepped else None
         return Seen(words, seconds, stuck=stepped is None and not world.is_over())
@@ -183,8 +171,8 @@ def join_late(world: World, name: str) -> Seen:
         return Seen("there was none left to join", None)
     begun = time.time()
     world.join(new)
-    client = _await(world, lambda: world.client(new))
-    return Seen("joined, and trained", None if client is None else _accepted(world, client, begun, begun))
+    client = awaited(world, lambda: world.client(new))
+    return Seen("joined, and trained", None if client is None else accepted(world, client, begun, begun))
 
 
 def strange(words: tuple[str, ...], sentence: str) -> Act:
@@ -202,81 +190,6 @@ def strange(words: tuple[str, ...], sentence: str) -> Act:
         return Seen("was let in" if inside else told, None, inside)
 
     return act
-
-
-def _first(lines: list[dict[str, Any]], since: float, key: str) -> dict[str, Any] | None:
-    return next((line for line in lines if line["time"] > since and key in line), None)
-
-
-def _named(world: World, *names: str) -> list[dict[str, Any]]:
-    return [event for event in world.events() if event["event"] in names]
-
-
-def _of(world: World, client: int | None, *names: str) -> list[dict[str, Any]]:
-    return [event for event in _named(world, *names) if client is None or event.get("client") == client]
-
-
-def _of_task(world: World, client: int | None, begun: float) -> Seen:
-    """What became of the task that a client had then."""
-    names = "accepted", "lost", "sent"
-    event = _await(world, lambda: _first(_of(world, client, *names), begun, "visit"))
-    if event is None:
-        return _nothing(world)
-    if event["event"] == "accepted":
-        return Seen("nothing was lost", event["time"] - begun)
-    words = "the server was away" if event["event"] == "sent" else _reason(world, client, event["time"])
-    return Seen(words, _accepted(world, client, event["time"], begun))
-
-
-def _fate(world: World, task: list[int], since: float) -> dict[str, Any] | None:
-    """What became of an answer: accepted, lost, or its client was given something else meanwhile."""
-    client, version, visit = task
-    for event in _of(world, client, "accepted", "lost", "sent"):
-        if event["time"] < since - 1e-3:
-            continue
-        if event["event"] == "sent" or (event["version"], event["visit"]) == (version, visit):
-            return event | {"reason": _reason(world, client, event["time"])}
-    return None
-
-
-def _fate_in_words(event: dict[str, Any]) -> str:
-    if event["event"] == "sent":
-        return "the server was away"
-    return "accepted" if _bad(event) else str(event["reason"])
-
-
-def _bad(event: dict[str, Any]) -> bool:
-    return bool(event["event"] == "accepted")
-
-
-def _reason(world: World, client: int | None, moment: float) -> str:
-    """By the rejection that was told just before; one that is repeated in a minute is only counted."""
-    near = [e for e in _of(world, client, "rejected") if moment - 2 < e["time"] <= moment + 1e-3]
-    return f"rejected: {near[-1]['reason']}" if near else "rejected, and counted"
-
-
-def _accepted(world: World, client: int | None, since: float, begun: float) -> float | None:
-    """Seconds from the fault until an upload is accepted again."""
-    event = _await(world, lambda: _first(_of(world, client, "accepted"), since, "visit"))
-    return None if event is None else event["time"] - begun
-
-
-def _await(world: World, ask: Callable[[], Any]) -> Any:
-    """The first answer that is something; None where the run ends before, or it takes too long."""
-    limit = time.monotonic() + PATIENCE
-    while time.monotonic() < limit:
-        answer = ask()
-        if answer is not None:
-            return answer
-        if world.is_over():
-            return ask()
-        time.sleep(0.5)
-    return None
-
-
-def _nothing(world: World) -> Seen:
-    words = "the run ended first" if world.is_over() else f"nothing in {PATIENCE:.0f} s"
-    return Seen(words, None, stuck=not world.is_over())
 
 
 def _has(pid: int, word: str) -> bool:

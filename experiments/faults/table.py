@@ -29,7 +29,7 @@ def table(lines: list[dict[str, Any]]) -> str:
     rows = ["| fault | times | what was seen | seconds until the run went on, median |", "|---|--:|---|--:|"]
     for kind in sorted({fault["kind"] for fault in faults}, key=_order):
         mine = [fault for fault in faults if fault["kind"] == kind]
-        seen = Counter(fault["seen"] for fault in mine)
+        seen = Counter(_seen(fault) for fault in mine)
         words = "; ".join(
             f"{each} ({count})" if len(seen) > 1 else each for each, count in seen.most_common()
         )
@@ -62,6 +62,14 @@ def _sentence(faults: list[dict[str, Any]], runs: list[dict[str, Any]]) -> str:
         f"{whole} of {len(runs)} runs ended with their model; replayed with honest sites it is the same "
         f"{exact}."
     )
+
+
+def _seen(fault: dict[str, Any]) -> str:
+    """What was meant to follow did not, where no time is given, unless it is a refusal."""
+    words: str = fault["seen"]
+    if fault["seconds"] is None and not words.startswith(("refused", "rejected")):
+        return "the run ended first"
+    return words
 
 
 def _median(times: list[float]) -> str:

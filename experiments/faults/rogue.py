@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import sys
@@ -138,6 +139,7 @@ def main() -> int:
     finally:
         node.end(at_once=False)
         resident.end(at_once=False)
+        shutil.rmtree(place, ignore_errors=True)
     return 0
 
 

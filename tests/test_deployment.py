@@ -29,8 +29,6 @@ from offbeat.population.batches import Steps
 from offbeat.running import run
 from oracle_replay import Settings, oracle_replay
 
-pytestmark = pytest.mark.xdist_group("deployment")  # one process of pytest starts it all, once
-
 FAULTS = Path(__file__).parent.parent / "experiments" / "faults"
 LIMIT = 400.0  # seconds for a run, which takes a quarter of that on two idle cores
 SITES = ("north", "south", "east")
@@ -182,10 +180,7 @@ def model(deployment: Deployment, name: str) -> np.ndarray:
     return saved.tensors["state.0"].double().numpy()
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_method_trains_over_real_sites_as_it_does_in_the_simulator(
-    deployment: Deployment, method: str
-) -> None:
+def check_it_trains_as_in_the_simulator(deployment: Deployment, method: str) -> None:
     process = deployment.runs[method]
     assert process.wait(LIMIT) == 0, process.said
     told = json.loads(process.said.splitlines()[-1])
@@ -199,8 +194,7 @@ def test_a_method_trains_over_real_sites_as_it_does_in_the_simulator(
     assert [event for event in events if event["event"] in ("rejected", "lost")] == []
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_deployments_trace_is_replayed_to_its_model(
+def check_its_trace_is_replayed_to_its_model(
     deployment: Deployment, method: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert deployment.runs[method].wait(LIMIT) == 0
@@ -212,8 +206,7 @@ def test_a_deployments_trace_is_replayed_to_its_model(
     assert found["difference"] < 1e-5
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_deployments_trace_through_the_oracle_is_its_model(deployment: Deployment, method: str) -> None:
+def check_its_trace_through_the_oracle_is_its_model(deployment: Deployment, method: str) -> None:
     assert deployment.runs[method].wait(LIMIT) == 0
     import digits_sites
 
@@ -232,7 +225,7 @@ def test_a_deployments_trace_through_the_oracle_is_its_model(deployment: Deploym
     assert np.linalg.norm(found - x0) > 0.1 * np.linalg.norm(x0)
 
 
-def test_a_key_that_is_not_registered_is_one_sentence(deployment: Deployment) -> None:
+def check_a_key_that_is_not_registered_is_one_sentence(deployment: Deployment) -> None:
     for process in deployment.runs.values():
         process.wait(LIMIT)
     stranger = deployment.join("late", "--key", "elsewhere/sites/late/key")
@@ -243,7 +236,7 @@ def test_a_key_that_is_not_registered_is_one_sentence(deployment: Deployment) ->
     )
 
 
-def test_a_site_with_another_model_is_told_apart_and_does_not_disturb(deployment: Deployment) -> None:
+def check_a_site_with_another_model_is_told_apart(deployment: Deployment) -> None:
     for process in deployment.runs.values():
         process.wait(LIMIT)
     site = deployment.join("late", "--key", "keys/sites/late/key", "--module", "digits_sites:other")
@@ -255,7 +248,7 @@ def test_a_site_with_another_model_is_told_apart_and_does_not_disturb(deployment
     assert deployment.host.code is None
 
 
-def test_all_of_them_end_when_they_are_asked_to_and_leave_nothing_behind(deployment: Deployment) -> None:
+def check_all_of_them_end_and_leave_nothing_behind(deployment: Deployment) -> None:
     for process in deployment.runs.values():
         process.wait(LIMIT)
     for process in deployment.sites:
@@ -267,3 +260,16 @@ def test_all_of_them_end_when_they_are_asked_to_and_leave_nothing_behind(deploym
     assert told["stopped"]
     assert "--resume" in told["resume"]
     assert deployment.trial.end() == []
+
+
+def test_methods_train_over_real_sites_and_traces_give_their_models(
+    deployment: Deployment, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One test, since pytest may deal several out to processes that would each start a deployment."""
+    for method in METHODS:
+        check_it_trains_as_in_the_simulator(deployment, method)
+        check_its_trace_is_replayed_to_its_model(deployment, method, capsys)
+        check_its_trace_through_the_oracle_is_its_model(deployment, method)
+    check_a_key_that_is_not_registered_is_one_sentence(deployment)
+    check_a_site_with_another_model_is_told_apart(deployment)
+    check_all_of_them_end_and_leave_nothing_behind(deployment)

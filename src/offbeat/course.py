@@ -62,7 +62,7 @@ class Course:
             limit,
             engine.availability,
             aggregate.participation,
-            self._keep if isinstance(self.session, Keeps) else None,
+            self._keep if isinstance(self.session, Keeps) else lambda: None,
         )
         self.state = algorithm.init(x)
         self.version = 0

@@ -33,7 +33,7 @@ from offbeat.population.sources import Source, load
 from offbeat.precision import Precision
 from offbeat.problem import Problem
 from offbeat.protection import aggregate_of, check_protection, steadied, with_noise
-from offbeat.schedule.availability import Dropout, parse_availability
+from offbeat.schedule.availability import Always, Availability, Dropout, parse_availability
 from offbeat.schedule.delays import parse_delay
 from offbeat.schedule.dispatch import Dispatch, parse_dispatch
 from offbeat.schedule.staleness import Weights, parse_weights
@@ -70,20 +70,14 @@ def timing(experiment: Experiment) -> Dispatch:
     )
 
 
-def prepare(experiment: Experiment, source: Source | None = None, folder: Path | None = None) -> Trial:
-    """Load, split and put together what an experiment names; most bad input is refused before the loading.
-
-    The folder is where the run is going to be: what clients keep has to fit there, or in memory.
-    """
-    dispatch = timing(experiment)
-    delays, availability = parse_delay(experiment.delays), parse_availability(experiment.availability)
-    dropout, weights = Dropout(experiment.dropout), parse_weights(experiment.weights)
-    partition = parse_partition(experiment.partition)
-    delays.bind(dispatch.source(experiment.seed), experiment.clients)  # complains of a bad file of delays
+def rehearse(
+    experiment: Experiment, dispatch: Dispatch, weights: Weights, availability: Availability = Always()
+) -> Opening:
+    """The run on a model of one number, which shows what does not go together before anything is loaded."""
     method = build(experiment.algorithm, Setting(1, 1, 1), dict(experiment.parameters))
     limit = math.inf if experiment.limit is None else experiment.limit
     check_fit(method, dispatch, weights, experiment.rounds, limit)
-    opening = Opening(
+    return Opening(
         method,
         torch.zeros(1),
         dispatch,
@@ -95,6 +89,20 @@ def prepare(experiment: Experiment, source: Source | None = None, folder: Path |
         experiment.seed,
         availability,
     )
+
+
+def prepare(experiment: Experiment, source: Source | None = None, folder: Path | None = None) -> Trial:
+    """Load, split and put together what an experiment names; most bad input is refused before the loading.
+
+    The folder is where the run is going to be: what clients keep has to fit there, or in memory.
+    """
+    dispatch = timing(experiment)
+    delays, availability = parse_delay(experiment.delays), parse_availability(experiment.availability)
+    dropout, weights = Dropout(experiment.dropout), parse_weights(experiment.weights)
+    partition = parse_partition(experiment.partition)
+    delays.bind(dispatch.source(experiment.seed), experiment.clients)  # complains of a bad file of delays
+    opening = rehearse(experiment, dispatch, weights, availability)
+    method, limit = opening.algorithm, opening.limit
     aggregate = aggregate_of(with_noise(experiment, opening), method)
     check_protection(aggregate, opening)
     device = _device(experiment.device)

@@ -1,7 +1,6 @@
 """A plan made real at the server: model, test data, method and the way from uploads to means."""
 
 import dataclasses
-import math
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,26 +8,25 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from offbeat.aggregate.aggregation import Aggregate, Opening
+from offbeat.aggregate.aggregation import Aggregate
 from offbeat.aggregate.mean import Mean
 from offbeat.aggregate.private import Private
 from offbeat.aggregate.summation import Summation
 from offbeat.aggregate.uploads import clients_read_staleness
-from offbeat.algorithms import Setting, build
+from offbeat.algorithms import build
 from offbeat.core import AnyAlgorithm
 from offbeat.deploy.loading import cross_entropies, find, load_examples, make_module
 from offbeat.deploy.plan import Plan, in_keys
 from offbeat.engines.engine import Engine
 from offbeat.errors import InputError
 from offbeat.experiment import Experiment
-from offbeat.fit import check_fit
 from offbeat.population.population import Examples
 from offbeat.precision import Precision
 from offbeat.problem import Loss, Problem
 from offbeat.protection import aggregate_of, check_protection, steadied, with_noise
 from offbeat.schedule.dispatch import Dispatch
 from offbeat.schedule.staleness import Weights, parse_weights
-from offbeat.trial import Trial, timing
+from offbeat.trial import Trial, rehearse, timing
 
 
 class Stage(NamedTuple):
@@ -76,21 +74,9 @@ def set_up(plan: Plan, noise: float | None = None, summation: Summation | None =
     experiment = plan.experiment
     try:
         dispatch, weights = timing(experiment), parse_weights(experiment.weights)
-        method = build(experiment.algorithm, Setting(1, 1, 1), dict(experiment.parameters))
-        limit = math.inf if experiment.limit is None else experiment.limit
-        check_fit(method, dispatch, weights, experiment.rounds, limit)
+        opening = rehearse(experiment, dispatch, weights)
+        method, limit = opening.algorithm, opening.limit
         check_sites_can(experiment.algorithm, method)
-        opening = Opening(
-            method,
-            torch.zeros(1),
-            dispatch,
-            weights,
-            experiment.buffer,
-            experiment.clients,
-            experiment.rounds,
-            limit,
-            experiment.seed,
-        )
         plain = dataclasses.replace(experiment, secure=False)
         known = with_noise(plain, opening) if noise is None else dataclasses.replace(plain, noise=noise)
         aggregate = _summed(aggregate_of(known, method), summation)

@@ -38,7 +38,7 @@ class Flow:
         limit: float = inf,
         availability: Availability | None = None,
         participation: Participation = Participation(),
-        observe: Callable[[], None] | None = None,
+        observe: Callable[[], None] = lambda: None,
     ) -> None:
         """`observe` is called after anything started or arrived: `save` may give a buffer half full then."""
         dispatch.check(buffer, population)
@@ -81,18 +81,15 @@ class Flow:
         dropped, lost, turns = self._late, self._missing, self._turns
         arrived, filled = Moment.ARRIVED, Moment.FILLED  # looked up once: an enumeration is slow to ask
         self._send(version, Moment.PUBLISHED)
-        if self._observe is not None:
-            self._observe()
+        self._observe()
         while len(waiting) < buffer:
             if not timeline.busy:
                 self._publish_again(version)
-                if self._observe is not None:
-                    self._observe()
+                self._observe()
             arrival = timeline.next()
             if arrival is None:
                 self._send(version, arrived)
-                if self._observe is not None:
-                    self._observe()
+                self._observe()
                 continue
             task = arrival.task
             useful = not arrival.lost and version - task.version <= self.limit
@@ -109,8 +106,7 @@ class Flow:
             self._send(version, arrived if len(waiting) < buffer else filled)
             if not useful:
                 pool.release(task.client)
-            if self._observe is not None:
-                self._observe()
+            self._observe()
         pool.settle()
         if turns is not None:
             for client in turns.rested(version + 1):

@@ -256,8 +256,9 @@ def test_strangers_that_say_nothing_do_not_keep_others_out(
         assert silent[0].recv(100).startswith(b"HTTP/1.1")
         silent[0].sendall(b"G")  # begins to ask once more, and leaves it at that
         for line in silent:
-            while line.recv(1000):
-                pass
+            with contextlib.suppress(ConnectionResetError):  # hung up on with a letter unread
+                while line.recv(1000):
+                    pass
         assert httpx.get(f"{url}/key").status_code == 200
 
 

@@ -70,9 +70,11 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
 
 
 def history(folder: Path) -> list[dict[str, Any]]:
-    """The rows that a run kept offline would send."""
+    """The rows that a run kept offline would send, once its service, which writes behind, has ended."""
+    import wandb
     from wandb.proto.wandb_internal_pb2 import Record
 
+    wandb.teardown()
     (path,) = folder.glob("*.wandb")
     rows = []
     for data in entries(path.read_bytes()):

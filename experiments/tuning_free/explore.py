@@ -1,12 +1,16 @@
-"""Runs each variant of grid.json on Fashion-MNIST under several concurrencies, into exploration.jsonl.
+"""Runs each variant of grid.json on its settings, by default Fashion-MNIST under several concurrencies.
 
-A cell that has a record is left out, so a run that was cut short goes on.
+A cell that has a record in exploration.jsonl is left out, so a run that was cut short goes on. An entry of
+the grid is a method, its words and, where they are not the default ones, its settings. `a` and `b` in the
+words of a variant stand for rates in units of a / (K sqrt(T)) and b (SK)^(1/4) / T^(3/4).
 """
 
 import argparse
 import json
 import multiprocessing
+import queue
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +38,39 @@ from offbeat.schedule.delays import parse_delay
 
 HERE = Path(__file__).parent
 RECORDS, GRID = HERE / "exploration.jsonl", HERE / "grid.json"
-SETTINGS = ((0.5, 20), (0.5, 60), (0.5, 90), (0.1, 20), (0.1, 60))  # Dirichlet, concurrency
-CLIENTS, BUFFER, STEPS, BATCH, ROUNDS, SEED = 100, 10, 10, 50, 500, 0
+DEFAULT = {
+    "data": "fashion-mnist",
+    "model": "cnn",
+    "clients": 100,
+    "partition": None,  # Dirichlet
+    "buffer": 10,
+    "steps": 10,
+    "batch": 50,
+    "rounds": 500,
+    "seed": 0,
+    "delays": "tiers:mild",
+}
+SETTINGS: list[dict[str, Any]] = [
+    {"dirichlet": dirichlet, "concurrency": concurrency}
+    for dirichlet, concurrency in ((0.5, 20), (0.5, 60), (0.5, 90), (0.1, 20), (0.1, 60))
+]
 AVERAGES = (0.9, 0.98)
+
+
+@dataclass(frozen=True)
+class Falling:
+    """Any method, its server steps falling linearly to nothing."""
+
+    inner: Any
+    rounds: int
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def step(self, state: Any, mean: Any, cohort: Any) -> Any:
+        after = self.inner.step(state, mean, cohort)
+        left = 1 - cohort.version / self.rounds
+        return after._replace(x=state.x + left * (after.x - state.x))
 
 
 def losses(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -44,25 +78,41 @@ def losses(outputs: Tensor, targets: Tensor) -> Tensor:
     return cross_entropy(outputs, targets, reduction="none")
 
 
+def method(kind: str, words: dict[str, Any], sizes: tuple[int, ...], at: dict[str, Any]) -> Any:
+    """A variant, or FedBuff."""
+    words, cohort, steps, rounds = dict(words), at["buffer"], at["steps"], at["rounds"]
+    if kind != "unit":
+        falls = words.pop("falls", False)
+        return Falling(FedOpt(**words), rounds) if falls else FedOpt(**words)
+    if "a" in words:
+        words["local_rate"] = words.pop("a") / (steps * rounds**0.5)
+    if "b" in words:
+        words["server_rate"] = words.pop("b") * (cohort * steps) ** 0.25 / rounds**0.75
+    return Variant(sizes, rounds, **words)
+
+
 def run(cell: dict[str, Any], given: argparse.Namespace) -> dict[str, Any]:
     """One cell: the accuracy of the last model and of its moving averages."""
     begun = time.monotonic()
-    source = load("fashion-mnist", given.data_dir)
-    parts = parse_partition(f"dirichlet:{cell['dirichlet']}").split(
-        source.labels, CLIENTS, SEED, source.groups
-    )
-    population = Population(source.train, parts, Steps(STEPS, BATCH)).to(given.device)
-    module = models.build("cnn", tuple(source.train.inputs.shape[1:]), source.classes, SEED).to(given.device)
+    at = DEFAULT | cell
+    folder = None if given.data_dir is None else given.data_dir / at["data"]
+    source = load(at["data"], folder)
+    split = parse_partition(at["partition"] or f"dirichlet:{at['dirichlet']}")
+    parts = split.split(source.labels, at["clients"], at["seed"], source.groups)
+    population = Population(source.train, parts, Steps(at["steps"], at["batch"])).to(given.device)
+    shape = tuple(source.train.inputs.shape[1:])
+    module = models.build(at["model"], shape, source.classes, at["seed"]).to(given.device)
     problem, test = Problem(module, losses), source.test.to(given.device)
     sizes = tuple(parameter.numel() for parameter in module.parameters())
-    kind, words = cell["method"], cell["words"]
-    method = Variant(sizes, ROUNDS, **words) if kind == "unit" else FedOpt(**words)
-    engine = Vectorised(problem, population, parse_delay("tiers:mild"), how=HOWS[given.how])
-    dispatch = Asynchronous(cell["concurrency"], eager=False)
+    way = method(cell["method"], cell["words"], sizes, at)
+    engine = Vectorised(problem, population, parse_delay(at["delays"]), how=HOWS[given.how])
+    dispatch = Asynchronous(at["concurrency"], eager=False)
     averages: dict[float, Tensor] = {}
     record: dict[str, Any] = {"device": given.device, "failure": None}
     try:
-        for shot in train(method, engine, dispatch=dispatch, buffer=BUFFER, rounds=ROUNDS, seed=SEED):
+        for shot in train(
+            way, engine, dispatch=dispatch, buffer=at["buffer"], rounds=at["rounds"], seed=at["seed"]
+        ):
             x = shot.x
             for decay in AVERAGES:
                 averages[decay] = decay * averages.get(decay, x) + (1 - decay) * x
@@ -79,8 +129,11 @@ def run(cell: dict[str, Any], given: argparse.Namespace) -> dict[str, Any]:
 def work(cells: Any, lock: Any, given: argparse.Namespace, until: float) -> None:
     """Cells from the queue until it is empty or time is up."""
     torch.set_num_threads(1)
-    while time.time() < until and not cells.empty():
-        cell = cells.get()
+    while time.time() < until:
+        try:
+            cell = cells.get_nowait()
+        except queue.Empty:
+            return
         record = run(cell, given)
         with lock, RECORDS.open("a") as file:
             file.write(json.dumps(record) + "\n")
@@ -99,9 +152,9 @@ def main() -> None:
     done = [json.loads(line) for line in RECORDS.read_text().splitlines()] if RECORDS.exists() else []
     known = {_name(record) for record in done}
     grid = [
-        {"method": kind, "words": words, "dirichlet": dirichlet, "concurrency": concurrency}
-        for kind, words in json.loads(GRID.read_text())
-        for dirichlet, concurrency in SETTINGS
+        {"method": kind, "words": words} | setting
+        for kind, words, *settings in json.loads(GRID.read_text())
+        for setting in (settings[0] if settings else SETTINGS)
     ]
     context = multiprocessing.get_context("spawn")
     manager = context.Manager()
@@ -118,7 +171,8 @@ def main() -> None:
 
 
 def _name(cell: dict[str, Any]) -> str:
-    return json.dumps([cell[key] for key in ("method", "words", "dirichlet", "concurrency")], sort_keys=True)
+    known = {"method", "words", "dirichlet", "concurrency", *DEFAULT}
+    return json.dumps({key: value for key, value in cell.items() if key in known}, sort_keys=True)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ def rows() -> dict[tuple[str, str], dict[tuple[float, int], dict[str, Any]]]:
     found: dict[tuple[str, str], dict[tuple[float, int], dict[str, Any]]] = {}
     for line in RECORDS.read_text().splitlines():
         record = json.loads(line)
+        if record.keys() & {"data", "model", "buffer", "steps", "rounds", "seed", "delays"}:
+            continue  # of another task
         words = ", ".join(f"{name} {value}" for name, value in sorted(record["words"].items()))
         found.setdefault((record["method"], words), {})[record["dirichlet"], record["concurrency"]] = record
     return found

@@ -9,12 +9,14 @@ from torch import Tensor, zeros_like
 
 from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
 
+_POWER = 8  # of the polynomial by which averages forget
+
 
 class State(NamedTuple):
     """The server's; what a variant has no use for is one number long."""
 
     x: Vector
-    fast: Vector  # the sequence behind an average, for the schedule without an end
+    fast: Vector  # the sequence behind an average, for schedules without an end
     g: Vector  # momentum
     c: Vector  # mean of the clients' control variates
     scales: Tensor  # of the initial model, by tensor
@@ -29,6 +31,7 @@ class Message(NamedTuple):
     scales: Tensor
     rate: Tensor
     trust: Tensor
+    beta: Tensor
 
 
 class Upload(NamedTuple):
@@ -46,10 +49,14 @@ class Variant:
     rounds: int
     local_rate: float  # a local step
     server_rate: float  # a server step along the mean unit step
-    schedule: str = "linear"  # of the server's rate: linear, cosine, constant, or free (of an end)
+    schedule: str = "linear"  # of the server's rate: linear, cosine, constant, free (of an end) or inverse
     local_decay: bool = False  # the local rate follows it
     trust: float = 0.0  # in control variates; -1: 1 / (1 + age)
     beta: float = 1.0  # weight of the gradient against momentum in local steps
+    fade: float = 0.0  # momentum's weight is divided by (1 + age) to this power
+    unitary: bool = False  # control variates and momentum of unit gradients, so that uploads are bounded
+    cap: float = 0.0  # the server's rate times (1 + age) is at most that; 0: no limit
+    older: float = 0.0  # the local rate grows with (1 + age) to this power
     heavy: float = 0.0  # momentum of the server's steps
     live: bool = False  # norms of the current model in place of the initial one
     whole: bool = False  # one norm for the whole vector
@@ -60,29 +67,33 @@ class Variant:
     def init(self, x: Vector) -> State:
         zero = zeros_like(x)
         used = zero if self._remembers or self.heavy else zero[:1]
-        fast = x.clone() if self.schedule == "free" else zero[:1]
+        fast = x.clone() if self._averages else zero[:1]
         return State(x, fast, used, used, self._scales(x), zero[:1])
 
     def memory(self, x: Vector) -> Vector:
         return zeros_like(x) if self.trust else zeros_like(x[:1])
 
     def broadcast(self, state: State, version: int) -> Message:
-        x = 0.1 * state.fast + 0.9 * state.x if self.schedule == "free" else state.x
+        x = state.fast if self._averages else state.x
+        x = 0.1 * state.fast + 0.9 * state.x if self.schedule == "free" else x
         scales = self._scales(x) if self.live else state.scales
         rate = self.local_rate * (max(self._left(version), 0.02) if self.local_decay else 1.0)
-        trust = 1 / (1 + state.age) if self.trust < 0 else torch.full_like(state.age, self.trust)
-        anchor = self.beta * trust * state.c + (1 - self.beta) * state.g if self._remembers else state.c
-        return Message(x, anchor, scales, torch.full_like(state.age, rate), trust)
+        trust = (1 + state.age) ** self.trust if self.trust < 0 else torch.full_like(state.age, self.trust)
+        beta = self._beta(state.age)
+        anchor = beta * trust * state.c + (1 - beta) * state.g if self._remembers else state.c
+        return Message(x, anchor, scales, rate * (1 + state.age) ** self.older, trust, beta)
 
     def local(
         self, message: Message, c_i: Vector, batches: Batches, visit: Visit, grad: Gradient
     ) -> tuple[Upload, Vector]:
-        rest = message.anchor - self.beta * message.trust * c_i if self._remembers else None
+        beta = message.beta
+        rest = message.anchor - beta * message.trust * c_i if self._remembers else None
 
         def step(carry: tuple[Vector, Vector], batch: Batch) -> tuple[Vector, Vector]:
             descent, total = carry
             g = grad(message.x - message.rate * descent, batch)
-            u = g if rest is None else self.beta * g + rest
+            g = g / g.norm().clamp_min(1e-12) if self.unitary else g
+            u = g if rest is None else beta * g + rest
             return descent + self._unit(u, message.scales), total + g if self._remembers else total
 
         zero = zeros_like(message.x)
@@ -95,18 +106,29 @@ class Variant:
         version, descent, g, c = cohort.version, mean.descent, state.g, state.c
         seen = sum(cohort.staleness) / len(cohort.staleness)
         age = state.age + (seen - state.age) * (0.1 if version else 1.0)
+        beta = self._beta(age)
         if self.trust:
-            g = self.beta * (mean.shift + c) + (1 - self.beta) * g
+            g = beta * (mean.shift + c) + (1 - beta) * g
             c = c + cohort.share * mean.shift
         elif self.beta != 1:
-            g = self.beta * mean.shift + (1 - self.beta) * g
+            g = beta * mean.shift + (1 - beta) * g
         if self.heavy:
             descent = g = self.heavy * g + (1 - self.heavy) * descent
-        rate = self.server_rate * self._left(version)
-        if self.schedule != "free":
+        rate = self.server_rate * self._left(version) * torch.ones_like(age)
+        if self.cap:
+            rate = torch.minimum(rate, self.cap * min(self._left(version), 1.0) / (1 + age))
+        if not self._averages:
             return State(state.x - rate * descent, state.fast, g, c, state.scales, age)
-        fast, weight = state.fast - rate * descent, 1 / (version + 2)
+        fast, power = state.fast - rate * descent, 0 if self.schedule == "free" else _POWER
+        weight = (power + 1) / (version + power + 2)
         return State((1 - weight) * state.x + weight * fast, fast, g, c, state.scales, age)
+
+    @property
+    def _averages(self) -> bool:
+        return self.schedule in ("free", "inverse")
+
+    def _beta(self, age: Tensor) -> Tensor:
+        return 1 - (1 - self.beta) * (1 + age) ** -self.fade
 
     @property
     def _remembers(self) -> bool:
@@ -114,6 +136,10 @@ class Variant:
 
     def _left(self, version: int) -> float:
         part = version / self.rounds
+        if (
+            self.schedule == "inverse"
+        ):  # it knows no end: `rounds` is only where it has the rate that is given
+            return float(min(((version + 1) / self.rounds) ** -0.5, 4.0))
         if self.schedule == "linear":
             return 1 - part
         return 0.5 * (1 + math.cos(math.pi * part)) if self.schedule == "cosine" else 1.0

@@ -1,9 +1,27 @@
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from offbeat import Batch, InputError, Problem
+from offbeat import (
+    Asynchronous,
+    Batch,
+    Examples,
+    FedOpt,
+    InputError,
+    Population,
+    Problem,
+    Sequential,
+    Steps,
+    Vectorised,
+    train,
+)
+from offbeat.engines.workers import Workers
 from offbeat.gradient import TaskGradient
 
 
@@ -51,6 +69,34 @@ def test_masked_examples_do_not_count() -> None:
     assert torch.allclose(
         problem.differentiate(x, {}, masked)[0], problem.differentiate(x, {}, short)[0], atol=1e-15
     )
+
+
+def test_buffers_that_are_no_part_of_the_state_stay_and_do_not_travel() -> None:
+    module = network()
+    module.register_buffer("places", torch.arange(9), persistent=False)
+    module.register_buffer("moments", torch.zeros(2, dtype=torch.float64))
+    problem = Problem(module, cross_entropy)
+    x, statistics = problem.initial()
+    assert statistics.keys() == {"moments"}
+    assert torch.equal(problem.module(x, statistics).places, torch.arange(9))
+
+
+@pytest.mark.parametrize("engine", [Sequential, Vectorised, partial(Workers, workers=1)])
+def test_a_frozen_layer_is_neither_changed_nor_sent_by_any_engine(engine: Callable[..., Any]) -> None:
+    module = network()
+    module[0].requires_grad_(False)
+    losses = partial(cross_entropy, reduction="none")
+    problem, parts = Problem(module, losses), [np.arange(client, 30, 5) for client in range(5)]
+    clients = Population(Examples(*batch(30).data), parts, Steps(2, size=3))
+    setting: dict[str, Any] = {"dispatch": Asynchronous(3), "buffer": 2, "rounds": 3}
+    *_, shot = train(FedOpt(0.1, 1.0), engine(problem, clients), **setting)
+    *_, reference = train(FedOpt(0.1, 1.0), Sequential(problem, clients), **setting)
+    torch.testing.assert_close(shot.x, reference.x, rtol=1e-12, atol=1e-14)
+    assert shot.x.shape == (5 * 3 + 3,)
+    assert max(tensor.numel() for tensor in shot.checkpoint().tensors.values()) == 5 * 3 + 3
+    trained = problem.module(shot.x)
+    assert torch.equal(trained[0].weight, module[0].weight)
+    assert not torch.equal(trained[2].weight, module[2].weight)
 
 
 def test_frozen_parameters_stay_and_are_not_in_the_vector() -> None:

@@ -156,7 +156,7 @@ def test_an_error_in_a_worker_reaches_the_caller_as_it_is(
 
 
 def _order() -> Order:
-    return Order(1, METHODS["fedavg"], 0, [Task(0, 0, 0)], [0], [], [0], [()])
+    return Order(1, METHODS["fedavg"], 0, [Task(0, 0, 0)], [[0, 0]], [], [0], [()])
 
 
 def _body(module: nn.Module) -> Any:

@@ -2,7 +2,8 @@
 
 A cell that has a record in exploration.jsonl is left out, so a run that was cut short goes on. An entry of
 the grid is a method, its words and, where they are not the default ones, its settings. `a` and `b` in the
-words of a variant stand for rates in units of a / (K sqrt(T)) and b (SK)^(1/4) / T^(3/4).
+words of a variant stand for the rates a / (K sqrt(T)) and b (SK)^(1/4) / T^(3/4), `reach` for K times the
+local rate.
 """
 
 import argparse
@@ -84,6 +85,8 @@ def method(kind: str, words: dict[str, Any], sizes: tuple[int, ...], at: dict[st
     if kind != "unit":
         falls = words.pop("falls", False)
         return Falling(FedOpt(**words), rounds) if falls else FedOpt(**words)
+    if "reach" in words:
+        words["local_rate"] = words.pop("reach") / steps
     if "a" in words:
         words["local_rate"] = words.pop("a") / (steps * rounds**0.5)
     if "b" in words:

@@ -70,6 +70,7 @@ class Visit(NamedTuple):
 
     version: Tensor  # ()
     staleness: Tensor  # ()
+    rank: Tensor | tuple[()] = ()  # () tasks of this version that started before; for `ReadsRank` alone
 
 
 class Cohort(NamedTuple):
@@ -161,6 +162,14 @@ class ReadsStaleness(Protocol):
 
 
 @runtime_checkable
+class ReadsRank(Protocol):
+    """An algorithm whose local half looks at `Visit.rank`, which only a simulation of all tasks knows."""
+
+    @property
+    def reads_rank(self) -> bool: ...
+
+
+@runtime_checkable
 class Spans(Protocol):
     """An algorithm that takes updates which began fewer than `span` versions ago; None: it takes all."""
 
@@ -210,6 +219,11 @@ def sgd(x: Vector, batches: Batches, grad: Gradient, lr: float) -> Vector:
 def wants_whole(algorithm: AnyAlgorithm) -> bool:
     """Whether `Batches.whole` is to be filled for it."""
     return isinstance(algorithm, WholePass) and algorithm.whole
+
+
+def wants_rank(algorithm: AnyAlgorithm) -> bool:
+    """Whether `Visit.rank` is to be filled for it."""
+    return isinstance(algorithm, ReadsRank) and algorithm.reads_rank
 
 
 def whole_gradient(x: Vector, batches: Batches, grad: Gradient) -> Vector:

@@ -3,9 +3,9 @@
 import torch
 
 from offbeat import trees
-from offbeat.core import AnyAlgorithm, Spans, TwoTrips
+from offbeat.core import AnyAlgorithm, Spans, TwoTrips, wants_rank
 from offbeat.errors import InputError
-from offbeat.schedule.dispatch import Dispatch, Phases
+from offbeat.schedule.dispatch import Dispatch, Phases, RoundRefill
 from offbeat.schedule.staleness import Equal, Weights
 
 
@@ -24,6 +24,8 @@ def check_fit(
             raise InputError(
                 f"{name} takes two server steps a round: give an even number of rounds, not {rounds}."
             )
+    if wants_rank(algorithm) and not isinstance(dispatch, RoundRefill):
+        raise InputError(f"{name} is defined where tasks are replaced by rounds: use rounds dispatch.")
     if isinstance(algorithm, Spans) and algorithm.span is not None:
         oldest = min(limit, rounds - 1)
         if oldest >= algorithm.span:

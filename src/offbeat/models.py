@@ -7,9 +7,10 @@ from torch import Tensor, nn
 
 from offbeat import draws
 from offbeat.errors import InputError, unknown
+from offbeat.language.bert import bert_base, bert_tiny
 from offbeat.resnet import resnet18
 
-NAMES = ("charformer", "cnn", "logistic", "mlp", "resnet18")
+NAMES = ("bert-base", "bert-tiny", "charformer", "cnn", "logistic", "mlp", "resnet18")
 
 
 def default_model(source: str) -> str:
@@ -19,6 +20,8 @@ def default_model(source: str) -> str:
             return "cnn"
         case "shakespeare":
             return "charformer"
+        case "mrpc" | "rte" | "sst2":
+            return "bert-tiny"
         case _:
             return "mlp"
 
@@ -30,6 +33,8 @@ def build(name: str, shape: tuple[int, ...], classes: int, seed: int) -> nn.Modu
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(draws.torch_seed(seed, "model"))
         match name:
+            case "bert-base" | "bert-tiny":
+                return _bert(name, shape, classes)
             case "charformer":
                 return _charformer(shape, classes)
             case "cnn":
@@ -67,6 +72,13 @@ def _cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
         nn.ReLU(),
         nn.Linear(128, classes),
     )
+
+
+def _bert(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
+    """With adapters, which alone are trained, on random weights."""
+    if len(shape) != 1:
+        raise InputError(f"the model '{name}' cannot take inputs of shape {shape}: use rows of tokens.")
+    return (bert_tiny if name == "bert-tiny" else bert_base)(shape[0], classes)
 
 
 def _charformer(shape: tuple[int, ...], classes: int) -> nn.Module:

@@ -2,7 +2,8 @@
 
 The vector holds the parameters that require a gradient, in the module's own order; frozen ones
 stay in the module. Buffers (BatchNorm's moments, say) are not parameters: they travel beside the
-vector as its running statistics, and no algorithm knows of them.
+vector as its running statistics, and no algorithm knows of them. Those that are not part of the
+module's state (`persistent=False`: numbered places, tables) stay in the module, too.
 """
 
 import copy
@@ -71,8 +72,9 @@ class Problem:
         if next(iter(named.values())).is_cuda:
             self._mapping = as_columns(self._training)
         self._initial = torch.cat([p.detach().reshape(-1) for p in named.values()])
+        kept = self._evaluating.state_dict().keys()
         self._statistics = {
-            name: buffer.detach().clone() for name, buffer in self._evaluating.named_buffers()
+            name: buffer.detach().clone() for name, buffer in self._evaluating.named_buffers() if name in kept
         }
         norms = [norm for norm in self._training.modules() if isinstance(norm, _NORMS)]
         self.tracks = any(norm.track_running_stats for norm in norms)

@@ -14,7 +14,7 @@ from typing import Any, TypeGuard
 from offbeat.aggregate.aggregation import Aggregate
 from offbeat.aggregate.mean import Mean
 from offbeat.aggregate.private import Private
-from offbeat.core import AnyAlgorithm, Task
+from offbeat.core import AnyAlgorithm, Task, wants_rank
 from offbeat.course import Course
 from offbeat.engines.engine import Engine, Session
 from offbeat.errors import InputError
@@ -52,6 +52,11 @@ def replay(
     """
     if isinstance(aggregate, Private) and aggregate.noise and aggregate.noise_seed is None:
         raise unrepeatable()
+    if wants_rank(algorithm):
+        name = type(algorithm).__name__
+        raise InputError(
+            f"a trace does not tell in which order tasks began, on which {name} depends: run it again."
+        )
     start, taken = read(trace, engine.clients, buffer, limit, until)
     warm = algorithm.warmup() is not None
     if warm != (start is not None):

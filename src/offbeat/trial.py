@@ -91,10 +91,16 @@ def rehearse(
     )
 
 
-def prepare(experiment: Experiment, source: Source | None = None, folder: Path | None = None) -> Trial:
+def prepare(
+    experiment: Experiment,
+    source: Source | None = None,
+    folder: Path | None = None,
+    module: nn.Module | None = None,
+) -> Trial:
     """Load, split and put together what an experiment names; most bad input is refused before the loading.
 
-    The folder is where the run is going to be: what clients keep has to fit there, or in memory.
+    The folder is where the run is going to be: what clients keep has to fit there, or in memory. A module
+    stands for the model that is named.
     """
     dispatch = timing(experiment)
     delays, availability = parse_delay(experiment.delays), parse_availability(experiment.availability)
@@ -114,7 +120,8 @@ def prepare(experiment: Experiment, source: Source | None = None, folder: Path |
     precision = Precision[experiment.precision.upper()]
     if precision is Precision.TF32 and device.type == "cpu":
         raise InputError("a CPU does not round products to tf32: use --device cuda, or no --precision.")
-    problem = Problem(_module(experiment, source).to(device), _losses, experiment.weight_decay, precision)
+    module = module or _module(experiment, source)
+    problem = Problem(module.to(device), _losses, experiment.weight_decay, precision)
     if problem.tracks and (experiment.clip is not None or experiment.secure):
         raise InputError(
             f"the model '{experiment.model}' keeps running statistics, which would leave clients in plain "

@@ -63,11 +63,12 @@ def _local(
 ) -> tuple[Any, Any]:
     """What one task leaves: its upload and its client's memory."""
     batch = Batch((x.new_zeros(1),))
+    numbers = (version, staleness, 0)
     return algorithm.local(
         algorithm.broadcast(state, version),
         algorithm.memory(torch.zeros_like(x)),
         Batches((batch,), (batch,)),
-        Visit(torch.tensor(version, device=x.device), torch.tensor(staleness, device=x.device)),
+        Visit(*(torch.tensor(number, device=x.device) for number in numbers)),
         _Slope(),
     )
 

@@ -4,7 +4,8 @@ Algorithm 1 with eq. 3 is `FedOpt` with an exponential average and AMSGrad. The 
 form lowers the rate of a step whose stalest update is older than a threshold: `Shrink` is
 eq. 77, which the paper's experiments use; `Cap` is eq. 4, which its theory uses and which
 changes nothing while lr < 1 / staleness. The authors' code also corrects the moments for their
-start at zero, which eq. 3 does not: `unbiased=True` gives that.
+start at zero, which eq. 3 does not: `unbiased=True` gives that. What else their scripts do with
+updates is in `fadas_scripts.py`.
 """
 
 from dataclasses import dataclass

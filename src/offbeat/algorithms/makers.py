@@ -9,6 +9,7 @@ from offbeat.algorithms.adamasfl import AdaMasFL
 from offbeat.algorithms.entry import Setting
 from offbeat.algorithms.fadas import Cap, Shrink
 from offbeat.algorithms.fadas import fadas as make_fadas
+from offbeat.algorithms.fadas_scripts import Trailing
 from offbeat.algorithms.fedopt import Adagrad, Adam, AmsGrad, Ema, FedOpt, HeavyBall, Yogi
 from offbeat.algorithms.masfl import MasFL
 from offbeat.algorithms.padamfed_vr import PAdaMFedVR
@@ -123,9 +124,11 @@ def fadas(
     beta2: float = 0.99,
     eps: float = 1e-8,
     unbiased: bool = False,
-) -> FedOpt:
+    trailing: bool = False,
+) -> FedOpt | Trailing:
     """See `fadas` in the catalogue."""
-    return make_fadas(local_lr, server_lr, beta1, beta2, eps, unbiased=unbiased)
+    method = make_fadas(local_lr, server_lr, beta1, beta2, eps, unbiased=unbiased)
+    return Trailing(method, setting.cohort) if trailing else method
 
 
 def fadas_da(
@@ -139,10 +142,12 @@ def fadas_da(
     tau_c: float = 1.0,
     capped: bool = False,
     unbiased: bool = False,
-) -> FedOpt:
+    trailing: bool = False,
+) -> FedOpt | Trailing:
     """See `fadas_da` in the catalogue."""
     damp = Cap(tau_c) if capped else Shrink(tau_c)
-    return make_fadas(local_lr, server_lr, beta1, beta2, eps, damp, unbiased)
+    method = make_fadas(local_lr, server_lr, beta1, beta2, eps, damp, unbiased)
+    return Trailing(method, setting.cohort) if trailing else method
 
 
 def adamasfl(

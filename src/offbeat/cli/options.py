@@ -21,9 +21,9 @@ _Table: TypeAlias = dict[str, tuple[Callable[[str], Any], str, str]]
 
 
 _DATA: _Table = {
-    "data": (str, "NAME", "digits, mnist, fashion-mnist, cifar10 or shakespeare"),
+    "data": (str, "NAME", "digits, mnist, fashion-mnist, cifar10, shakespeare, mrpc, rte or sst2"),
     "data_dir": (str, "DIR", "where the data lies; without it, it is downloaded once; digits needs none"),
-    "model": (str, "NAME", "logistic, mlp, cnn, resnet18 or charformer"),
+    "model": (str, "NAME", "logistic, mlp, cnn, resnet18, charformer, bert-tiny or bert-base"),
     "partition": (
         str,
         "LAW",

@@ -12,23 +12,25 @@ from typing import Any
 from offbeat.cli.numbers import number, whole
 from offbeat.errors import InputError
 from offbeat.reproduce.crew import results
-from offbeat.reproduce.outcome import Spot, placed, source_of
-from offbeat.reproduce.page import aligned, marker, section, terms, written
+from offbeat.reproduce.outcome import Spot, trial_of
+from offbeat.reproduce.page import aligned, cost, figures, marker, section, terms, written
 from offbeat.reproduce.records import Curve, append, recorded
 from offbeat.reproduce.studies import STUDIES, find
 from offbeat.reproduce.study import Cell, Study, Version, summary_of
-from offbeat.trial import prepare
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
     """The words of `offbeat reproduce`."""
     command.add_argument("name", nargs="?", metavar="NAME", help="of a study; without one, they are listed")
-    command.add_argument("--quick", action="store_true", help="minutes on two cores, on digits")
+    command.add_argument("--quick", action="store_true", help="minutes on two cores, on small data")
     command.add_argument("--device", default="cpu", metavar="NAME", help="cpu or cuda [cpu]")
     command.add_argument("--how", default="auto", metavar="NAME", help="as in 'offbeat run'")
     command.add_argument("--precision", metavar="NAME", help="as in 'offbeat run'")
     command.add_argument(
         "--data-dir", metavar="DIR", help="with a folder for each data set, such as DIR/mnist"
+    )
+    command.add_argument(
+        "--weights", metavar="DIR", help="of a model to fine-tune and its tokenizer, for language-glue"
     )
     command.add_argument("--processes", type=whole, default=2, metavar="N", help="runs at a time [2]")
     command.add_argument("--minutes", type=number, default=None, metavar="M", help="stop after so many")
@@ -39,7 +41,9 @@ def add_options(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--table", action="store_true", help="run nothing, only show what is recorded")
     command.add_argument(
-        "--write", metavar="PAGE", help="put the table into a Markdown page with its markers"
+        "--write",
+        metavar="PAGE",
+        help="put the tables into a Markdown page with its markers, and figures beside it",
     )
 
 
@@ -50,7 +54,7 @@ def reproduce(given: argparse.Namespace) -> int:
     study = find(given.name)
     _check(given)
     version = _version(study, given)
-    spot = Spot(given.device, given.how, given.data_dir)
+    spot = Spot(given.device, given.how, given.data_dir, given.weights)
     path = _path(given.out, study, given.quick)
     found = recorded(path)
     missing = _missing(version.cells, found)[: given.runs]
@@ -120,6 +124,10 @@ def _version(study: Study, given: argparse.Namespace) -> Version:
     return dataclasses.replace(version, cells=cells)
 
 
+def _on_digits(version: Version) -> bool:
+    return {cell.experiment.data for cell in version.cells} == {"digits"}
+
+
 def _path(out: str | None, study: Study, quick: bool) -> Path:
     folder = Path("experiments") / study.paper / "records" if out is None else Path(out)
     return folder / f"{'quick' if quick else 'full'}.jsonl"
@@ -133,7 +141,7 @@ def _missing(cells: tuple[Cell, ...], found: dict[str, Curve]) -> list[Cell]:
 def _check_cells(cells: list[Cell], spot: Spot) -> None:
     """Refuse here what no process could run; what has to be downloaded is, once."""
     for cell in {(cell.experiment.data, cell.writers): cell for cell in cells}.values():
-        prepare(placed(cell, spot), source_of(cell, spot))
+        trial_of(cell, spot)
 
 
 def _run(cells: list[Cell], spot: Spot, path: Path, processes: int, minutes: float | None) -> int:
@@ -165,14 +173,24 @@ def _show(
     took = terms(study, version, found, given.quick, given.rounds)
     if given.write is not None:
         page, text = Path(given.write), section(study, version, found, given.quick, given.rounds)
-        page.write_text(written(page.read_text(), marker(study, given.quick), text))
+        whole = written(page.read_text(), marker(study, given.quick), text)
+        for name, drawing in figures(study, version, found, given.quick).items():
+            (page.parent / name).write_text(drawing)
+        page.write_text(whole)
+    spent = cost(version, found)
     if given.json:
         facts: dict[str, Any] = summary_of(study) | table._asdict()
+        facts["cost"] = None if spent is None else spent._asdict()
         print(json.dumps(facts | {"terms": took, "records": str(path)}))
         return
-    print(f"{study.source}: {study.shows}{'; here on digits' if given.quick else ''}\n")
+    small = "; here on digits" if _on_digits(version) else "; here from random weights"
+    print(f"{study.source}: {study.shows}{small if given.quick else ''}\n")
     print(aligned(table))
     print()
     for note in (*table.notes, study.unknown, took):
         print(note)
+    if spent is not None:
+        print(f"\nthe cost of tuning\n\n{aligned(spent)}\n")
+        for note in spent.notes:
+            print(note)
     print(f"records: {path}")

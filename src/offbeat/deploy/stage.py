@@ -14,7 +14,7 @@ from offbeat.aggregate.private import Private
 from offbeat.aggregate.summation import Summation
 from offbeat.aggregate.uploads import clients_read_staleness
 from offbeat.algorithms import build
-from offbeat.core import AnyAlgorithm
+from offbeat.core import AnyAlgorithm, wants_rank
 from offbeat.deploy.loading import cross_entropies, find, load_examples, make_module
 from offbeat.deploy.plan import Plan, in_keys
 from offbeat.engines.engine import Engine
@@ -120,6 +120,11 @@ def check_sites_can(name: str, algorithm: AnyAlgorithm) -> None:
         raise InputError(
             f"clients of {name} read how stale their update is, which nobody knows before it arrives: "
             "use another method, or other parameters."
+        )
+    if wants_rank(algorithm):
+        raise InputError(
+            f"clients of {name} with these parameters depend on the order in which tasks begin, "
+            "which a site is not told: use other parameters."
         )
 
 

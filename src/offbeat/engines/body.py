@@ -69,10 +69,8 @@ class Body:
         """The results of an order, from its messages (with statistics), in their order."""
         placed = [trees.over(self._move, message) for message in messages]
         starts = []
-        for task, age, which, memory in zip(
-            order.tasks, order.staleness, order.which, order.memories, strict=True
-        ):
-            visit = Visit(torch.tensor(task.version), torch.tensor(age))
+        for numbers, which, memory in zip(order.visits, order.which, order.memories, strict=True):
+            visit = Visit(*(torch.tensor(number) for number in numbers))
             message, statistics = placed[which]
             starts.append(Start(message, statistics, trees.over(self._move, memory), visit))
         results = self._work(order.algorithm, order.tasks, starts, order.seed)

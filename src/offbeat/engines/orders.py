@@ -15,7 +15,7 @@ class Order(NamedTuple):
     algorithm: AnyAlgorithm
     seed: int
     tasks: Sequence[Task]
-    staleness: Sequence[int]
+    visits: Sequence[Sequence[int]]  # each `Visit`, its numbers in order
     messages: Sequence[Any]  # each once, as the crew has placed it
     which: Sequence[int]  # of the messages, for each task
     memories: Sequence[Tree]

@@ -24,6 +24,7 @@ from offbeat.core import AnyAlgorithm, Saved, Task, Visit
 from offbeat.engines.engine import Gathered
 from offbeat.engines.fastest import Fastest
 from offbeat.engines.lane import InLine, Mark, lane_of
+from offbeat.engines.ranks import Ranks
 from offbeat.engines.work import Large, Results, Start, Work
 from offbeat.means import over_clients
 from offbeat.population.homes import Home, make_memories
@@ -70,6 +71,7 @@ class Simulation:
         self._messages: dict[int, Tree] = {}
         self._holders: Counter[int] = Counter()  # tasks in flight or waiting, by version
         self._current = 0
+        self._ranks = Ranks(algorithm)
         self._lane = lane_of(problem.device)
         self._ahead = (
             0 if ahead and clients_read_staleness(algorithm) else ahead
@@ -87,6 +89,7 @@ class Simulation:
 
     def start(self, task: Task, *, sure: bool = False) -> None:
         self._holders[task.version] += 1
+        self._ranks.start(task)
         if self._ahead:
             self._open.setdefault(task.client, []).append(task.visit)
         self._clock.start(task, sure=sure)
@@ -114,6 +117,7 @@ class Simulation:
 
     def forget(self, tasks: Sequence[Task]) -> None:
         self._holders.subtract(task.version for task in tasks)
+        self._ranks.forget(tasks)
         for task in tasks:
             self._ready.pop(task, None)
             visits = self._open.get(task.client, [])
@@ -138,6 +142,7 @@ class Simulation:
             "way": self._work.chosen if isinstance(self._work, Fastest) else None,
             "clock": self._clock.save(),
             "holders": sorted(self._holders.items()),
+            "ranks": self._ranks.save(),
             "current": self._current,
             "versions": sorted(self._messages),
             "clients": clients,
@@ -154,6 +159,7 @@ class Simulation:
         self._clock.load(facts["clock"])
         self._holders = Counter(dict(facts["holders"]))
         self._current = facts["current"]
+        self._ranks.load(facts.get("ranks", []))
         self._memories = self._make_memories(mapped=facts["mapped"])
         self._memories.load(facts["clients"], [tensors[f"memory.{leaf}"] for leaf in range(facts["columns"])])
         self._messages = {version: self._message(version, tensors) for version in facts["versions"]}
@@ -241,7 +247,8 @@ class Simulation:
     def _begin(self, task: Task, version: int) -> Start:
         message, statistics = self._messages[task.version]
         began = torch.tensor(task.version)
-        return Start(message, statistics, self._memories.read(task.client), Visit(began, version - began))
+        visit = Visit(began, version - began, self._ranks.of(task))
+        return Start(message, statistics, self._memories.read(task.client), visit)
 
     def _join(self, waves: list[list[int]], results: list[Results]) -> Results:
         """Results of waves, in the order of their tasks."""

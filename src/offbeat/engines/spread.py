@@ -114,7 +114,7 @@ class Spread:
             algorithm,
             seed,
             tasks,
-            [int(start.visit.staleness) for start in starts],
+            [[int(number) for number in trees.leaves(start.visit)] for start in starts],
             list(messages.values()),
             [places[_identity(start)] for start in starts],
             [start.memory for start in starts],

@@ -1,11 +1,11 @@
 """Data sets by name, as tensors.
 
 Images are scaled to [0, 1] and standardised by the mean and deviation published for the training set
-of each; digits are only divided by 16.
+of each; digits are only divided by 16. Sentences are token ids of a vocabulary that is learnt from them.
 """
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from offbeat import draws
 from offbeat.errors import InputError, unknown
-from offbeat.population import cifar, idx, shakespeare
+from offbeat.population import cifar, glue, idx, shakespeare
 from offbeat.population.download import cache_folder, fetch
 from offbeat.population.files import MissingFileError, find, parsed
 from offbeat.population.population import Examples
 from offbeat.population.published import published
 
-NAMES = ("cifar10", "digits", "fashion-mnist", "mnist", "shakespeare")
+NAMES = ("cifar10", "digits", "fashion-mnist", "mnist", *glue.NAMES, "shakespeare")
 
 
 class Source(NamedTuple):
@@ -60,6 +60,8 @@ def _read(name: str, folder: Path) -> Source:
             return _cifar10(folder)
         case "shakespeare":
             return _shakespeare(folder)
+        case _ if name in glue.NAMES:
+            return sentences(name, folder)
         case _:
             return _digits()
 
@@ -120,6 +122,12 @@ def _pictures(
     shift, scale = (torch.tensor(values)[:, None, None] for values in (mean, deviation))
     inputs = torch.tensor(images, dtype=torch.float32).div_(255).sub_(shift).div_(scale)
     return Examples(inputs, torch.tensor(labels, dtype=torch.int64))
+
+
+def sentences(name: str, folder: Path, tokenizer: Any = None) -> Source:
+    """A task of GLUE; a tokenizer of one's own gives other token ids."""
+    train, test = glue.examples(name, glue.read(name, folder), tokenizer)
+    return Source(name, train, test, None, train.targets.numpy(), 2)
 
 
 def _shakespeare(folder: Path) -> Source:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from offbeat.report.figure import Axis, Figure, Line, thinned
 from offbeat.report.labels import shortened, spread, width
 from offbeat.report.markup import element, text
-from offbeat.report.palette import LIGHT, colour, dash, rules
+from offbeat.report.palette import LIGHT, colour, dark_rules, dash, rules
 from offbeat.report.scale import Scale, Size, scale
 
 WIDTH, HEIGHT = 420, 270
@@ -57,12 +57,13 @@ def draw(figure: Figure) -> str:
     return element("svg", {"viewBox": box, "role": "img", "aria-label": _tell(figure)}, "".join(inside))
 
 
-def alone(drawing: str) -> str:
-    """The same as a file of its own, on a white ground."""
+def alone(drawing: str, *, dark: bool = False) -> str:
+    """The same as a file of its own, on a white ground, or on a dark one, too, where the reader's is dark."""
+    style = rules(LIGHT) + (f"@media (prefers-color-scheme:dark){{{dark_rules()}}}" if dark else "")
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" font-family="{FONT}"'
     ground = f'<rect class="ground" width="{WIDTH}" height="{HEIGHT}"/>'
     tag, _, rest = drawing.removeprefix("<svg").partition(">")
-    return f"{head}{tag}><style>{rules(LIGHT)}</style>{ground}{rest}\n"
+    return f"{head}{tag}><style>{style}</style>{ground}{rest}\n"
 
 
 def _tell(figure: Figure) -> str:

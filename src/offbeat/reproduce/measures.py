@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from offbeat.reproduce.records import Curve
 from offbeat.reproduce.study import TAIL
@@ -25,6 +25,19 @@ class Measure(Protocol):
         ...
 
 
+@runtime_checkable
+class Graded(Protocol):
+    """A measure by accuracy."""
+
+    def accuracy(self, curve: Curve) -> float:
+        """Of one run, from 0 to 1; of one that diverged that of the untrained model."""
+        ...
+
+    def say(self, accuracy: float) -> str:
+        """As in the study's table."""
+        ...
+
+
 @dataclass(frozen=True)
 class LastRounds:
     """Accuracy in per cent in the last rounds, mean and deviation; of several seeds those of their means."""
@@ -38,6 +51,12 @@ class LastRounds:
         mean = statistics.mean(values)
         return Figure(mean, f"{mean:.2f} ± {_deviation(values):.2f}")
 
+    def accuracy(self, curve: Curve) -> float:
+        return _untrained(curve) if curve.failure else statistics.mean(curve.accuracies[-TAIL:])
+
+    def say(self, accuracy: float) -> str:
+        return f"{100 * accuracy:.2f}"
+
 
 @dataclass(frozen=True)
 class LastModel:
@@ -50,6 +69,12 @@ class LastModel:
         values = [curve.accuracies[-1] for curve in curves]
         mean = statistics.mean(values)
         return Figure(mean, f"{mean:.3f}" + (f" ± {_deviation(values):.3f}" if len(values) > 1 else ""))
+
+    def accuracy(self, curve: Curve) -> float:
+        return _untrained(curve) if curve.failure else curve.accuracies[-1]
+
+    def say(self, accuracy: float) -> str:
+        return f"{accuracy:.3f}"
 
 
 @dataclass(frozen=True)
@@ -73,6 +98,10 @@ def _failed(curves: Sequence[Curve]) -> Figure | None:
     if not count:
         return None
     return Figure(-math.inf, "diverged" if count == len(curves) else f"diverged, {count} of {len(curves)}")
+
+
+def _untrained(curve: Curve) -> float:
+    return curve.accuracies[0] if curve.accuracies else 0.0
 
 
 def _deviation(values: Sequence[float]) -> float:

@@ -17,9 +17,13 @@ import torch
 from offbeat.errors import DivergedError
 from offbeat.evaluate import accuracy, ema, evaluate
 from offbeat.experiment import Experiment
+from offbeat.language.pretrained import tokenizer_in
+from offbeat.population import glue
+from offbeat.population.download import cache_folder
 from offbeat.population.population import Examples
-from offbeat.population.sources import Source, load
+from offbeat.population.sources import Source, load, sentences
 from offbeat.reproduce.study import TAIL, Cell
+from offbeat.reproduce.weights import check_weights, digest, module_in
 from offbeat.reproduce.writers import by_writer
 from offbeat.train import train
 from offbeat.trial import Trial, prepare
@@ -34,6 +38,7 @@ class Spot:
     device: str = "cpu"
     how: str = "auto"
     data_dir: str | None = None  # with a folder for each data set; None: the cache, or a download
+    weights: str | None = None  # of a model to fine-tune, with its tokenizer
 
 
 def placed(cell: Cell, spot: Spot) -> Experiment:
@@ -47,15 +52,22 @@ def placed(cell: Cell, spot: Spot) -> Experiment:
 
 def source_of(cell: Cell, spot: Spot) -> Source:
     """A cell's data, the test set thinned where that is asked for."""
-    return _source(
-        cell.experiment.data, _folder(cell.experiment.data, spot), cell.tested, _writers(cell, spot)
-    )
+    data = cell.experiment.data
+    return _source(data, _folder(data, spot), cell.tested, _writers(cell, spot), spot.weights)
+
+
+def trial_of(cell: Cell, spot: Spot) -> Trial:
+    """A cell's run, put together at that spot."""
+    made = placed(cell, spot)
+    check_weights(made, spot.weights)
+    source = source_of(cell, spot)
+    return prepare(made, source, module=module_in(spot.weights, source.classes, made.seed))
 
 
 def outcome(cell: Cell, spot: Spot) -> dict[str, Any]:
     """The record of one cell: accuracy every few versions and in each of the last rounds."""
     made = placed(cell, spot)
-    trial = prepare(made, source_of(cell, spot))
+    trial = trial_of(cell, spot)
     begun = time.monotonic()
     rows, worst, dropped, failure = _curve(cell, made, trial)
     return {
@@ -76,7 +88,7 @@ def outcome(cell: Cell, spot: Spot) -> dict[str, Any]:
         "date": datetime.now(UTC).date().isoformat(),
         "offbeat": version("offbeat"),
         "torch": torch.__version__,
-    }
+    } | ({} if spot.weights is None else {"weights": digest(spot.weights)})
 
 
 _Row = tuple[int, float, int, float, float]
@@ -128,7 +140,9 @@ def _spread(worst: list[int]) -> list[float] | None:
 
 
 def _folder(data: str, spot: Spot) -> str | None:
-    return None if data == "digits" or spot.data_dir is None else str(Path(spot.data_dir) / data)
+    if data == "digits" or spot.data_dir is None:
+        return None
+    return str(Path(spot.data_dir) / ("glue" if data in glue.NAMES else data))
 
 
 def _writers(cell: Cell, spot: Spot) -> str | None:
@@ -136,8 +150,13 @@ def _writers(cell: Cell, spot: Spot) -> str | None:
 
 
 @lru_cache(maxsize=2)
-def _source(data: str, folder: str | None, tested: int | None, writers: str | None) -> Source:
-    source = load(data, folder)
+def _source(
+    data: str, folder: str | None, tested: int | None, writers: str | None, weights: str | None
+) -> Source:
+    if weights is None:
+        source = load(data, folder)
+    else:
+        source = sentences(data, Path(folder) if folder else cache_folder(data), tokenizer_in(weights))
     if writers is not None:
         source = by_writer(source, Path(writers))
     if tested is None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from offbeat.experiment import Experiment
-from offbeat.reproduce.fadas import Rates, both
+from offbeat.reproduce.fadas_cells import Rates, both
 from offbeat.reproduce.measures import LastModel
 from offbeat.reproduce.study import Cell, Study, Version
 from offbeat.reproduce.tabulate import Best, Swept, least

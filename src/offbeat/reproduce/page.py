@@ -3,8 +3,13 @@
 from collections.abc import Mapping
 
 from offbeat.errors import InputError
+from offbeat.reproduce.cost_figure import drawings
+from offbeat.reproduce.measures import Graded
 from offbeat.reproduce.records import Curve
 from offbeat.reproduce.study import Study, Table, Version
+from offbeat.reproduce.tabulate import Best
+from offbeat.reproduce.tuning_cost import Cost, cost_table, costs
+from offbeat.reproduce.weights import FINE_TUNED
 
 
 def aligned(table: Table) -> str:
@@ -36,7 +41,11 @@ def terms(
         words.append(" and ".join(sorted({curve.device for curve in done})))
         words.append(" and ".join(sorted({curve.date for curve in done})))
         words.append(f"{sum(curve.seconds for curve in done) / 60:.0f} minutes of processes")
-    command = f"offbeat reproduce {study.name}" + (" --quick" if quick else " --device cuda --data-dir DIR")
+    command = f"offbeat reproduce {study.name}" + (" --quick" if quick else " --device cuda")
+    if not quick or any(cell.experiment.data != "digits" for cell in version.cells):
+        command += " --data-dir DIR"
+    if any(cell.experiment.model == FINE_TUNED for cell in version.cells):
+        command += " --weights DIR"
     cut = "" if rounds is None else f" --rounds {rounds}"
     return f"{', '.join(words)}: `{command}{cut}`"
 
@@ -44,9 +53,35 @@ def terms(
 def section(
     study: Study, version: Version, found: Mapping[str, Curve], quick: bool, rounds: int | None = None
 ) -> str:
-    """What stands between the markers of a page: the table, then its terms."""
+    """What stands between the markers of a page: the table, its terms, and what tuning costs."""
     table = version.tabulate(version.cells, found)
-    return f"{markdown(table)}\n\n{terms(study, version, found, quick, rounds)}"
+    parts = [markdown(table), terms(study, version, found, quick, rounds)]
+    spent = cost(version, found)
+    if spent is not None:
+        shown = (
+            f"![Accuracy by runs spent on a grid]({name})" for name in figures(study, version, found, quick)
+        )
+        parts += ["The cost of tuning:", " ".join(shown), markdown(spent)]
+    return "\n\n".join(parts)
+
+
+def cost(version: Version, found: Mapping[str, Curve]) -> Table | None:
+    """What tuning costs, where rates are chosen from grids by accuracy; None: elsewhere, or without runs."""
+    measure, made = _graded(version, found)
+    return None if measure is None else cost_table(made, measure.say)
+
+
+def figures(study: Study, version: Version, found: Mapping[str, Curve], quick: bool) -> dict[str, str]:
+    """The same as drawings, by the names of their files."""
+    return drawings(_graded(version, found)[1], f"{study.name}{'-quick' if quick else ''}-cost")
+
+
+def _graded(version: Version, found: Mapping[str, Curve]) -> tuple[Graded | None, tuple[Cost, ...]]:
+    if not isinstance(version.tabulate, Best) or not isinstance(version.tabulate.measure, Graded):
+        return None, ()
+    measure = version.tabulate.measure
+    made = costs(version.cells, found, measure.accuracy)
+    return (measure, made) if any(each.best for each in made) else (None, ())
 
 
 def marker(study: Study, quick: bool) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from offbeat.errors import unknown
-from offbeat.reproduce import adamasfl, fadas, momentum, padamfed
+from offbeat.reproduce import adamasfl, fadas, fadas_fig1, language, momentum, padamfed
 from offbeat.reproduce.study import Study
 
 STUDIES: Mapping[str, Study] = MappingProxyType(
@@ -16,6 +16,8 @@ STUDIES: Mapping[str, Study] = MappingProxyType(
             fadas.TABLE2,
             fadas.TABLE4,
             fadas.TABLE7,
+            fadas_fig1.FIG1,
+            language.GLUE,
             momentum.TABLE2,
             padamfed.FIG1,
             padamfed.FIG2,

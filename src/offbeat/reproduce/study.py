@@ -60,7 +60,10 @@ _TRAINED = {
     "digits": 1437,
     "fashion-mnist": 60_000,
     "mnist": 60_000,
+    "mrpc": 3668,
+    "rte": 2490,
     "shakespeare": 3_000_000,
+    "sst2": 67_349,
 }
 
 

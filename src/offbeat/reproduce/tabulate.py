@@ -44,7 +44,13 @@ class Best:
                     line.append(self.claimed.get((row, column), UNTOLD))
                 line.append(_text(entries.get((row, column)), (row, column), cells, found))
             lines.append((*line, _runs(row, cells, found)))
-        notes = [_ranked(row, others, column, entries) for column in columns for row, others in self.above]
+        meant = {(cell.row, cell.column) for cell in cells}
+        notes = [
+            _ranked(row, others, column, entries)
+            for column in columns
+            for row, others in self.above
+            if meant.issuperset((one, column) for one in (row, *others))
+        ]
         if self.delays:
             notes.append(_delays(self.delays, cells, found))
         return Table((*head, "runs"), tuple(lines), tuple(notes))

@@ -1,0 +1,201 @@
+"""FADAS, Fig. 1: what the threshold of delay, the concurrency and the buffer do under large delays.
+
+The paper shows curves and says in words how they lie; so claims are words, beside figures of ours. Rates
+are those of the setting that the other tables use, whatever is varied.
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from offbeat.reproduce.fadas_cells import CNN, LARGE, QUICK, REDUCED, SEED, SOURCE, Rates, both, cell, pace
+from offbeat.reproduce.measures import Figure, LastRounds, Measure, TimeTo
+from offbeat.reproduce.records import Curve
+from offbeat.reproduce.study import Cell, Study, Table, Version
+
+THRESHOLDS = (1, 4, 8, 10)
+CONCURRENCIES = (15, 25, 35)
+BUFFERS = (3, 5, 10)
+TRIPS = 1500  # of clients: what the smallest buffer takes in 500 rounds
+METHODS = ("fadas", "fadas-da")
+_LAST = 3  # records that are averaged, since single ones waver
+
+
+class Place(NamedTuple):
+    """One setting; runs of several seeds share it."""
+
+    method: str
+    threshold: int = 1  # of delay, for fadas-da alone
+    concurrency: int = LARGE["concurrency"]
+    buffer: int = LARGE["buffer"]
+
+
+@dataclass(frozen=True)
+class AtVersion:
+    """Accuracy in per cent about a version: the mean of the last records up to there, over seeds."""
+
+    version: int
+
+    def __call__(self, curves: Sequence[Curve]) -> Figure:
+        means = []
+        for curve in curves:
+            known = [a for v, a in zip(curve.versions, curve.accuracies, strict=True) if v <= self.version]
+            if curve.versions[-1] < self.version:
+                return Figure(-math.inf, "diverged")
+            means.append(100 * statistics.mean(known[-_LAST:]))
+        mean = statistics.mean(means)
+        return Figure(mean, f"{mean:.2f}" + (f" ± {statistics.stdev(means):.2f}" if means[1:] else ""))
+
+
+class Line(NamedTuple):
+    """A row of the table: the same setting for both methods."""
+
+    name: str
+    measure: Measure
+    setting: Place  # its method is filled in
+    methods: tuple[str, ...] = METHODS
+
+    def place(self, method: str) -> Place | None:
+        """Where that method's figure is from."""
+        return self.setting._replace(method=method) if method in self.methods else None
+
+
+class Claim(NamedTuple):
+    """In which order some figures are claimed to lie."""
+
+    what: str
+    words: str
+    figures: tuple[tuple[str, str], ...]  # line and method
+
+
+@dataclass(frozen=True)
+class Ablations:
+    """Settings by method, and below them the order that is claimed beside the one that was found."""
+
+    target: float  # of accuracy, for time
+
+    @property
+    def reaching(self) -> str:
+        """What is timed."""
+        return f"time to {100 * self.target:.0f} %"
+
+    def lines(self) -> tuple[Line, ...]:
+        """The rows."""
+        last = LastRounds()
+        buffers = [Place("", buffer=buffer) for buffer in BUFFERS]
+        return (
+            *(Line(f"tau_c {t}", last, Place("", threshold=t), METHODS[1:]) for t in THRESHOLDS),
+            *(Line(f"M_c {c}", last, Place("", concurrency=c)) for c in CONCURRENCIES),
+            *(Line(f"M {b.buffer}, by rounds", last, b) for b in buffers),
+            *(Line(f"M {b.buffer}, by trips", AtVersion(TRIPS // b.buffer), b) for b in buffers),
+            *(Line(f"M {b.buffer}, {self.reaching}", TimeTo(self.target), b) for b in buffers),
+        )
+
+    def claims(self) -> tuple[Claim, ...]:
+        """What the paper says of Fig. 1."""
+        made = [
+            Claim(
+                "threshold",
+                "tau_c 8 slightly before 1, 4 and 10",
+                tuple((f"tau_c {t}", METHODS[1]) for t in THRESHOLDS),
+            )
+        ]
+        for c in CONCURRENCIES:
+            words = "fadas before fadas-da" if c == CONCURRENCIES[-1] else "fadas-da before fadas"
+            made.append(Claim(f"M_c {c}", words, tuple((f"M_c {c}", method) for method in METHODS)))
+        for kind, words in (
+            ("by rounds", "10, 5, 3"),
+            ("by trips", "10, 5, 3"),
+            (self.reaching, "3 first"),
+        ):
+            for method in METHODS:
+                figures = tuple((f"M {b}, {kind}", method) for b in BUFFERS)
+                made.append(Claim(f"{method}, M {kind}", words, figures))
+        return tuple(made)
+
+    def __call__(self, cells: tuple[Cell, ...], found: Mapping[str, Curve]) -> Table:
+        groups: dict[Place, list[Cell]] = {}
+        for one in cells:
+            groups.setdefault(place_of(one), []).append(one)
+        figures: dict[tuple[str, str], Figure] = {}
+        rows = []
+        for line in self.lines():
+            texts, keys = [], []
+            for method in METHODS:
+                place = line.place(method)
+                own = [] if place is None else groups.get(place, [])
+                keys += [one.key for one in own]
+                curves = [found[one.key] for one in own if one.key in found]
+                if own and len(curves) == len(own):
+                    figures[line.name, method] = line.measure(curves)
+                    texts.append(figures[line.name, method].text)
+                else:
+                    texts.append("not run" if own else "")
+            done = sum(key in found for key in keys)
+            rows.append((line.name, *texts, str(done) if done == len(keys) else f"{done} of {len(keys)}"))
+        return Table(("", *METHODS, "runs"), tuple(rows), tuple(_judge(c, figures) for c in self.claims()))
+
+
+def place_of(one: Cell) -> Place:
+    """The setting of a run."""
+    made = one.experiment
+    threshold = int(dict(made.parameters).get("tau_c", 1))
+    return Place(made.algorithm, threshold, made.concurrency, made.buffer)
+
+
+def _judge(claim: Claim, figures: Mapping[tuple[str, str], Figure]) -> str:
+    """The order that was found, best first; what has no figure is named apart."""
+    start = f"{claim.what}: claimed {claim.words}; measured"
+    if any(name not in figures for name in claim.figures):
+        return f"{start} not yet."
+    ranked = sorted(claim.figures, key=lambda name: -figures[name].merit)
+    shown = [_short(name, claim) for name in ranked if math.isfinite(figures[name].merit)]
+    missed = [_short(name, claim) for name in ranked if not math.isfinite(figures[name].merit)]
+    return f"{start} {', '.join([*shown, *(f'{name} (none)' for name in missed)])}."
+
+
+def _short(name: tuple[str, str], claim: Claim) -> str:
+    """What is varied: the method, or the number in the name of the line."""
+    line, method = name
+    return method if len({each for each, _ in claim.figures}) == 1 else line.split(",")[0].split()[1]
+
+
+def places() -> tuple[Place, ...]:
+    """Every setting once."""
+    made = [Place(METHODS[1], threshold=t) for t in THRESHOLDS]
+    for method in METHODS:
+        made += [Place(method, concurrency=c) for c in CONCURRENCIES]
+        made += [Place(method, buffer=b) for b in BUFFERS]
+    return tuple(dict.fromkeys(made))
+
+
+def runs(setting: dict[str, object], fadas: Rates, adaptive: Rates, seeds: Iterable[int]) -> tuple[Cell, ...]:
+    """All settings with these rates; the threshold of 1 is the method's own and is not given again."""
+    made = []
+    for seed in seeds:
+        for place in places():
+            given = (("tau_c", float(place.threshold)),) if place.threshold != 1 else ()
+            rates = fadas if place.method == METHODS[0] else (*adaptive, *given)
+            row = f"{place.method}, tau_c {place.threshold}" if given else place.method
+            swept = {"concurrency": place.concurrency, "buffer": place.buffer, "seed": seed}
+            one = cell(row, 0.1, rates, setting | LARGE, **swept)
+            made.append(Cell(row, f"M_c {place.concurrency}, M {place.buffer}", one.experiment))
+    return tuple(made)
+
+
+_FULL = runs(CNN, both(0.1, 3e-4), both(0.1, 3e-3), (SEED,))
+FIG1 = Study(
+    "fadas-fig1",
+    "fadas",
+    f"{SOURCE}, Fig. 1",
+    "what tau_c, the concurrency M_c and the buffer M do to FADAS on CIFAR-10 under large delays",
+    Version(_FULL, Ablations(0.4), pace(_FULL)),
+    Version(
+        runs(QUICK | {"every": 5}, both(0.1, 1e-2), both(0.1, 3e-2), (SEED, 43, 44)), Ablations(0.9), 2000
+    ),
+    "Not told: how the data was split (here Dir(0.1)), the rates where something is varied (here those of "
+    "the usual setting), tau_c in (b) to (f) (here 1), and any number but one: time is to about 70 %. By "
+    f"trips: after {TRIPS} client trips. {REDUCED} Here all is with the CNN.",
+)

@@ -18,6 +18,7 @@ from offbeat.aggregate.uploads import clients_read_staleness
 from offbeat.core import AnyAlgorithm, Task, Vector
 from offbeat.deploy import notes
 from offbeat.deploy.intake import plain_intake, read_upload_bytes
+from offbeat.deploy.loading import frozen, seeded_module
 from offbeat.deploy.notes import TaskNote, UploadNote, read_hello, read_upload
 from offbeat.deploy.signing import fingerprint, signs, statement
 from offbeat.deploy.site import Site
@@ -170,6 +171,46 @@ def test_epochs_and_synchronous_rounds_agree_too(tmp_path: Path) -> None:
     shots = play(algorithm, AtSites(world.problem, work, CLIENTS), Synchronous(3), rounds=4)
     wanted = play(algorithm, Sequential(world.problem, world.population), Synchronous(3), rounds=4)
     assert torch.equal(shots[-1].x, wanted[-1].x)
+
+
+def frozen_body() -> nn.Module:
+    body = nn.Linear(FEATURES, 5).requires_grad_(False)
+    return nn.Sequential(body, nn.Tanh(), nn.Linear(5, CLASSES)).double()
+
+
+def test_a_random_body_that_is_not_trained_is_the_same_everywhere_and_stays_at_home(tmp_path: Path) -> None:
+    world = make_world(CLIENTS)
+    made = seeded_module(frozen_body, SEED)
+    world = world._replace(problem=Problem(made, each))
+    plan = plan_of("fedbuff", {}) | {"frozen": frozen(made)}
+    sites = [
+        Site(str(n), tmp_path / str(n), lambda name: own_examples(world, int(name)), frozen_body, each)
+        for n in range(CLIENTS)
+    ]
+    algorithm = build("fedbuff", SETTING, {})
+    x = world.problem.initial()[0]
+    assert len(x) == 6 * CLASSES
+    deployed = AtSites(world.problem, BySites(sites, algorithm, plan, x), CLIENTS)
+    shots = play(algorithm, deployed, Asynchronous(4), rounds=3)
+    wanted = play(algorithm, Sequential(world.problem, world.population), Asynchronous(4), rounds=3)
+    assert torch.equal(shots[-1].x, wanted[-1].x)
+    for site in sites:
+        site.close()
+
+
+@pytest.mark.parametrize("seed", [SEED + 1, None])
+def test_a_body_that_is_not_the_servers_is_refused(tmp_path: Path, seed: int | None) -> None:
+    asking = Asking(tmp_path, module=frozen_body)
+    if seed is not None:
+        asking.plan["frozen"] = frozen(seeded_module(frozen_body, seed))
+    assert "not trained are not the server's" in asking.error()
+
+
+def test_weights_that_are_not_trained_are_told_apart() -> None:
+    one, other = seeded_module(frozen_body, 1), seeded_module(frozen_body, 2)
+    assert frozen(one) == frozen(seeded_module(frozen_body, 1)) != frozen(other)
+    assert frozen(one.to(torch.bfloat16)) not in (None, frozen(other))
+    assert frozen(nn.Linear(2, 2)) is None
 
 
 class Asking:

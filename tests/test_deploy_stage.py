@@ -12,6 +12,8 @@ from offbeat import Examples
 from offbeat.aggregate.mean import Mean
 from offbeat.aggregate.private import Private
 from offbeat.aggregate.secure import Secure
+from offbeat.deploy import assignment
+from offbeat.deploy.loading import frozen, seeded_module
 from offbeat.deploy.plan import Plan
 from offbeat.deploy.stage import set_up
 from offbeat.errors import InputError
@@ -25,6 +27,10 @@ def plain() -> nn.Module:
 
 def normed() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+def with_body() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4).requires_grad_(False), nn.Linear(4, 2))
 
 
 def squares(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -60,6 +66,12 @@ def test_the_model_begins_as_the_seed_says_and_leaves_other_draws_alone() -> Non
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
+
+
+def test_sites_are_told_which_weights_are_not_trained() -> None:
+    assert "frozen" not in set_up(plan()).note
+    told = assignment.read(set_up(plan({"module": "with_body"}, seed=4)).note).frozen
+    assert told == frozen(seeded_module(with_body, 4)) != frozen(seeded_module(with_body, 5))
 
 
 def test_a_loss_is_the_cross_entropy_unless_one_is_named() -> None:

@@ -20,11 +20,11 @@ import torch
 
 from offbeat import Exponential, Sequential, checkpoint
 from offbeat.cli import main
-from offbeat.deploy.loading import load_examples
+from offbeat.deploy.loading import load_examples, seeded_module
 from offbeat.deploy.plan import Plan
 from offbeat.deploy.ports import free_port
 from offbeat.deploy.rerun import piled
-from offbeat.deploy.stage import seeded_module, set_up
+from offbeat.deploy.stage import set_up
 from offbeat.population.batches import Steps
 from offbeat.running import run
 from oracle_replay import Settings, oracle_replay

@@ -264,6 +264,8 @@ def test_a_folder_without_a_model_is_one_sentence(tmp_path: Path) -> None:
     bare.save_pretrained(tmp_path)
     with pytest.raises(InputError, match="no padding token"):
         tokenizer_in(tmp_path)
+    with pytest.raises(InputError, match="no padding token"):
+        Classifier.of(models()[0], bare)
 
 
 def test_adapters_that_do_not_fit_are_one_sentence() -> None:

@@ -428,6 +428,8 @@ def test_the_list_tells_what_each_shows_costs_and_has(
         (["fadas-table2", "--rounds", "0"], "--rounds must be at least 1"),
         (["fadas-table2", "--minutes", "0"], "--minutes must be above 0"),
         (["fadas-table2", "--write", "absent.md"], "absent.md is not a page"),
+        (["fadas-table2", "--quick", "--write", "file"], "must have one line '<!-- fadas-table2 quick -->'"),
+        (["fadas-table2", "--write", "other"], "other is not a page"),
         (["fadas-table2", "--precision", "half"], "unknown precision"),
         (["fadas-table2", "--out", "file"], "is a file"),
         (["fadas-table2", "--quick", "--device", "tpu"], "unknown device"),
@@ -444,11 +446,12 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
+    (tmp_path / "other").write_bytes(b"\xff")
     assert main(["reproduce", *words]) == 2
     error = capsys.readouterr().err
     assert sentence in error
     assert error.count("\n") == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "other"]
 
 
 def test_a_table_becomes_markdown_and_text() -> None:

@@ -124,9 +124,14 @@ def test_the_default_setting_of_the_ablations_is_that_of_table_2() -> None:
 
 def test_an_accuracy_by_trips_is_that_about_its_version() -> None:
     rising = Curve((0, 10, 20, 30), (0.0,) * 4, (0.1, 0.2, 0.3, 0.9), None, None, 1.0, "CPU", "")
-    assert AtVersion(20)([rising]).text == "20.00"  # of 10, 20 and 30 per cent
-    assert AtVersion(20)([rising, rising._replace(accuracies=(0.2, 0.3, 0.4, 0.0))]).text == "25.00 ± 7.07"
-    assert AtVersion(40)([rising]) == (-math.inf, "diverged")
+    assert AtVersion(20, 10)([rising]).text == "20.00"  # of 10, 20 and 30 per cent
+    assert (
+        AtVersion(20, 10)([rising, rising._replace(accuracies=(0.2, 0.3, 0.4, 0.0))]).text == "25.00 ± 7.07"
+    )
+    assert AtVersion(40, 10)([rising]) == (-math.inf, "not reached")
+    assert AtVersion(40, 10)([rising._replace(failure="the loss is NaN.")]) == (-math.inf, "diverged")
+    ending = Curve((0, 10, 18, 19, 20), (0.0,) * 5, (0.1, 0.2, 0.8, 0.8, 0.3), None, None, 1.0, "CPU", "")
+    assert AtVersion(20, 10)([ending]) == AtVersion(20, 10)([rising])  # whatever the last rounds add
 
 
 def test_the_table_of_the_ablations_tells_claimed_and_measured_orders() -> None:

@@ -13,7 +13,7 @@ from offbeat.reproduce.language import GLUE, TASKS
 from offbeat.reproduce.measures import LastRounds
 from offbeat.reproduce.outcome import Spot, outcome
 from offbeat.reproduce.page import terms
-from offbeat.reproduce.records import recorded
+from offbeat.reproduce.records import append, recorded
 from offbeat.reproduce.tabulate import entries_of
 
 WORDS = ("fine", "bad", "film", "plot", "great", "dull")
@@ -100,6 +100,48 @@ def test_weights_that_are_missing_or_of_no_use_are_one_sentence(
     assert sentence in error
     assert error.count("\n") == 1
     assert not out.exists()
+
+
+def test_weights_that_do_not_fit_or_are_broken_are_one_sentence(
+    data: Path, weights: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["reproduce", "language-glue", "--data-dir", str(data), "--weights", str(weights)]
+    tokenizer = (weights / "tokenizer.json").read_text()
+    settings = json.loads((weights / "config.json").read_text())
+    for change, sentence in (
+        ({"max_position_embeddings": 64}, "cannot take 256 tokens"),
+        ({"vocab_size": 6}, "cannot take 256 tokens up to number"),
+    ):
+        sizes = settings | change
+        BertForSequenceClassification(BertConfig(**sizes)).save_pretrained(weights)
+        (weights / "tokenizer.json").write_text(tokenizer)
+        capfd.readouterr()
+        assert main([*words, "--out", str(tmp_path / "records")]) == 2
+        assert sentence in capfd.readouterr().err
+    (weights / "model.safetensors").write_bytes(b"cut short")
+    assert main([*words, "--out", str(tmp_path / "records")]) == 2
+    assert "does not hold a model that transformers can read" in capfd.readouterr().err
+    assert not (tmp_path / "records").exists()
+
+
+def test_records_of_other_weights_are_not_gone_on_with(
+    data: Path, weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "records"
+    words = ["reproduce", "language-glue", "--data-dir", str(data), "--out", str(out), "--rounds", "1"]
+    cell = next(cell for cell in GLUE.full.cells if cell.column == "SST-2").shortened(1)
+    append(out / "full.jsonl", outcome(cell, Spot(data_dir=str(data), weights=str(weights))))
+    assert main([*words, "--table", "--weights", str(weights)]) == 0
+    assert main([*words, "--table"]) == 0
+    capsys.readouterr()
+    assert main([*words, "--weights", str(tmp_path / "absent")]) == 2
+    assert "absent is not a folder" in capsys.readouterr().err
+    others = tmp_path / "others"
+    write(others / "model.safetensors", "others")
+    assert main([*words, "--weights", str(others)]) == 2
+    error = capsys.readouterr().err
+    assert "are of other weights than those in" in error
+    assert error.count("\n") == 1
 
 
 def test_files_that_are_missing_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from offbeat.reproduce.page import aligned, cost, figures, marker, section, term
 from offbeat.reproduce.records import Curve, append, recorded
 from offbeat.reproduce.studies import STUDIES, find
 from offbeat.reproduce.study import Cell, Study, Version, summary_of
+from offbeat.reproduce.weights import check_same_weights
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
@@ -52,11 +53,12 @@ def reproduce(given: argparse.Namespace) -> int:
     if given.name is None:
         return _list(given)
     study = find(given.name)
-    _check(given)
+    _check(given, study)
     version = _version(study, given)
     spot = Spot(given.device, given.how, given.data_dir, given.weights)
     path = _path(given.out, study, given.quick)
     found = recorded(path)
+    check_same_weights((found[cell.key] for cell in version.cells if cell.key in found), given.weights)
     missing = _missing(version.cells, found)[: given.runs]
     code = 0
     if missing and not given.table:
@@ -97,17 +99,26 @@ def _list(given: argparse.Namespace) -> int:
     return 0
 
 
-def _check(given: argparse.Namespace) -> None:
+def _check(given: argparse.Namespace, study: Study) -> None:
     for name in ("processes", "rounds", "runs"):
         value = getattr(given, name)
         if value is not None and value < 1:
             raise InputError(f"--{name} must be at least 1, not {value}.")
     if given.minutes is not None and not 0 < given.minutes < math.inf:
         raise InputError(f"--minutes must be above 0 and finite, not {given.minutes}.")
-    if given.write is not None and not Path(given.write).is_file():
-        raise InputError(f"{given.write} is not a page: name a Markdown file that has the study's markers.")
+    if given.write is not None:
+        written(_read(Path(given.write)), marker(study, given.quick), "")  # or complains, before all the work
     if given.out is not None and Path(given.out).is_file():
         raise InputError(f"{given.out} is a file: name a folder with --out.")
+
+
+def _read(page: Path) -> str:
+    try:
+        return page.read_text("utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise InputError(
+            f"{page} is not a page: name a Markdown file that has the study's markers."
+        ) from None
 
 
 def _version(study: Study, given: argparse.Namespace) -> Version:
@@ -173,10 +184,10 @@ def _show(
     took = terms(study, version, found, given.quick, given.rounds)
     if given.write is not None:
         page, text = Path(given.write), section(study, version, found, given.quick, given.rounds)
-        whole = written(page.read_text(), marker(study, given.quick), text)
+        whole = written(_read(page), marker(study, given.quick), text)
         for name, drawing in figures(study, version, found, given.quick).items():
-            (page.parent / name).write_text(drawing)
-        page.write_text(whole)
+            (page.parent / name).write_text(drawing, "utf-8")
+        page.write_text(whole, "utf-8")
     spent = cost(version, found)
     if given.json:
         facts: dict[str, Any] = summary_of(study) | table._asdict()

@@ -12,6 +12,7 @@ from offbeat.precision import Precision
 
 _NAMES = {"algorithm", "parameters", "setting", "work", "weight_decay", "precision", "seed", "clients"}
 _PRIVATE = {"bounds", "moving"}  # of private sums in secret, where a client's upload is made ready for one
+_FROZEN = {"frozen"}  # where some weights are not trained
 _MOST = 2**31
 
 
@@ -24,13 +25,14 @@ class Assignment(NamedTuple):
     precision: Precision
     seed: int
     clients: int
+    frozen: str | None = None  # what tells the server's weights that are not trained from others
 
 
 def read(plan: dict[str, Any]) -> Assignment:
     """The assignment that a plan holds; nothing in it names code but the catalogue's methods."""
     for name in sorted(_NAMES - plan.keys()):
         raise Rejected(Reason.MALFORMED, f"the server's plan has no {name}.")
-    for name in sorted(plan.keys() - _NAMES - _PRIVATE):
+    for name in sorted(plan.keys() - _NAMES - _PRIVATE - _FROZEN):
         raise InputError(
             f"the server's plan has '{name[:40]}', which this site does not know: "
             "install the same version of offbeat on both."
@@ -51,6 +53,7 @@ def read(plan: dict[str, Any]) -> Assignment:
         _precision(plan["precision"]),
         tame.whole("seed", plan["seed"], -(2**63), 2**63),
         tame.whole("clients", plan["clients"], 1, _MOST),
+        tame.words("frozen", plan["frozen"], 64) if "frozen" in plan else None,
     )
 
 

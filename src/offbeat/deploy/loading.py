@@ -1,11 +1,13 @@
 """The user's own functions, found by name: data, model and losses of a site."""
 
+import hashlib
 import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -81,6 +83,35 @@ def make_module(make: Make) -> nn.Module:
         raise InputError(f"the model could not be made: {_first_line(error)}") from error
     if not isinstance(module, nn.Module):
         raise InputError(f"the model is a {type(module).__name__}: return a torch.nn.Module.")
+    return module
+
+
+def seeded_module(make: Make, seed: int) -> nn.Module:
+    """A module whose first weights follow from a seed, unless it takes them from elsewhere."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make_module(make)
+
+
+def frozen(module: nn.Module) -> str | None:
+    """What tells weights that are not trained from others; they do not travel. None: all are trained."""
+    kept = [(name, weight) for name, weight in module.named_parameters() if not weight.requires_grad]
+    found = hashlib.sha256()
+    for name, weight in kept:
+        found.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
+        found.update(weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest() if kept else None
+
+
+def settled(module: nn.Module, make: Make, seed: int, told: str | None) -> nn.Module:
+    """A site's model, for a run of that seed; what is not trained in it must be as at the server."""
+    if frozen(module) is not None:  # these do not travel, so they must follow from the seed
+        module = seeded_module(make, seed)
+    if frozen(module) != told:
+        raise InputError(
+            "the weights that are not trained are not the server's here: let both take them from copies of "
+            "one file, or draw them from torch's generator."
+        )
     return module
 
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from offbeat import trees
 from offbeat.aggregate.secure import Secure
-from offbeat.deploy.loading import Load, find_own, load_examples
+from offbeat.deploy.loading import Load, find_own, load_examples, seeded_module
 from offbeat.deploy.plan import Code, Plan
 from offbeat.deploy.roster import Roster
-from offbeat.deploy.stage import seeded_module, set_up
+from offbeat.deploy.stage import set_up
 from offbeat.engines.simulated import Sequential, Vectorised
 from offbeat.errors import InputError
 from offbeat.experiment import Experiment

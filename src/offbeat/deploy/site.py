@@ -16,7 +16,7 @@ from offbeat import trees
 from offbeat.core import AnyAlgorithm, Task, Visit
 from offbeat.deploy import assignment, notes
 from offbeat.deploy.keepsake import Keepsakes
-from offbeat.deploy.loading import Load, Make, cross_entropies, load_examples, make_module
+from offbeat.deploy.loading import Load, Make, cross_entropies, load_examples, make_module, settled
 from offbeat.deploy.notes import HelloNote, TaskNote, UploadNote
 from offbeat.deploy.rejections import Rejected
 from offbeat.deploy.signing import read_signer
@@ -99,7 +99,7 @@ class Site:
         self._keepsakes = Keepsakes(folder)
         try:
             self._examples = load_examples(load, name)
-            self._module = make_module(module)
+            self._make, self._module = module, make_module(module)
             x, statistics = Problem(self._module, self._losses).initial()
             self._form = form_of((x, statistics))
         except BaseException:
@@ -215,6 +215,7 @@ class Site:
         key = json.dumps(plan, sort_keys=True)
         if key not in self._jobs:
             given = assignment.read(plan)
+            self._module = settled(self._module, self._make, given.seed, given.frozen)
             problem = Problem(self._module, self._losses, given.weight_decay, given.precision)
             parts = Everything(given.clients, self.examples)
             population = Population(self._examples, parts, given.work)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 from offbeat.aggregate.aggregation import Aggregate
 from offbeat.aggregate.mean import Mean
@@ -15,7 +14,7 @@ from offbeat.aggregate.summation import Summation
 from offbeat.aggregate.uploads import clients_read_staleness
 from offbeat.algorithms import build
 from offbeat.core import AnyAlgorithm, wants_rank
-from offbeat.deploy.loading import cross_entropies, find, load_examples, make_module
+from offbeat.deploy.loading import cross_entropies, find, frozen, load_examples, seeded_module
 from offbeat.deploy.plan import Plan, in_keys
 from offbeat.engines.engine import Engine
 from offbeat.errors import InputError
@@ -46,7 +45,8 @@ class Stage(NamedTuple):
     @property
     def note(self) -> dict[str, Any]:
         """What sites are told of the plan."""
-        return self.plan.note(self.parameters)
+        kept = frozen(self.problem.module(*self.problem.initial()))
+        return self.plan.note(self.parameters) | ({} if kept is None else {"frozen": kept})
 
     @property
     def noise(self) -> float | None:
@@ -105,13 +105,6 @@ def problem_of(plan: Plan) -> Problem:
         raise InputError("a CPU does not round products to tf32: use device = 'cuda', or no precision.")
     module = seeded_module(find(code.module, "module of [task]"), experiment.seed).to(device)
     return Problem(module, _losses(code.module, code.losses), experiment.weight_decay, precision)
-
-
-def seeded_module(make: Any, seed: int) -> nn.Module:
-    """A module whose first weights follow from a seed, unless it takes them from elsewhere."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return make_module(make)
 
 
 def check_sites_can(name: str, algorithm: AnyAlgorithm) -> None:

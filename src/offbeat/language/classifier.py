@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from offbeat.errors import InputError
+
 
 class Classifier(nn.Module):
     """Token ids to scores: padding is not attended to, and a second sentence is marked as one.
@@ -19,11 +21,13 @@ class Classifier(nn.Module):
         self._pad = pad
         settings: Any = model.config
         self._separator = separator if getattr(settings, "type_vocab_size", 0) > 1 else None
-        self._wide = self._takes_wide(getattr(settings, "vocab_size", 2))
+        self._wide = self._takes_wide(getattr(settings, "vocab_size", 3))
 
     @classmethod
     def of(cls, model: nn.Module, tokenizer: Any) -> "Classifier":
         """With the tokenizer's padding and separator."""
+        if tokenizer.pad_token_id is None:
+            raise InputError("the tokenizer has no padding token: set its pad_token.")
         return cls(model, tokenizer.pad_token_id, tokenizer.sep_token_id)
 
     def forward(self, ids: Tensor) -> Tensor:

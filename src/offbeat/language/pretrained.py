@@ -33,13 +33,19 @@ def classifier_in(folder: Path | str, classes: int, lora: Lora = Lora(), seed: i
         return Classifier.of(with_lora(model, lora), tokenizer)
 
 
+def folder_of(weights: Path | str) -> Path:
+    """The folder that somebody names, or one sentence."""
+    if not Path(weights).is_dir():
+        raise InputError(f"{weights} is not a folder: name one with a model and its tokenizer.")
+    return Path(weights)
+
+
 def _loaded(kind: Any, folder: Path | str, what: str, **settings: Any) -> Any:
-    if not Path(folder).is_dir():
-        raise InputError(f"{folder} is not a folder: name one with a model and its tokenizer.")
+    place = folder_of(folder)
     try:
-        return kind.from_pretrained(str(folder), local_files_only=True, **settings)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0]
+        return kind.from_pretrained(str(place), local_files_only=True, **settings)
+    except Exception as error:  # of several packages, some with no base but this
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(
             f"{folder} does not hold {what} that transformers can read ({reason}): fill it with "
             "save_pretrained of both model and tokenizer."

@@ -18,6 +18,7 @@ from offbeat.reproduce.study import Cell
 
 _TRIES = 2  # of a cell whose process dies
 _GLANCE = 60.0  # seconds after which the clock is looked at again
+_PARTING = 5.0  # seconds for a process that is at nothing to end by itself, and leave nothing behind
 
 
 @dataclass
@@ -61,6 +62,10 @@ def results(
                 yield cell, answer
     finally:
         for worker in workers:
+            worker.connection.close()
+        for worker in workers:
+            if worker.cell is None:
+                worker.process.join(_PARTING)
             worker.process.kill()
             worker.process.join()
 

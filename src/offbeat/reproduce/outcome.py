@@ -61,7 +61,8 @@ def trial_of(cell: Cell, spot: Spot) -> Trial:
     made = placed(cell, spot)
     check_weights(made, spot.weights)
     source = source_of(cell, spot)
-    return prepare(made, source, module=module_in(spot.weights, source.classes, made.seed))
+    module = module_in(spot.weights, source.classes, made.seed, source.train.inputs)
+    return prepare(made, source, module=module)
 
 
 def outcome(cell: Cell, spot: Spot) -> dict[str, Any]:

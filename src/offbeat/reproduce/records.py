@@ -21,6 +21,7 @@ class Curve(NamedTuple):
     seconds: float
     device: str
     date: str
+    weights: str | None = None  # what tells those that it started from; None: random ones
 
     def reached(self, target: float) -> int | None:
         """The place of the first record that is as good."""
@@ -66,4 +67,5 @@ def _curve(one: Mapping[str, Any]) -> Curve:
         one["seconds"],
         one["device"],
         one["date"],
+        one.get("weights"),
     )

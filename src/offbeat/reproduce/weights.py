@@ -1,14 +1,15 @@
 """Weights that a reader provides, for the studies that fine-tune."""
 
 import hashlib
+from collections.abc import Iterable
 from functools import lru_cache
-from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
 
 from offbeat.errors import InputError
 from offbeat.experiment import Experiment
-from offbeat.language.pretrained import classifier_in
+from offbeat.language.pretrained import classifier_in, folder_of
+from offbeat.reproduce.records import Curve
 
 FINE_TUNED = "bert-base"  # the model whose weights are the reader's
 
@@ -24,16 +25,33 @@ def check_weights(made: Experiment, folder: str | None) -> None:
         raise InputError(f"the model '{made.model}' starts from random weights: leave --weights out.")
 
 
-def module_in(folder: str | None, classes: int, seed: int) -> nn.Module | None:
-    """The reader's model with adapters, or none."""
-    return None if folder is None else classifier_in(folder, classes, seed=seed)
+def check_same_weights(known: Iterable[Curve], folder: str | None) -> None:
+    """Refuse to go on with records that started from other weights."""
+    told = {curve.weights for curve in known} - {None}
+    if folder is not None and told and told != {digest(folder)}:
+        raise InputError(f"the records here are of other weights than those in {folder}: name another --out.")
+
+
+def module_in(folder: str | None, classes: int, seed: int, rows: Tensor) -> nn.Module | None:
+    """The reader's model with adapters, tried on the rarest word of rows of token ids; or none."""
+    if folder is None:
+        return None
+    made = classifier_in(folder, classes, seed=seed)
+    try:
+        made(rows[rows.amax(1).argmax()][None])
+    except (IndexError, RuntimeError) as error:
+        raise InputError(
+            f"the model in {folder} cannot take {rows.shape[1]} tokens up to number {int(rows.max())} "
+            f"({str(error).splitlines()[0]}): use one with longer rows, and its own tokenizer."
+        ) from error
+    return made
 
 
 @lru_cache(maxsize=1)
 def digest(folder: str) -> str:
     """What tells these weights from others."""
     found = hashlib.sha256()
-    for path in sorted(Path(folder).iterdir()):
+    for path in sorted(folder_of(folder).iterdir()):
         if path.suffix in (".safetensors", ".bin"):
             with path.open("rb") as file:
                 found.update(hashlib.file_digest(file, "sha256").digest())

@@ -41,6 +41,7 @@ from offbeat.schedule.dispatch import Phases, Queues
 from offbeat.schedule.staleness import Weights
 from oracles.adamasfl import adamasfl, theorem_2
 from oracles.ca2fl import ca2fl
+from oracles.cadence import cadence
 from oracles.defedavg import defedavg
 from oracles.dude import dude
 from oracles.fadas import equation_4, equation_77
@@ -92,6 +93,7 @@ class Case(NamedTuple):
 
 RATES = {"local_lr": 0.2, "server_lr": 0.5}
 ADAPTIVE = {"local_lr": 0.2, "server_lr": 0.03}
+SYSTEM = {"cohort": 3, "local_steps": 3}
 CASES = {
     "fedavg": Case("fedavg", RATES, fedavg, RATES),
     "fedavgm": Case("fedavgm", RATES | {"beta": 0.7}, fedavgm, RATES | {"beta": 0.7}),
@@ -133,6 +135,11 @@ CASES = {
         ADAPTIVE | {"server_lr": 0.6, "rate": equation_4(1)},
     ),
     "adamasfl": Case("adamasfl", {}, adamasfl, theorem_2(3, 3, 8)._asdict()),
+    "cadence": Case("cadence", {}, cadence, SYSTEM | {"rounds": 8}),
+    "cadence endless": Case("cadence", {"endless": True}, cadence, SYSTEM | {"rounds": None}),
+    "cadence without variates": Case(
+        "cadence", {"variates": False}, cadence, SYSTEM | {"rounds": 8, "variates": False}
+    ),
     "adamasfl small beta": Case(
         "adamasfl", {"beta": 0.3}, adamasfl, theorem_2(3, 3, 8)._asdict() | {"beta": 0.3}
     ),

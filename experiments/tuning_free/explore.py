@@ -2,8 +2,9 @@
 
 A cell that has a record in exploration.jsonl is left out, so a run that was cut short goes on. An entry of
 the grid is a method, its words and, where they are not the default ones, its settings. `a` and `b` in the
-words of a variant stand for the rates a / (K sqrt(T)) and b (SK)^(1/4) / T^(3/4), `reach` for K times the
-local rate.
+words of a variant stand for the rates a / (K sqrt(T)) and b (SK)^(1/4) / T^(3/4), `reach` and
+`walk` for K and sqrt(K) times the local rate, `leap` for the cap by K times the local rate, and `noise` for
+the server's rate by sqrt(SK / T).
 """
 
 import argparse
@@ -17,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import avg_pool2d, cross_entropy
 from variants import Variant
 
 from offbeat import (
@@ -35,12 +36,14 @@ from offbeat import (
 from offbeat.engines.how import HOWS
 from offbeat.evaluate import accuracy, evaluate
 from offbeat.population.partition import parse_partition
+from offbeat.population.sources import Source
 from offbeat.schedule.delays import parse_delay
 
 HERE = Path(__file__).parent
 RECORDS, GRID = HERE / "exploration.jsonl", HERE / "grid.json"
 DEFAULT = {
     "data": "fashion-mnist",
+    "pool": 1,  # pixels a side that are averaged
     "model": "cnn",
     "clients": 100,
     "partition": None,  # Dirichlet
@@ -85,13 +88,30 @@ def method(kind: str, words: dict[str, Any], sizes: tuple[int, ...], at: dict[st
     if kind != "unit":
         falls = words.pop("falls", False)
         return Falling(FedOpt(**words), rounds) if falls else FedOpt(**words)
+    if "walk" in words:  # how far a local random walk gets
+        words["local_rate"] = words.pop("walk") / steps**0.5
     if "reach" in words:
         words["local_rate"] = words.pop("reach") / steps
+    if "leap" in words:
+        words["cap"] = words.pop("leap") * words["local_rate"] * steps
+    if "noise" in words:
+        words["server_rate"] = words.pop("noise") * (cohort * steps / rounds) ** 0.5
     if "a" in words:
         words["local_rate"] = words.pop("a") / (steps * rounds**0.5)
     if "b" in words:
         words["server_rate"] = words.pop("b") * (cohort * steps) ** 0.25 / rounds**0.75
-    return Variant(sizes, rounds, **words)
+    return Variant(sizes, rounds, share=cohort / at["clients"], **words)
+
+
+def pooled(source: Source, side: int) -> Source:
+    """Smaller images."""
+    if side == 1:
+        return source
+    train, test = (
+        part._replace(inputs=avg_pool2d(part.inputs, side).contiguous())
+        for part in (source.train, source.test)
+    )
+    return source._replace(train=train, test=test)
 
 
 def run(cell: dict[str, Any], given: argparse.Namespace) -> dict[str, Any]:
@@ -99,7 +119,7 @@ def run(cell: dict[str, Any], given: argparse.Namespace) -> dict[str, Any]:
     begun = time.monotonic()
     at = DEFAULT | cell
     folder = None if given.data_dir is None else given.data_dir / at["data"]
-    source = load(at["data"], folder)
+    source = pooled(load(at["data"], folder), at["pool"])
     split = parse_partition(at["partition"] or f"dirichlet:{at['dirichlet']}")
     parts = split.split(source.labels, at["clients"], at["seed"], source.groups)
     population = Population(source.train, parts, Steps(at["steps"], at["batch"])).to(given.device)

@@ -21,6 +21,7 @@ class State(NamedTuple):
     c: Vector  # mean of the clients' control variates
     scales: Tensor  # of the initial model, by tensor
     age: Tensor  # mean staleness, lately
+    length: Tensor  # of the mean unit steps, lately, in units of the model's norm
 
 
 class Message(NamedTuple):
@@ -54,8 +55,12 @@ class Variant:
     trust: float = 0.0  # in control variates; -1: 1 / (1 + age)
     beta: float = 1.0  # weight of the gradient against momentum in local steps
     fade: float = 0.0  # momentum's weight is divided by (1 + age) to this power
+    share: float = 0.1  # of the clients, in a buffer
+    lazily: bool = False  # a client's control variate counts as far as clients have been seen
+    modest: float = 0.0  # a correction is at most so many times as long as what it corrects; 0: no limit
     unitary: bool = False  # control variates and momentum of unit gradients, so that uploads are bounded
     cap: float = 0.0  # the server's rate times (1 + age) is at most that; 0: no limit
+    stride: float = 0.0  # the server's rate times the lengths times sqrt(rounds) is at most that; 0: no limit
     older: float = 0.0  # the local rate grows with (1 + age) to this power
     heavy: float = 0.0  # momentum of the server's steps
     live: bool = False  # norms of the current model in place of the initial one
@@ -68,7 +73,7 @@ class Variant:
         zero = zeros_like(x)
         used = zero if self._remembers or self.heavy else zero[:1]
         fast = x.clone() if self._averages else zero[:1]
-        return State(x, fast, used, used, self._scales(x), zero[:1])
+        return State(x, fast, used, used, self._scales(x), zero[:1], zero[:1])
 
     def memory(self, x: Vector) -> Vector:
         return zeros_like(x) if self.trust else zeros_like(x[:1])
@@ -81,6 +86,8 @@ class Variant:
         trust = (1 + state.age) ** self.trust if self.trust < 0 else torch.full_like(state.age, self.trust)
         beta = self._beta(state.age)
         anchor = beta * trust * state.c + (1 - beta) * state.g if self._remembers else state.c
+        if self.lazily:
+            trust = trust * (1 - (1 - self.share) ** version)
         return Message(x, anchor, scales, rate * (1 + state.age) ** self.older, trust, beta)
 
     def local(
@@ -93,7 +100,12 @@ class Variant:
             descent, total = carry
             g = grad(message.x - message.rate * descent, batch)
             g = g / g.norm().clamp_min(1e-12) if self.unitary else g
-            u = g if rest is None else beta * g + rest
+            if rest is None:
+                u = g
+            elif self.modest:
+                u = g + rest * (self.modest * g.norm() / rest.norm().clamp_min(1e-12)).clamp_max(1.0)
+            else:
+                u = beta * g + rest
             return descent + self._unit(u, message.scales), total + g if self._remembers else total
 
         zero = zeros_like(message.x)
@@ -106,6 +118,8 @@ class Variant:
         version, descent, g, c = cohort.version, mean.descent, state.g, state.c
         seen = sum(cohort.staleness) / len(cohort.staleness)
         age = state.age + (seen - state.age) * (0.1 if version else 1.0)
+        scale = (self._scales(state.x) if self.live else state.scales).norm()
+        length = state.length + (descent.norm() / scale - state.length) * (0.1 if version else 1.0)
         beta = self._beta(age)
         if self.trust:
             g = beta * (mean.shift + c) + (1 - beta) * g
@@ -117,11 +131,13 @@ class Variant:
         rate = self.server_rate * self._left(version) * torch.ones_like(age)
         if self.cap:
             rate = torch.minimum(rate, self.cap * min(self._left(version), 1.0) / (1 + age))
+        if self.stride:
+            rate = torch.minimum(rate, self.stride * self._left(version) / (self.rounds**0.5 * length))
         if not self._averages:
-            return State(state.x - rate * descent, state.fast, g, c, state.scales, age)
+            return State(state.x - rate * descent, state.fast, g, c, state.scales, age, length)
         fast, power = state.fast - rate * descent, 0 if self.schedule == "free" else _POWER
         weight = (power + 1) / (version + power + 2)
-        return State((1 - weight) * state.x + weight * fast, fast, g, c, state.scales, age)
+        return State((1 - weight) * state.x + weight * fast, fast, g, c, state.scales, age, length)
 
     @property
     def _averages(self) -> bool:

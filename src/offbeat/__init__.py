@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from offbeat.aggregate.secure import Secure
     from offbeat.algorithms import CATALOGUE, Setting, build
     from offbeat.algorithms.adamasfl import AdaMasFL
+    from offbeat.algorithms.cadence import Cadence
     from offbeat.algorithms.fadas import fadas
     from offbeat.algorithms.fedasync import FedAsync
     from offbeat.algorithms.fedopt import FedOpt
@@ -53,6 +54,7 @@ __all__ = [
     "Asynchronous",
     "Batch",
     "Batches",
+    "Cadence",
     "Cohort",
     "Constant",
     "Cycle",
@@ -124,6 +126,7 @@ _NAMES = {
     "offbeat.aggregate.secure": ("Secure",),
     "offbeat.algorithms": ("CATALOGUE", "Setting", "build"),
     "offbeat.algorithms.adamasfl": ("AdaMasFL",),
+    "offbeat.algorithms.cadence": ("Cadence",),
     "offbeat.algorithms.fadas": ("fadas",),
     "offbeat.algorithms.fedasync": ("FedAsync",),
     "offbeat.algorithms.fedopt": ("FedOpt",),

@@ -25,7 +25,7 @@ def check_fit(
                 f"{name} takes two server steps a round: give an even number of rounds, not {rounds}."
             )
     if wants_rank(algorithm) and not isinstance(dispatch, RoundRefill):
-        raise InputError(f"{name} is defined where tasks are replaced by rounds: use rounds dispatch.")
+        raise InputError("trailing is defined where tasks are replaced by rounds: use --dispatch rounds.")
     if isinstance(algorithm, Spans) and algorithm.span is not None:
         oldest = min(limit, rounds - 1)
         if oldest >= algorithm.span:

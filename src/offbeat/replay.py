@@ -53,9 +53,8 @@ def replay(
     if isinstance(aggregate, Private) and aggregate.noise and aggregate.noise_seed is None:
         raise unrepeatable()
     if wants_rank(algorithm):
-        name = type(algorithm).__name__
         raise InputError(
-            f"a trace does not tell in which order tasks began, on which {name} depends: run it again."
+            "a trace does not tell in which order tasks began, and trailing does ask: run it again."
         )
     start, taken = read(trace, engine.clients, buffer, limit, until)
     warm = algorithm.warmup() is not None

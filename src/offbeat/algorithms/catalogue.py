@@ -36,6 +36,13 @@ CATALOGUE: Mapping[str, Entry] = MappingProxyType(
             "asynchronous",
             theory="CA2FL.tuned: local <= 1/(36 K L sqrt(tau)), local x server <= S/(36 K L^2 tau^2)",
         ),
+        "cadence": Entry(
+            makers.cadence,
+            "unit steps in units of the model's norm; rates from S, K, T and the staleness seen",
+            "this project",
+            "asynchronous",
+            theory="local 0.14/sqrt(K), server sqrt(SK/T), at most 0.42 sqrt(K) in a flight, falling to 0",
+        ),
         "defedavg": Entry(
             makers.fedavg,
             "FedAvg where clients queue what they are sent",

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, Concatenate
 
 from offbeat.algorithms.adamasfl import AdaMasFL
+from offbeat.algorithms.cadence import Cadence
 from offbeat.algorithms.entry import Setting
 from offbeat.algorithms.fadas import Cap, Shrink
 from offbeat.algorithms.fadas import fadas as make_fadas
@@ -161,6 +162,11 @@ def adamasfl(
     """See `adamasfl` in the catalogue."""
     given = {"local_lr": local_lr, "server_lr": server_lr, "beta": beta, "lazy": lazy}
     return _tuned(AdaMasFL.tuned, setting, given)
+
+
+def cadence(setting: Setting, *, variates: bool = True, endless: bool = False) -> Cadence:
+    """See `cadence` in the catalogue."""
+    return Cadence.tuned(setting.cohort, setting.steps, None if endless else setting.rounds, variates)
 
 
 def padamfed_vr(

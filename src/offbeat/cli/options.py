@@ -22,7 +22,11 @@ _Table: TypeAlias = dict[str, tuple[Callable[[str], Any], str, str]]
 
 _DATA: _Table = {
     "data": (str, "NAME", "digits, mnist, fashion-mnist, cifar10, shakespeare, mrpc, rte or sst2"),
-    "data_dir": (str, "DIR", "where the data lies; without it, it is downloaded once; digits needs none"),
+    "data_dir": (
+        str,
+        "DIR",
+        "where the data lies; without it, all but GLUE is downloaded; digits needs none",
+    ),
     "model": (str, "NAME", "logistic, mlp, cnn, resnet18, charformer, bert-tiny or bert-base"),
     "partition": (
         str,

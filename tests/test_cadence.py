@@ -1,0 +1,172 @@
+"""What Cadence promises beside its oracle: bounded uploads, one unit of length, no knob and no end."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from offbeat import (
+    Asynchronous,
+    Cadence,
+    Exponential,
+    Participation,
+    Private,
+    Secure,
+    Sequential,
+    train,
+)
+from offbeat.aggregate.summation import PlainSum
+from offbeat.core import Batch, Batches, Cohort, Vector, Visit
+from worlds import make_world, play
+
+VISIT = Visit(torch.tensor(0), torch.tensor(0))
+
+
+class Bowl:
+    """Slopes of |x - goal|^2 / 2 in a space that is so many times as large."""
+
+    def __init__(self, size: float) -> None:
+        self.size = size
+
+    def __call__(self, x: Vector, batch: Batch) -> Vector:
+        return x / self.size - batch.data[0]
+
+    def with_loss(self, x: Vector, batch: Batch) -> tuple[Vector, Tensor]:
+        raise NotImplementedError
+
+    def descend(self, x: Vector, batch: Batch, lr: float) -> Vector:
+        return x - lr * self(x, batch)
+
+
+def walk(method: Cadence, x: Tensor, goals: Tensor, size: float = 1.0) -> list[Tensor]:
+    """One client, asked again and again, nobody late."""
+    state, memory = method.init(x), method.memory(x)
+    found = []
+    for version in range(6):
+        batches = Batches(tuple(Batch((goal,)) for goal in goals))
+        upload, memory = method.local(method.broadcast(state, version), memory, batches, VISIT, Bowl(size))
+        state = method.step(state, upload, Cohort(version, 1, (0,), (1.0,)))
+        found.append(state.x)
+    return found
+
+
+@pytest.mark.parametrize("rounds", [6, None])
+@pytest.mark.parametrize("variates", [True, False])
+@given(seed=st.integers(0, 1000), size=st.floats(0.5, 1e4))
+@settings(max_examples=15, deadline=None)
+def test_a_larger_space_is_crossed_in_as_many_steps(
+    rounds: int | None, variates: bool, seed: int, size: float
+) -> None:
+    """Weights in other units, as in a model whose layers are scaled, change nothing but the units."""
+    rng = torch.Generator().manual_seed(seed)
+    x, goals = (torch.randn(shape, generator=rng, dtype=torch.float64) for shape in ((7,), (4, 7)))
+    x = 4 * x / x.norm()  # above 1 in both spaces, and the goals are near
+    method = Cadence.tuned(1, 4, rounds, variates)
+    small, large = walk(method, x, goals), walk(method, size * x, goals, size)
+    for one, other in zip(small, large, strict=True):
+        if min(float(one.norm()), float(other.norm())) > 1:  # where the unit is the norm
+            torch.testing.assert_close(size * one, other, rtol=1e-8, atol=1e-8 * size)
+        else:
+            break
+
+
+@pytest.mark.parametrize("variates", [True, False])
+@given(seed=st.integers(0, 1000), scale=st.floats(-12, 12))
+@settings(max_examples=20, deadline=None)
+def test_no_upload_is_longer_than_it_says(variates: bool, seed: int, scale: float) -> None:
+    rng = np.random.default_rng(seed)
+    method = Cadence.tuned(3, 4, 10, variates)
+    x, goals = torch.from_numpy(rng.normal(size=5)), torch.from_numpy(10**scale * rng.normal(size=(4, 5)))
+    state, memory = method.init(x), method.memory(x)
+    for version in range(3):
+        batches = Batches(tuple(Batch((goal,)) for goal in goals))
+        upload, memory = method.local(method.broadcast(state, version), memory, batches, VISIT, Bowl(1.0))
+        assert upload._fields == tuple(method.bounds)
+        for name, bound in method.bounds.items():
+            assert float(getattr(upload, name).norm()) <= bound + 1e-12
+        state = method.step(state, upload, Cohort(version, 9, (2, 0), (1.0, 1.0)))
+
+
+def test_a_model_that_begins_at_zero_leaves_it() -> None:
+    moved = walk(Cadence.tuned(1, 4, 6), torch.zeros(7, dtype=torch.float64), torch.ones(4, 7).double())
+    assert float(moved[-1].norm()) > 0.1
+
+
+def test_a_gradient_of_zero_moves_nothing() -> None:
+    x = torch.full((3,), 2.0, dtype=torch.float64)
+    assert torch.equal(walk(Cadence.tuned(1, 2, 6), x, torch.stack([x, x]))[-1], x)
+
+
+def test_rates_follow_from_the_system_and_the_staleness_seen() -> None:
+    method = Cadence.tuned(cohort=10, steps=9, rounds=250)
+    assert method.local_lr == pytest.approx(0.14 / 3)
+    assert method.server_lr == pytest.approx(0.6)
+    assert method.leap == pytest.approx(3 * 0.14 * 3)
+    x = torch.tensor([3.0, 4.0], dtype=torch.float64)
+    upload = method.local(
+        method.broadcast(method.init(x), 0), method.memory(x), _towards(9), VISIT, Bowl(1.0)
+    )[0]
+
+    def moved(*staleness: int) -> float:
+        after = method.step(method.init(x), upload, Cohort(0, 100, staleness, (1.0,) * len(staleness)))
+        return float((after.x - x).norm() / (5 * upload.descent.norm()))
+
+    assert moved(0) == pytest.approx(0.6)  # the noise decides
+    assert moved(2, 6) == pytest.approx(1.26 / 5)  # the flight decides
+
+
+def _towards(steps: int) -> Batches:
+    return Batches(tuple(Batch((torch.tensor([30.0, -7.0], dtype=torch.float64),)) for _ in range(steps)))
+
+
+def test_without_an_end_a_longer_run_begins_like_a_shorter_one() -> None:
+    world = make_world()
+
+    def run(rounds: int) -> list[Tensor]:
+        engine = Sequential(world.problem, world.population, Exponential(1.0))
+        shots = play(Cadence.tuned(3, 3, None), engine, Asynchronous(5), rounds=rounds)
+        return [shot.x for shot in shots]
+
+    short, long = run(5), run(12)
+    assert all(torch.equal(one, other) for one, other in zip(short, long, strict=False))
+
+
+def test_without_an_end_the_model_is_a_mean_of_the_path() -> None:
+    world = make_world()
+    engine = Sequential(world.problem, world.population, Exponential(1.0))
+    shots = play(Cadence.tuned(3, 3, None), engine, Asynchronous(5), rounds=12)
+    weights = np.array([math.prod(range(t + 1, t + 9)) for t in range(1, 13)], dtype=np.float64)
+    path = np.stack([shot.state.path.numpy() for shot in shots[1:]])
+    mean = (weights[:, None] * path).sum(0) / weights.sum()
+    first = shots[0].x.numpy()
+    # the start has what is left of its weight: that of a polynomial at 0
+    start = math.factorial(8) / (math.factorial(8) + weights.sum())
+    np.testing.assert_allclose(shots[-1].x.numpy(), (1 - start) * mean + start * first, atol=1e-9)
+
+
+@pytest.mark.parametrize("variates", [True, False])
+@pytest.mark.parametrize("summation", [PlainSum(), Secure(minimum=2)], ids=["plain", "in secret"])
+def test_noise_asks_for_no_clipping_bound(variates: bool, summation: Any) -> None:
+    world = make_world()
+    engine = Sequential(world.problem, world.population, Exponential(1.0))
+    aggregate = Private(
+        (), 1.0, 1e-5, participation=Participation(most=4, apart=1), noise_seed=1, summation=summation
+    )
+    shots = list(
+        train(
+            Cadence.tuned(3, 3, 6, variates),
+            engine,
+            dispatch=Asynchronous(5),
+            buffer=3,
+            rounds=6,
+            aggregate=aggregate,
+        )
+    )
+    assert len(shots) == 7
+    assert torch.isfinite(shots[-1].x).all()
+    assert (shots[-1].x - shots[0].x).norm() > 0.1

@@ -291,7 +291,7 @@ def test_a_server_that_does_not_read_staleness_may_claim_amplification(algorithm
 
 def test_servers_that_read_staleness_are_found_by_trying_them() -> None:
     methods = {name: build(name, Setting(3, 3, 10), {}) for name in CATALOGUE}
-    assert [name for name, method in methods.items() if reads_staleness(method)] == ["fadas-da"]
+    assert [name for name, method in methods.items() if reads_staleness(method)] == ["cadence", "fadas-da"]
 
 
 def test_bounds_are_asked_for_by_field_where_there_are_several() -> None:

@@ -55,18 +55,15 @@ def walk(method: Cadence, x: Tensor, goals: Tensor, size: float = 1.0) -> list[T
     return found
 
 
-@pytest.mark.parametrize("rounds", [6, None])
 @pytest.mark.parametrize("variates", [True, False])
 @given(seed=st.integers(0, 1000), size=st.floats(0.5, 1e4))
 @settings(max_examples=15, deadline=None)
-def test_a_larger_space_is_crossed_in_as_many_steps(
-    rounds: int | None, variates: bool, seed: int, size: float
-) -> None:
+def test_a_larger_space_is_crossed_in_as_many_steps(variates: bool, seed: int, size: float) -> None:
     """Weights in other units, as in a model whose layers are scaled, change nothing but the units."""
     rng = torch.Generator().manual_seed(seed)
     x, goals = (torch.randn(shape, generator=rng, dtype=torch.float64) for shape in ((7,), (4, 7)))
     x = 4 * x / x.norm()  # above 1 in both spaces, and the goals are near
-    method = Cadence.tuned(1, 4, rounds, variates)
+    method = Cadence.tuned(1, 4, variates)
     small, large = walk(method, x, goals), walk(method, size * x, goals, size)
     for one, other in zip(small, large, strict=True):
         if min(float(one.norm()), float(other.norm())) > 1:  # where the unit is the norm
@@ -80,7 +77,7 @@ def test_a_larger_space_is_crossed_in_as_many_steps(
 @settings(max_examples=20, deadline=None)
 def test_no_upload_is_longer_than_it_says(variates: bool, seed: int, scale: float) -> None:
     rng = np.random.default_rng(seed)
-    method = Cadence.tuned(3, 4, 10, variates)
+    method = Cadence.tuned(3, 4, variates)
     x, goals = torch.from_numpy(rng.normal(size=5)), torch.from_numpy(10**scale * rng.normal(size=(4, 5)))
     state, memory = method.init(x), method.memory(x)
     for version in range(3):
@@ -93,53 +90,66 @@ def test_no_upload_is_longer_than_it_says(variates: bool, seed: int, scale: floa
 
 
 def test_a_model_that_begins_at_zero_leaves_it() -> None:
-    moved = walk(Cadence.tuned(1, 4, 6), torch.zeros(7, dtype=torch.float64), torch.ones(4, 7).double())
+    moved = walk(Cadence.tuned(1, 4), torch.zeros(7, dtype=torch.float64), torch.ones(4, 7).double())
     assert float(moved[-1].norm()) > 0.1
 
 
 def test_a_gradient_of_zero_moves_nothing() -> None:
     x = torch.full((3,), 2.0, dtype=torch.float64)
-    assert torch.equal(walk(Cadence.tuned(1, 2, 6), x, torch.stack([x, x]))[-1], x)
+    assert torch.equal(walk(Cadence.tuned(1, 2), x, torch.stack([x, x]))[-1], x)
 
 
 def test_rates_follow_from_the_system_and_the_staleness_seen() -> None:
-    method = Cadence.tuned(cohort=10, steps=9, rounds=250)
-    assert method.local_lr == pytest.approx(0.14 / 3)
-    assert method.server_lr == pytest.approx(0.6)
-    assert method.leap == pytest.approx(3 * 0.14 * 3)
+    method = Cadence.tuned(cohort=10, steps=9)
+    assert method.local_lr == pytest.approx(0.04)
+    assert method.leap == pytest.approx(3 * 0.12 * 3)
     x = torch.tensor([3.0, 4.0], dtype=torch.float64)
     upload = method.local(
         method.broadcast(method.init(x), 0), method.memory(x), _towards(9), VISIT, Bowl(1.0)
     )[0]
 
-    def moved(*staleness: int) -> float:
-        after = method.step(method.init(x), upload, Cohort(0, 100, staleness, (1.0,) * len(staleness)))
-        return float((after.x - x).norm() / (5 * upload.descent.norm()))
+    def moved(version: int, *staleness: int, age: float = 0.0) -> float:
+        before = method.init(x)._replace(age=torch.tensor(age).double())
+        after = method.step(before, upload, Cohort(version, 100, staleness, (1.0,) * len(staleness)))
+        return float((after.path - x).norm() / (5 * upload.descent.norm()))
 
-    assert moved(0) == pytest.approx(0.6)  # the noise decides
-    assert moved(2, 6) == pytest.approx(1.26 / 5)  # the flight decides
+    assert moved(0, 0) == pytest.approx(1)  # no step is longer than the model
+    assert moved(89, 0) == pytest.approx(0.5)  # the noise decides
+    assert moved(9, 9, 9) == pytest.approx(1.08 / 10)  # the flight decides, at once for the first clients
+    assert moved(9, 8, 8, age=8.0) == pytest.approx(1.08 / 9)
+    assert moved(90, 19, 9, age=4.0) == pytest.approx(1.08 / (1 + 4 + 0.1 * (14 - 4)))
+
+
+def test_a_model_that_grows_is_not_moved_further_for_it() -> None:
+    method, x = Cadence.tuned(10, 9), torch.tensor([3.0, 4.0], dtype=torch.float64)
+    state = method.init(x)
+
+    def stride(times: float) -> float:
+        return float(method.broadcast(state._replace(path=times * x), 7).stride / method.local_lr)
+
+    assert [stride(times) for times in (0.1, 0.5, 1, 1.5, 2, 9)] == pytest.approx([1, 2.5, 5, 7.5, 10, 10])
 
 
 def _towards(steps: int) -> Batches:
     return Batches(tuple(Batch((torch.tensor([30.0, -7.0], dtype=torch.float64),)) for _ in range(steps)))
 
 
-def test_without_an_end_a_longer_run_begins_like_a_shorter_one() -> None:
+def test_a_longer_run_begins_like_a_shorter_one() -> None:
     world = make_world()
 
     def run(rounds: int) -> list[Tensor]:
         engine = Sequential(world.problem, world.population, Exponential(1.0))
-        shots = play(Cadence.tuned(3, 3, None), engine, Asynchronous(5), rounds=rounds)
+        shots = play(Cadence.tuned(3, 3), engine, Asynchronous(5), rounds=rounds)
         return [shot.x for shot in shots]
 
     short, long = run(5), run(12)
     assert all(torch.equal(one, other) for one, other in zip(short, long, strict=False))
 
 
-def test_without_an_end_the_model_is_a_mean_of_the_path() -> None:
+def test_the_model_is_a_mean_of_the_path() -> None:
     world = make_world()
     engine = Sequential(world.problem, world.population, Exponential(1.0))
-    shots = play(Cadence.tuned(3, 3, None), engine, Asynchronous(5), rounds=12)
+    shots = play(Cadence.tuned(3, 3), engine, Asynchronous(5), rounds=12)
     weights = np.array([math.prod(range(t + 1, t + 9)) for t in range(1, 13)], dtype=np.float64)
     path = np.stack([shot.state.path.numpy() for shot in shots[1:]])
     mean = (weights[:, None] * path).sum(0) / weights.sum()
@@ -159,7 +169,7 @@ def test_noise_asks_for_no_clipping_bound(variates: bool, summation: Any) -> Non
     )
     shots = list(
         train(
-            Cadence.tuned(3, 3, 6, variates),
+            Cadence.tuned(3, 3, variates),
             engine,
             dispatch=Asynchronous(5),
             buffer=3,

@@ -115,7 +115,7 @@ EARLY = {
     "run --out foreign": "foreign has a 'records.jsonl' that is not of a run",
     "run --out damaged --resume": "settings.json is damaged",
     "run --out hollow --resume": "these settings are not of a run",
-    "run --out taken --resume --rounds 9": "other settings (--rounds was 6 and is now 9): leave these out",
+    "run --out taken --resume --rounds 5": "other settings (--rounds was 6 and is now 5): leave these out",
     "run fedbuff --out taken --resume --set local_lr=0.5": (
         "(the method was fedavg and is now fedbuff; --set local_lr was not set and is now 0.5)"
     ),

@@ -61,8 +61,8 @@ ALONE = {
 COUPLE = "--clip 1 --noise 1 --delta 1e-5"
 WHOLE = f"{COUPLE} --most 5"
 REFUSED = ALONE | {
-    "--clip 1": "--clip alone hides nobody: give --noise, or --epsilon",
-    "--clip 1 --noise 1": "--clip needs --delta",
+    "--clip 1": "bounds alone hide nobody: give --noise, or --epsilon",
+    "--clip 1 --noise 1": "privacy needs --delta",
     COUPLE: "give --most, or --dispatch poisson and --amplified.",
     f"{COUPLE} --amplified": "--amplified is for clients that are drawn by --dispatch poisson",
     "--clip 0 --noise 1 --delta 1e-5 --most 5": "--clip must be above 0, not 0.",
@@ -125,6 +125,11 @@ def test_options_that_cannot_be_kept_are_refused_in_one_sentence_before_the_data
     [
         ("scaffold", WHOLE, "delta and shift: give bounds by field."),
         ("adamasfl", f"{COUPLE} --most 1", "the start of everyone is a contribution"),
+        ("adamasfl", "--noise 1 --delta 1e-5 --most 5", "--noise needs --clip, the most that a client may"),
+        ("cadence", WHOLE, "itself (descent by 1, shift by 2): leave clip out, or give bounds by field."),
+        ("cadence", "--most 5 --delta 1e-5", "bounds alone hide nobody: give --noise, or --epsilon"),
+        ("cadence", "--noise 1 --most 5", "privacy needs --delta"),
+        ("cadence", "--noise 1 --delta 1e-5", "give --most, or --dispatch poisson and --amplified."),
     ],
 )
 def test_what_a_method_does_not_allow_is_refused_in_one_sentence(
@@ -342,3 +347,65 @@ def test_a_private_run_that_lost_its_checkpoint_does_not_go_on(
     shutil.rmtree(here / "out" / "checkpoint")
     assert main(shlex.split("run --out out --resume")) == 2
     assert "has lost its checkpoint, which counts what it told of its clients" in capsys.readouterr().err
+
+
+UNBOUNDED = shlex.split("--noise 0.5 --delta 1e-5 --most 5 --noise-seed 4 --rounds 8 --every 2")
+
+
+@pytest.mark.parametrize(
+    ("more", "clip"),
+    [("", "descent=1,shift=2"), ("--set variates=false", "descent=1"), ("--secure", "descent=1,shift=2")],
+)
+def test_a_method_that_bounds_its_uploads_needs_no_clip_and_says_what_holds(
+    more: str, clip: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*UNBOUNDED, *shlex.split(more)]
+    own = run(capsys, *words, "--out", "own", method="cadence")
+    told = run(capsys, *words, "--clip", clip, "--out", "told", method="cadence")
+    assert own["settings"]["clip"] == read(here / "own")["clip"] == clip
+    assert own["privacy"] == told["privacy"]
+    assert own["privacy"]["epsilon"] > 0
+    assert records(here / "own") == records(here / "told")
+    assert main(shlex.split("run --out own --resume")) == 0
+    assert f"multiplier of 0.5, and uploads are clipped to {clip}." in capsys.readouterr().out
+
+
+def test_noise_for_an_epsilon_is_the_same_without_a_clip(capsys: pytest.CaptureFixture[str]) -> None:
+    words = shlex.split("--epsilon 8 --delta 1e-5 --most 3 --rounds 4")
+    found = [
+        run(capsys, *words, *shlex.split(clip), method=method)["settings"]["noise"]
+        for method, clip in (("cadence", ""), ("cadence", "--clip shift=0.1"), ("fedbuff", "--clip 1"))
+    ]
+    assert found[0] == found[1] == found[2] > 0  # a multiplier, in units of whatever the bounds are
+
+
+def test_a_private_run_without_a_clip_is_cut_resumed_and_replayed(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(capsys, *UNBOUNDED, "--out", "whole", method="cadence")
+    experiment = Experiment.from_settings(read(here / "whole"))
+    versions = iter([False] * 3 + [True])
+    with Folder.begin(here / "cut", experiment.settings()) as folder:
+        list(run_experiment(experiment, trial.prepare(experiment), folder, stop=lambda: next(versions)))
+    assert main(shlex.split("run --out cut --resume --noise 0.5")) == 0
+    assert records(here / "cut") == records(here / "whole")
+    assert main(shlex.split("replay cut --compare")) == 0
+    assert main(shlex.split("privacy cut")) == 0
+
+
+def test_a_bound_for_what_others_leave_open_is_left_out_for_a_method_that_has_its_own(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = shlex.split("--clip 0.5 --noise 1 --delta 1e-5 --most 5 --rounds 3 --out out")
+    assert main(["compare", "cadence", "fedbuff", *SMALL, *words]) == 0
+    assert read(here / "out" / "cadence")["clip"] == "descent=1,shift=2"
+    assert read(here / "out" / "fedbuff")["clip"] == "0.5"
+
+
+def test_bounds_that_a_method_sets_can_move(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    run(capsys, *UNBOUNDED, *shlex.split("--adaptive-clip 0.5 --out out"), method="cadence")
+    bounds = checkpoint.load(here / "out" / LAST).facts["aggregate"]["bounds"]
+    assert bounds["descent"] != 1
+    assert bounds["shift"] != 2
+    assert main(shlex.split("run --out out --resume")) == 0
+    assert "uploads are clipped to descent=1,shift=2 at first." in capsys.readouterr().out

@@ -92,6 +92,13 @@ def test_a_bound_may_be_a_number_a_text_or_a_table() -> None:
         assert plan(privacy=PRIVATE | {"clip": clip}).experiment.clip == text
 
 
+def test_a_method_that_bounds_all_it_uploads_needs_no_clip() -> None:
+    table = {name: value for name, value in PRIVATE.items() if name != "clip"}
+    assert plan(privacy=table, training={"algorithm": "cadence"}).experiment.clip == "descent=1,shift=2"
+    alone = {"algorithm": "cadence", "parameters": {"variates": False}}
+    assert plan(privacy=table, training=alone).experiment.clip == "descent=1"
+
+
 @pytest.mark.parametrize(
     ("tables", "sentence"),
     [
@@ -116,7 +123,7 @@ def test_a_bound_may_be_a_number_a_text_or_a_table() -> None:
             "must be a finite number, not '1'.",
         ),
         ({"privacy": {"clip": 1.0, "noise": 1.0, "delta": 1e-6}}, "[privacy] has no most"),
-        ({"privacy": {"noise": 1.0}}, "[privacy] has no clip"),
+        ({"privacy": {"noise": 1.0}, "training": {"algorithm": "fedbuff"}}, "[privacy] has no clip"),
         ({"privacy": PRIVATE | {"amplified": True}}, "so nothing is amplified: leave it out."),
         ({"privacy": PRIVATE | {"noise_seed": 1}}, "'noise_seed', which is of simulations only"),
         ({"privacy": PRIVATE | {"delta": 2.0}}, "delta must be above 0 and below 1, not 2.0."),

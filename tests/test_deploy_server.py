@@ -235,12 +235,13 @@ def test_a_page_whose_port_is_taken_does_not_end_the_run(
     assert "there is no live page" in caplog.text
 
 
+@pytest.mark.parametrize(("method", "clip"), [("fedbuff", "clip = 1.0\n"), ("cadence", "")])
 def test_a_private_run_keeps_its_noise_and_tells_what_it_spent(
-    settings: Path, tmp_path: Path, sites: dict[int, Site]
+    settings: Path, tmp_path: Path, sites: dict[int, Site], method: str, clip: str
 ) -> None:
     folder = tmp_path / "run"
-    privacy = "[privacy]\nclip = 1.0\nepsilon = 50.0\ndelta = 1e-5\nmost = 6\naccountant = 'rdp'\n"
-    settings.write_text(SETTINGS + privacy)
+    privacy = f"[privacy]\n{clip}epsilon = 50.0\ndelta = 1e-5\nmost = 6\naccountant = 'rdp'\n"
+    settings.write_text(SETTINGS.replace('"fedbuff"', f'"{method}"') + privacy)
 
     def stop(count: int) -> None:
         if count >= 5:

@@ -94,3 +94,21 @@ def test_epochs_count_as_their_mean_number_of_minibatches_over_clients():
     sizes = [trial.engine.population.size(client) for client in range(12)]
     steps = round(sum(2 * -(-size // 7) for size in sizes) / 12)
     assert trial.algorithm.local_lr == pytest.approx(1 / (steps * experiment.rounds**0.5))  # Theorem 2
+
+
+HIDING = {"noise": 1.0, "delta": 1e-6, "most": 5}
+
+
+def test_a_method_that_bounds_all_it_uploads_sets_the_clip_where_privacy_is_asked_for():
+    assert Experiment.of(algorithm="cadence", **HIDING).clip == "descent=1,shift=2"
+    alone = Experiment.of(algorithm="cadence", parameters=(("variates", False),), **HIDING)
+    assert alone.clip == "descent=1"
+    assert Experiment.of(algorithm="cadence", clip="shift=0.5", **HIDING).clip == "shift=0.5"
+    assert Experiment.of(algorithm="cadence", secure=True).clip is None
+    assert Experiment.from_settings(json.loads(json.dumps(alone.settings()))) == alone
+
+
+@pytest.mark.parametrize("name", sorted(CATALOGUE.keys() - {"cadence"}))
+def test_a_method_that_leaves_a_field_open_still_asks_for_a_clip(name):
+    with pytest.raises(InputError, match="--noise needs --clip, the most that a client may add to a sum"):
+        Experiment.of(algorithm=name, **HIDING)

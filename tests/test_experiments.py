@@ -5,7 +5,6 @@ import itertools
 import json
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -20,7 +19,15 @@ from offbeat import Asynchronous, Examples, Population, Problem, Sequential, Ste
 from offbeat.algorithms import find
 from offbeat.cli.options import parser
 from offbeat.population.sources import load
-from offbeat.trial import prepare
+from offbeat.reproduce.momentum import BETAS, NEAR, TABLE2, beta_of, rate_of
+from offbeat.reproduce.outcome import Spot, outcome
+from offbeat.reproduce.page import marker
+from offbeat.reproduce.records import append, recorded
+from offbeat.schedule.clock import Clock
+from offbeat.schedule.delays import parse_delay
+from offbeat.schedule.flow import Flow
+from offbeat.schedule.statistics import fills
+from offbeat.trial import prepare, timing
 
 FOLDER = Path(__file__).parent.parent / "experiments" / "concurrency"
 FILES = ["records", "digits"]
@@ -42,7 +49,6 @@ def load_script(folder: Path, name: str) -> ModuleType:
 
 table = load_script(FOLDER, "table")
 momentum = load_script(MOMENTUM, "table")
-grids = load_script(MOMENTUM, "settings")
 DIGITS = load("digits")
 PAGE = (FOLDER / "README.md").read_text()
 COMMANDS = re.findall(r"^offbeat .+$", PAGE, re.MULTILINE)
@@ -148,163 +154,167 @@ def test_records_are_small_and_name_no_place_on_a_machine(path: Path) -> None:
     assert not re.search(r"[\"\s]/\w", text)
 
 
-def write_run(path: Path, method: str, scores: list[float], private: bool = False, **cell: Any) -> None:
-    given = {"data": "digits", "private": private, "rule": "fedavgm", "method": method, "beta": 0.9}
-    record = {
-        "cell": given | {"server_lr": 1.0} | cell,
-        "version": [5 * n for n in range(len(scores))],
-        "average": scores,
-        "last": [0.0 for _ in scores],
-        "failure": None,
-    }
-    with path.open("a") as file:
-        file.write(json.dumps(record) + "\n")
+def momentum_runs(name: str) -> dict[str, Any]:
+    return momentum.groups(momentum.VERSIONS[name], recorded(momentum.path_of(name)))
+
+
+def best_at(runs: Any, method: str) -> float:
+    return max(run.best for run in runs if run.method == method)
+
+
+def first(runs: Any, method: str, share: float = 1.0) -> int | None:
+    """The version at which a method is as good as that share of the baseline's best."""
+    target = share * best_at(runs, "fedbuff")
+    curves = [run.curve for run in runs if run.method == method]
+    return min((c.versions[at] for c in curves if (at := c.reached(target)) is not None), default=None)
+
+
+def baseline(runs: Any) -> Any:
+    tuned = [run for run in runs if run.method == "fedbuff"]
+    return min(tuned, key=lambda run: (-run.best, run.curve.reached(run.best)))
 
 
 def test_every_table_on_momentum_is_made_from_the_records() -> None:
     page = (MOMENTUM / "README.md").read_text()
     made = momentum.tables()
-    assert momentum.written(page, made) == page
+    assert momentum.filled(page, made) == page
     for name in made:
-        assert momentum.written(page, made | {name: "| data |"}) != page
+        assert momentum.filled(page, made | {name: "| data |"}) != page
+    other = load_script(MOMENTUM, "table4")
+    simulated = other.tables(json.loads(other.RECORDS.read_text()))
+    studied = {marker(TABLE2, quick).strip("<!->\n ") for quick in (False, True)}
+    assert set(re.findall(r"<!-- (.+) -->", page)) - {"end"} == made.keys() | simulated.keys() | studied
 
 
-def test_a_speed_up_is_the_ratio_of_steps_to_the_best_metric_of_the_best_baseline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "runs.jsonl"
-    monkeypatch.setitem(momentum.FILES, "digits", path)
-    monkeypatch.setattr(momentum, "RUNS", 4)
-    write_run(path, "fedbuff", [0.1, 0.3, 0.5, 0.6, 0.8], beta=0.0)
-    write_run(path, "fedbuff", [0.1, 0.7, 0.7, 0.7, 0.7], beta=0.5)
-    write_run(path, "ma", [0.1, 0.3, 0.9, 0.9, 0.9])
-    write_run(path, "ma-light", [0.1, 0.2, 0.3, 0.4, 0.79])
-    (group,) = momentum.groups("digits")
-    assert group.baseline.beta == 0.0
-    assert (group.baseline.best, group.baseline.reaches(0.8)) == (0.8, 20)
-    assert (group.first("ma", 0.8), group.first("ma-light", 0.8)) == (10, None)
-    row = momentum.speedups([group]).splitlines()[-1]
-    assert "| 0.8000 | 20 | 10 | not reached | 2.00 / – | 3.56 / 3.01 | 3.96 / 3.30 | 20 / 10 / 20 |" in row
+def test_the_records_on_momentum_are_of_the_studys_own_runs() -> None:
+    for name, version in momentum.VERSIONS.items():
+        keys = [json.loads(line)["key"] for line in momentum.path_of(name).read_text().splitlines()]
+        assert sorted(keys) == sorted(cell.key for cell in version.cells)
+    assert (len(TABLE2.full.cells), len(TABLE2.quick.cells)) == (120, 48)
 
 
-def test_a_group_that_is_not_complete_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "runs.jsonl"
-    monkeypatch.setitem(momentum.FILES, "digits", path)
-    monkeypatch.setattr(momentum, "RUNS", 3)
-    for method in ("fedbuff", "ma", "ma-light"):
-        write_run(path, method, [0.1, 0.2])
-    write_run(path, "fedbuff", [0.1, 0.2], private=True)
-    assert [group.private for group in momentum.groups("digits")] == [False]
+def test_the_times_in_the_records_on_momentum_are_those_of_the_schedule() -> None:
+    lines = [json.loads(line) for line in momentum.path_of("full").read_text().splitlines()]
+    cells = {cell.key: cell.experiment for cell in TABLE2.full.cells}
+    schedules: dict[int, list[Any]] = {}
+    for line in lines:
+        made = cells[line["key"]]
+        if line["failure"]:
+            continue
+        if made.clients not in schedules:
+            dispatch = timing(made)
+            source = dispatch.source(made.seed)
+            clock = Clock(parse_delay(made.delays).bind(source, made.clients), source)
+            flow = Flow(clock, dispatch, source, made.clients, made.buffer, made.limit or 0)
+            schedules[made.clients] = [(step, flow.counts) for step in fills(flow, made.rounds)]
+        steps = schedules[made.clients]
+        ages = [age for step, _ in steps for age in step.staleness]
+        assert line["staleness"] == round(sum(ages) / len(ages), 3)
+        assert line["dropped"] == steps[-1][1].dropped
+        assert line["staleness_of_worst"][0] == max(ages)
+        for version, time, trips in zip(
+            line["version"][1:], line["time"][1:], line["trips"][1:], strict=True
+        ):
+            step, counts = steps[version - 1]
+            assert (time, trips) == (round(step.time, 4), counts.trips)
+    assert len(schedules) == 2
+
+
+def test_tables_by_the_last_model_read_the_last_model(tmp_path: Path) -> None:
+    cell = TABLE2.quick.cells[0]
+    made = outcome(cell.shortened(5), Spot()) | {"key": cell.key}
+    assert len(made["last"]) == len(made["accuracy"])
+    assert made["last"] != made["accuracy"]
+    append(tmp_path / "quick.jsonl", made)
+    assert momentum.last_models(tmp_path / "quick.jsonl")[cell.key].accuracies == tuple(made["last"])
+
+
+def test_a_group_that_is_not_complete_is_not_shown() -> None:
+    found = recorded(momentum.path_of("quick"))
+    lost = next(cell for cell in TABLE2.quick.cells if cell.experiment.clip is not None)
+    shown = momentum.groups(TABLE2.quick, {key: one for key, one in found.items() if key != lost.key})
+    assert list(shown) == ["digits, fedavgm", "digits, fedadam", "digits + DP, fedadam"]
 
 
 def test_groups_of_the_grid_follow_each_other_and_both_sides_get_the_same_rates() -> None:
-    cells = grids.grid(grids.FULL)
-    order = [cell.group for cell in cells]
-    assert len(set(cells)) == len(cells) == 120
+    cells = TABLE2.full.cells
+    order = [cell.row for cell in cells]
     assert sum(one != other for one, other in itertools.pairwise(order)) == len(set(order)) - 1 == 9
-    for group in set(order):
-        assert order.count(group) == momentum.RUNS
+    for row in set(order):
+        assert order.count(row) == 12
         rates: dict[tuple[str, float], set[float]] = {}
         for cell in cells:
-            if cell.group == group:
-                rates.setdefault((cell.method, cell.beta), set()).add(cell.server_lr)
+            if cell.row == row:
+                rates.setdefault((cell.column, beta_of(cell)), set()).add(rate_of(cell))
         assert {method for method, _ in rates} == {"fedbuff", "ma", "ma-light"}
         assert sorted(beta for method, beta in rates if method == "fedbuff") == [-0.5, 0, 0.5, 0.9]
         assert len(set(map(frozenset, rates.values()))) == 1
 
 
-@pytest.mark.parametrize("cell", grids.grid(grids.QUICK), ids=str)
+@pytest.mark.parametrize("cell", TABLE2.quick.cells, ids=lambda cell: f"{cell.row}, {cell.rates}")
 def test_a_cell_is_a_run_that_would_not_be_refused(cell: Any) -> None:
-    prepare(grids.DIGITS.experiment(cell), DIGITS)
-
-
-def test_cells_are_run_recorded_once_and_taken_up_after_a_torn_line(tmp_path: Path) -> None:
-    script = [sys.executable, str(MOMENTUM / "run.py"), "--quick", "--rounds", "2", "--out", str(tmp_path)]
-
-    def run(*words: str) -> list[dict[str, Any]]:
-        subprocess.run([*script, *words], check=True, capture_output=True, timeout=300)
-        lines = (tmp_path / "quick.jsonl").read_text().splitlines()
-        return [json.loads(line) for line in lines if line.endswith("}")]
-
-    first = run("--cells", "2", "--processes", "1")
-    assert [len(one["average"]) for one in first] == [2, 2]
-    assert {one["cell"]["server_lr"] for one in first} == {1.0, 2.0}
-    assert all(one["failure"] is None for one in first)
-    with (tmp_path / "quick.jsonl").open("a") as file:
-        file.write('{"cell": {"da')
-    second = run("--cells", "1")
-    assert second[:2] == first
-    assert len(second) == 3
-    assert second[2]["cell"]["beta"] == 0.0
+    prepare(cell.experiment, DIGITS)
 
 
 def test_what_the_page_says_of_momentum_on_digits_holds() -> None:
-    found = momentum.groups("digits")
+    found = momentum_runs("quick")
     assert len(found) == 4
-    for group in found:
-        base = group.baseline
-        best = {beta: max(r.best for r in group.of("fedbuff") if r.beta == beta) for beta in grids.BETAS}
-        near = group.first("fedbuff", momentum.NEAR * base.best)
+    for runs in found.values():
+        best = {beta: momentum.best_of(runs, "fedbuff", beta) for beta in BETAS}
         for method in ("ma", "ma-light"):
-            assert group.first(method, base.best) is None
-            assert (group.first(method, momentum.NEAR * base.best) or 1000) > near
-            assert max(run.best for run in group.of(method)) > best[0.9]
-        assert base.beta <= 0.5
+            assert first(runs, method) is None
+            assert (first(runs, method, NEAR) or 1000) > (first(runs, "fedbuff", NEAR) or 1000)
+            assert best_at(runs, method) > best[0.9]
+        assert baseline(runs).beta <= 0.5
         middling = [best[beta] for beta in (-0.5, 0.0, 0.5)]
         assert max(middling) - min(middling) < 0.012
 
 
 def test_what_the_page_says_of_momentum_on_a_gpu_holds() -> None:
-    plain = [group for group in momentum.groups("fashion-mnist") if not group.private]
-    assert [group.rule for group in plain] == ["fedavgm", "fedadam"]
-    for group in plain:
-        base = group.baseline
-        best = {beta: max(r.best for r in group.of("fedbuff") if r.beta == beta) for beta in grids.BETAS}
+    found = momentum_runs("full")
+    for rule, rate in (("fedavgm", 1.0), ("fedadam", 0.003)):
+        runs = found[f"fashion-mnist, {rule}"]
+        best = {beta: momentum.best_of(runs, "fedbuff", beta) for beta in BETAS}
         assert sorted(best, key=best.__getitem__, reverse=True)[:2] == [-0.5, 0.0]
         for method in ("ma", "ma-light"):
-            top = max(group.of(method), key=lambda run: run.best)
-            assert group.first(method, momentum.NEAR * base.best) is None
+            top = max((run for run in runs if run.method == method), key=lambda run: run.best)
+            assert first(runs, method, NEAR) is None
             assert best[0.9] < top.best < best[0.0]
-            assert top.server_lr == {"fedavgm": 1.0, "fedadam": 0.003}[group.rule]
-    group = next(one for one in momentum.groups("shakespeare") if one.rule == "fedavgm")
+            assert top.rate == rate
+    runs = found["shakespeare, fedavgm"]
     constant = 0.18762
-    assert max(run.best for run in group.of("fedbuff")) < constant + 0.001
-    assert {run.server_lr for run in group.runs if run.failure} == {2.0}
-    assert sum(run.failure is not None for run in group.runs) == 2
-    leaving = [run for run in group.runs if run.best > constant + 0.001]
-    assert [(run.method, run.server_lr) for run in leaving] == [("ma", 1.0)]
+    assert best_at(runs, "fedbuff") < constant + 0.001
+    failed = [run.rate for run in runs if run.curve.failure]
+    assert failed == [2.0, 2.0]
+    leaving = [run for run in runs if run.best > constant + 0.001]
+    assert [(run.method, run.rate) for run in leaving] == [("ma", 1.0)]
 
 
 def test_what_the_page_says_of_all_groups_on_a_gpu_holds() -> None:
-    found = [
-        group
-        for data in ("fashion-mnist", "shakespeare", "shakespeare-longer")
-        for group in momentum.groups(data)
-    ]
+    found = momentum_runs("full")
     assert len(found) == 10
-    missed = [group for group in found if group.first("ma", group.baseline.best) is None]
-    assert len(missed) == 7
-    learnt = [group for group in found if group.data != "shakespeare"]
-    for group in learnt:
-        assert group.baseline.beta in (-0.5, 0.0)
-        naive = max(run.best for run in group.of("fedbuff") if run.beta == 0.9)
+    assert sum(first(runs, "ma") is None for runs in found.values()) == 7
+    for row, runs in found.items():
+        if row.startswith("shakespeare,"):
+            continue
+        assert baseline(runs).beta in (-0.5, 0.0)
+        naive = momentum.best_of(runs, "fedbuff", 0.9)
         for method in ("ma", "ma-light"):
-            assert max(run.best for run in group.of(method)) > naive + 0.01
-        if group.private:
-            assert group.first("ma-light", group.baseline.best) is None
+            assert best_at(runs, method) > naive + 0.01
+        if "+ DP" in row:
+            assert first(runs, "ma-light") is None
 
 
 def test_what_the_page_says_of_momentum_without_delay_holds() -> None:
     undelayed = json.loads((MOMENTUM / "control.json").read_text())
-    plain = [group for group in momentum.groups("digits") if not group.private]
-    for group in plain:
-        best = undelayed[group.rule]
-        image = 1 / 360
+    found = momentum_runs("quick")
+    for rule, best in undelayed.items():
+        runs, image = found[f"digits, {rule}"], 1 / 360
         assert 0 < best["0"] - best["0.9"] < 2.5 * image
-        assert best["0.9"] - max(run.best for run in group.of("ma")) < 0.01
-        assert best["0.9"] - max(run.best for run in group.of("ma-light")) < 0.02
-        naive = max(run.best for run in group.of("fedbuff") if run.beta == 0.9)
-        assert 0.03 < best["0.9"] - naive < 0.16
+        assert best["0.9"] - best_at(runs, "ma") < 0.01
+        assert best["0.9"] - best_at(runs, "ma-light") < 0.02
+        assert 0.03 < best["0.9"] - momentum.best_of(runs, "fedbuff", 0.9) < 0.16
+    assert undelayed.keys() == {"fedavgm", "fedadam"}
 
 
 TUNING_FREE = FOLDER.parent / "tuning_free"

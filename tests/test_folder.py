@@ -163,3 +163,36 @@ def test_going_on_with_other_code_is_worth_a_warning(tmp_path, caplog):
     file.write_text(json.dumps(json.loads(file.read_text()) | {"version": "0.0.1"}))
     settings.compare(tmp_path, SETTINGS)
     assert "was begun by version 0.0.1" in caplog.text
+
+
+def test_a_line_is_taken_back_with_the_state_before_it(tmp_path):
+    with Folder.begin(tmp_path, SETTINGS) as folder:
+        fill(folder, range(4))
+        folder.save(state(3))
+    with Folder.resume(tmp_path, SETTINGS) as folder:
+        folder.take_back("records", folder.resumed)
+        assert versions(tmp_path, "records") == [0, 1, 2]
+        folder.append("records", {"version": 9})
+    with Folder.resume(tmp_path, SETTINGS) as folder:  # as after a kill: nothing was saved since
+        assert folder.version == 3
+        assert versions(tmp_path, "records") == [0, 1, 2]
+        assert versions(tmp_path, "trace") == [0, 1, 2, 3]
+
+
+def test_a_kill_while_a_line_is_taken_back_leaves_a_whole_run(tmp_path, monkeypatch):
+    with Folder.begin(tmp_path, SETTINGS) as folder:
+        fill(folder, range(4))
+        folder.save(state(3))
+    with Folder.resume(tmp_path, SETTINGS) as folder, monkeypatch.context() as patch:
+        patch.setattr("offbeat.folder._cut", lambda path, length: pytest.fail("killed"))
+        with pytest.raises(pytest.fail.Exception):
+            folder.take_back("records", folder.resumed)
+    with Folder.resume(tmp_path, SETTINGS):
+        assert versions(tmp_path, "records") == [0, 1, 2]
+
+
+def test_a_later_end_is_all_that_changes_in_the_settings(tmp_path):
+    with Folder.begin(tmp_path, SETTINGS):
+        before = settings.read(tmp_path)
+    settings.lengthen(tmp_path, 8)
+    assert settings.read(tmp_path) == before | {"rounds": 8}

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from offbeat.cli.main import main
 from offbeat.errors import InputError
 from offbeat.experiment import Experiment
 from offbeat.population.glue import read
@@ -124,5 +125,30 @@ def test_without_a_folder_one_is_told_where_to_get_the_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OFFBEAT_DATA", str(tmp_path))
-    with pytest.raises(InputError, match=r"gluebenchmark\.com/tasks, unpack it there, and name the folder"):
+    with pytest.raises(InputError, match=r"gluebenchmark\.com/tasks and unpack it there"):
         load("rte")
+
+
+@pytest.mark.parametrize(
+    ("command", "place"),
+    [("run fedbuff --data sst2", "SST-2"), ("reproduce language-glue --quick", "glue/SST-2")],
+)
+def test_both_commands_tell_a_place_where_they_would_find_the_file(
+    command: str,
+    place: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [*command.split(), "--data-dir", str(tmp_path), "--out", "out"]
+    for file in ("train.tsv", "dev.tsv"):
+        assert main(words) == 2
+        error = capsys.readouterr().err
+        assert f"unpack it there, as {tmp_path / place / file}, or" in error
+        assert error.count("\n") == 1
+        assert not (tmp_path / "out").exists()
+        (tmp_path / place).mkdir(parents=True, exist_ok=True)
+        (tmp_path / place / file).write_text(FILES["SST-2/train.tsv"] if file == "train.tsv" else "other")
+    assert main(words) == 2
+    assert f"the data file {tmp_path / place / 'dev.tsv'} cannot be used" in capsys.readouterr().err

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import (
+    AutoModelForSequenceClassification,
     BertConfig,
     BertForSequenceClassification,
     DistilBertConfig,
@@ -20,6 +22,7 @@ from transformers import (
     GPT2Config,
     GPT2ForSequenceClassification,
 )
+from transformers.utils import logging as voice
 
 from offbeat import (
     Asynchronous,
@@ -249,6 +252,39 @@ def test_weights_and_tokenizer_of_a_folder_are_used_and_the_seed_draws_what_is_n
     ids = encode(tokenizer_in(weights), TEXTS, length=12)
     assert torch.equal(ids, encode(learn_tokenizer(TEXTS, 45), TEXTS, length=12))
     assert first(ids).shape == (5, 2)
+
+
+def test_transformers_says_nothing_while_a_folder_is_read_and_speaks_as_before_afterwards(
+    weights: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    level, bars = voice.get_verbosity(), voice.is_progress_bar_enabled()
+    capfd.readouterr()
+    AutoModelForSequenceClassification.from_pretrained(weights)  # so there is something to be silent of
+    assert "Loading weights" in capfd.readouterr().err
+    assert "classifier.weight" in caplog.text
+    caplog.clear()
+    tokenizer = tokenizer_in(weights)
+    encode(tokenizer, TEXTS, TEXTS, length=4)
+    classifier_in(weights, 2)
+    assert capfd.readouterr() == ("", "")
+    assert caplog.text == ""
+    assert (voice.get_verbosity(), voice.is_progress_bar_enabled()) == (level, bars)
+    with pytest.raises(InputError):
+        tokenizer_in(weights / "absent")
+    (weights / "config.json").write_text("{")
+    with pytest.raises(InputError):
+        classifier_in(weights, 2)
+    assert (voice.get_verbosity(), voice.is_progress_bar_enabled()) == (level, bars)
+
+
+def test_weights_that_lack_part_of_the_body_are_refused_and_not_drawn(weights: Path) -> None:
+    held = load_file(weights / "model.safetensors")
+    lost = "encoder.layer.0.attention.self.query.weight"
+    rest = {name: one for name, one in held.items() if name != lost}
+    assert len(rest) == len(held) - 1
+    save_file(rest, weights / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InputError, match=rf"for bert\.{lost} is not among them"):
+        classifier_in(weights, 2)
 
 
 def test_a_folder_without_a_model_is_one_sentence(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
 from offbeat import models
+from offbeat.cli.main import main
 from offbeat.errors import InputError
 
 CASES = [
@@ -108,3 +109,35 @@ def test_an_unknown_model_or_a_shape_it_cannot_take_is_refused():
         models.build("cnn", (64,), 10, 0)
     with pytest.raises(InputError, match="'charformer' cannot take inputs of shape"):
         models.build("charformer", (1, 28, 28), 10, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "sentence"),
+    [
+        ("bert-tiny", torch.rand(3, 64), "'bert-tiny' reads tokens, which these inputs are not"),
+        ("charformer", torch.rand(3, 64), "'charformer' reads tokens, which these inputs are not"),
+        ("mlp", torch.tensor([[1, 2]]), "'mlp' cannot read tokens"),
+        ("logistic", torch.tensor([[1, 2]], dtype=torch.uint8), "'logistic' cannot read tokens"),
+        ("charformer", torch.tensor([[1, 2]]), "up to number 2: use 'bert-tiny'"),
+    ],
+)
+def test_pixels_are_not_looked_up_as_tokens_nor_tokens_weighed_as_pixels(name, inputs, sentence):
+    with pytest.raises(InputError, match=sentence):
+        models.check_inputs(name, inputs, 2)
+
+
+def test_inputs_that_a_model_can_read_are_not_refused():
+    models.check_inputs("bert-tiny", torch.tensor([[1, 7999]]), 2)
+    models.check_inputs("charformer", torch.tensor([[0, 2]], dtype=torch.uint8), 3)
+    models.check_inputs("mlp", torch.rand(3, 64), 2)
+
+
+@pytest.mark.parametrize("name", ["bert-tiny", "charformer"])
+def test_a_model_of_tokens_on_digits_is_one_sentence(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "fedbuff", "--data", "digits", "--model", name]) == 2
+    error = capsys.readouterr().err
+    assert error == (
+        f"offbeat: the model '{name}' reads tokens, which these inputs are not: use the model 'mlp'.\n"
+    )
+    assert list(tmp_path.iterdir()) == []

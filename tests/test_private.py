@@ -303,6 +303,18 @@ def test_bounds_are_asked_for_by_field_where_there_are_several() -> None:
     assert Private.of(UNIT, 0.5, 1.0, 1e-5, participation=BOUNDED).bounds == (("shift", 0.5),)
 
 
+def test_a_method_that_bounds_all_fields_is_asked_for_none() -> None:
+    cadence = build("cadence", Setting(3, 3, 10), {})
+    own = opened(Private.of(cadence, None, 1.0, 1e-5, participation=BOUNDED), cadence)
+    assert own.bounds == {"descent": 1.0, "shift": 2.0}
+    tighter = opened(Private.of(cadence, {"shift": 0.5}, 1.0, 1e-5, participation=BOUNDED), cadence)
+    assert tighter.bounds == {"descent": 1.0, "shift": 0.5}
+    with pytest.raises(InputError, match="descent by 1, shift by 2"):
+        Private.of(cadence, 0.5, 1.0, 1e-5, participation=BOUNDED)
+    with pytest.raises(InputError, match="field shift has no bound"):
+        Private.of(UNIT, None, 1.0, 1e-5, participation=BOUNDED)
+
+
 def test_running_statistics_do_not_leave_without_noise() -> None:
     module = nn.Sequential(nn.Linear(FEATURES, 4), nn.BatchNorm1d(4), nn.Linear(4, CLASSES)).double()
     private = Private.of(PLAIN, 1.0, 1.0, 1e-5, participation=BOUNDED)

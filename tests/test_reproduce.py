@@ -21,11 +21,12 @@ from offbeat.experiment import Experiment
 from offbeat.fit import check_fit
 from offbeat.population.partition import parse_partition
 from offbeat.population.population import Examples
+from offbeat.population.published import published
 from offbeat.population.sources import Source, load
 from offbeat.reproduce.crew import results
 from offbeat.reproduce.fadas import TABLE2, TABLE4, TABLE7
 from offbeat.reproduce.measures import LastModel, LastRounds, TimeTo
-from offbeat.reproduce.momentum import METHODS, speed_ups
+from offbeat.reproduce.momentum import evenly, speed_ups
 from offbeat.reproduce.outcome import Spot, outcome, placed
 from offbeat.reproduce.page import aligned, markdown, marker, terms, written
 from offbeat.reproduce.records import Curve, append, recorded
@@ -39,7 +40,6 @@ from offbeat.schedule.flow import Flow
 from offbeat.schedule.staleness import parse_weights
 from offbeat.schedule.statistics import simulate
 from offbeat.trial import prepare, timing
-from test_experiments import grids
 
 DIGITS = load("digits")
 VERSIONS = [
@@ -130,17 +130,6 @@ def test_runs_that_two_tables_share_are_run_once() -> None:
     shared = {one.key for one in TABLE4.full.cells} & {one.key for one in TABLE7.full.cells}
     rows = {one.row for one in TABLE7.full.cells if one.key in shared}
     assert rows == {"fadas", "fadas-da"}
-
-
-def test_the_runs_on_momentum_are_those_of_its_own_folder() -> None:
-    for version, parts in ((STUDIES["momentum-table2"].full, grids.FULL), (None, grids.QUICK)):
-        cells = (version or STUDIES["momentum-table2"].quick).cells
-        theirs = [grids.PLANS[one.data].experiment(one) for one in grids.grid(parts)]
-        ours = [one.experiment for one in cells]
-        assert all(one in theirs for one in ours)
-        assert version is None or len(ours) == len(theirs) == 120
-        tested = {one.experiment.data: one.tested for one in cells}
-        assert tested == {plan.data: plan.tested for plan, _ in parts}
 
 
 def test_where_a_run_is_computed_is_not_part_of_what_it_is() -> None:
@@ -263,33 +252,43 @@ def test_a_sweep_orders_its_columns_by_value_and_sums_up_each_row(
 
 def test_a_speed_up_is_steps_of_the_best_baseline_over_steps_to_the_same() -> None:
     scores = {
-        ("fedbuff", 0.1): (0.1, 0.3, 0.8),
-        ("fedbuff", 0.2): (0.7, 0.7, 0.7),
-        ("ma", 0.1): (0.1, 0.9, 0.9),
-        ("ma-light", 0.1): (0.1, 0.2, 0.79),
+        ("fedbuff", 0.5, 1.0): (0.7, 0.7, 0.7, 0.7),
+        ("fedbuff", 0.0, 1.0): (0.1, 0.3, 0.79, 0.8),
+        ("fedbuff", 0.0, 2.0): (0.1, 0.3, 0.8, 0.8),
+        ("ma", 0.9, 1.0): (0.1, 0.9, 0.9, 0.9),
+        ("ma-light", 0.9, 1.0): (0.1, 0.2, 0.3, 0.79),
     }
-    cells = {
-        Cell("digits, fedavgm", m, cell("x" * (1 + METHODS.index(m)), lr=lr).experiment): s
-        for (m, lr), s in scores.items()
-    }
+    cells = {}
+    for (method, beta, rate), each in scores.items():
+        rates = (("local_lr", 0.1), ("server_lr", rate), ("beta", beta))
+        rule = "fedavgm" if method == "fedbuff" else f"{method}-fedavgm"
+        made = replace(QUICK, algorithm=rule, parameters=rates, every=10)
+        cells[Cell("digits, fedavgm", method, made)] = each
     table = speed_ups(tuple(cells), {one.key: curve(*s) for one, s in cells.items()})
     assert table.rows == (
         (
             "digits, fedavgm",
-            "0.8000",
-            "20",
-            "10",
-            "not reached",
+            "0.8000 (beta 0, rate 2)",
+            "20 / 10 / not reached",
             "2.00 / –",
             "3.56 / 3.01",
             "3.96 / 3.30",
-            "4",
+            "20 / 10 / 30",
+            "5",
         ),
     )
-    (first, *_) = cells
-    partly = speed_ups(tuple(cells), {first.key: curve(0.1)}).rows[0]
-    assert partly[1:6] == ("", "", "", "", "")
-    assert partly[-1] == "1 of 4"
+    assert all(len(row) == len(table.head) for row in table.rows)
+    (one, *_) = cells
+    partly = speed_ups(tuple(cells), {one.key: curve(0.1)})
+    assert partly.rows[0][1:4] == ("",) * 3
+    assert partly.rows[0][-1] == "1 of 5"
+    assert len(partly.rows[0]) == len(partly.head)
+
+
+def test_the_many_records_at_the_end_of_a_curve_do_not_count_as_steps() -> None:
+    one = replace(cell("a"), experiment=replace(QUICK, every=4))
+    whole = Curve((0, 4, 7, 8), (0.0, 1.0, 2.0, 3.0), (0.1, 0.2, 0.9, 0.3), None, None, 1.0, "CPU", "")
+    assert evenly(one, whole)[:3] == ((0, 4, 8), (0.0, 1.0, 3.0), (0.1, 0.2, 0.3))
 
 
 def test_records_are_read_back_and_a_torn_line_is_left_out(tmp_path: Path) -> None:
@@ -322,12 +321,22 @@ def test_a_record_holds_what_it_takes_to_judge_it() -> None:
     assert record["seed"] == 0
     assert record["version"][0] == 0
     assert record["trips"][-1] == 80
+    assert "last" not in record
     assert len(record["accuracy"]) == len(record["loss"]) == len(record["version"]) == 6
     # 360 test images, every third: an accuracy is a whole number of 120ths
     assert all(math.isclose(120 * a, round(120 * a), abs_tol=2e-3) for a in record["accuracy"])
     assert record["staleness_of_worst"][0] >= record["staleness_of_worst"][1] > 0
     for name in ("date", "offbeat", "torch", "device", "seconds"):
         assert record[name] not in (None, "")
+
+
+def test_where_models_are_averaged_a_record_holds_the_last_model_too() -> None:
+    plain, averaged = (
+        outcome(replace(cell("a"), experiment=replace(QUICK, average=average)), Spot())
+        for average in (None, 0.5)
+    )
+    assert averaged["last"] == plain["accuracy"]
+    assert averaged["accuracy"] != plain["accuracy"]
 
 
 def test_a_run_that_diverges_says_where_and_keeps_its_curve() -> None:
@@ -433,8 +442,6 @@ def test_the_list_tells_what_each_shows_costs_and_has(
         (["fadas-table2", "--precision", "half"], "unknown precision"),
         (["fadas-table2", "--out", "file"], "is a file"),
         (["fadas-table2", "--quick", "--device", "tpu"], "unknown device"),
-        (["fadas-table2", "--data-dir", "empty"], "data_batch_1.bin is not in"),
-        (["padamfed-fig1", "--data-dir", "empty"], "train-images-idx3-ubyte is not in"),
     ],
 )
 def test_bad_input_is_one_sentence_and_nothing_is_written(
@@ -452,6 +459,24 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(
     assert sentence in error
     assert error.count("\n") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "other"]
+
+
+@pytest.mark.parametrize("study", STUDIES.values(), ids=STUDIES)
+def test_in_full_without_data_it_is_one_sentence_on_where_to_get_it(
+    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    assert main(["reproduce", study.name, "--data-dir", "empty"]) == 2
+    error = capsys.readouterr().err
+    if study.name == "language-glue":  # which asks for weights first
+        assert "name the folder of its weights and tokenizer with --weights" in error
+    else:
+        data = study.full.cells[0].experiment.data
+        assert f"is not in empty/{data}: put it there" in error
+        assert any(f"downloaded from {item.url}.\n" in error for item in published(data))
+    assert error.count("\n") == 1
+    assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
 
 
 def test_a_table_becomes_markdown_and_text() -> None:

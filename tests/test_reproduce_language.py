@@ -1,6 +1,7 @@
 """The study on language runs from files and weights that its reader has."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,9 @@ from offbeat.reproduce.language import GLUE, TASKS
 from offbeat.reproduce.measures import LastRounds
 from offbeat.reproduce.outcome import Spot, outcome
 from offbeat.reproduce.page import terms
-from offbeat.reproduce.records import append, recorded
+from offbeat.reproduce.records import Curve, append, recorded
 from offbeat.reproduce.tabulate import entries_of
+from offbeat.reproduce.weights import digest
 
 WORDS = ("fine", "bad", "film", "plot", "great", "dull")
 
@@ -140,8 +142,39 @@ def test_records_of_other_weights_are_not_gone_on_with(
     write(others / "model.safetensors", "others")
     assert main([*words, "--weights", str(others)]) == 2
     error = capsys.readouterr().err
-    assert "are of other weights than those in" in error
+    assert "are of other weights, or another tokenizer, than those in" in error
     assert error.count("\n") == 1
+
+
+def test_another_tokenizer_or_config_is_another_start_and_a_note_is_not(weights: Path) -> None:
+    def copied(name: str) -> Path:
+        return Path(shutil.copytree(weights, weights.parent / name))
+
+    first = digest(str(weights))
+    assert digest(str(copied("same"))) == first
+    noted = copied("noted")
+    write(noted / "README.md", "# A model")
+    assert digest(str(noted)) == first
+    seen = {first}
+    for file in ("tokenizer.json", "config.json", "tokenizer_config.json", "model.safetensors", "vocab.txt"):
+        other = copied(file)
+        (other / file).write_bytes((b"" if file == "vocab.txt" else (other / file).read_bytes()) + b"\n")
+        seen.add(digest(str(other)))
+    assert len(seen) == 6
+    renamed = copied("renamed")
+    (renamed / "config.json").rename(renamed / "settings.json")
+    assert digest(str(renamed)) not in seen
+
+
+def test_the_page_says_which_weights_its_runs_started_from() -> None:
+    start = Curve((0,), (0.0,), (0.5,), None, None, 60.0, "NVIDIA H200", "2026-01-02", "0123456789abcdef" * 4)
+    first, second, *_ = (cell.key for cell in GLUE.full.cells)
+    text = terms(GLUE, GLUE.full, {first: start}, quick=False)
+    assert "1 minutes of processes, from weights and a tokenizer of digest 0123456789abcdef: `" in text
+    other = start._replace(weights="f" * 64)
+    text = terms(GLUE, GLUE.full, {first: start, second: other}, quick=False)
+    assert "of digest 0123456789abcdef and ffffffffffffffff: `" in text
+    assert "digest" not in terms(GLUE, GLUE.full, {first: start._replace(weights=None)}, quick=False)
 
 
 def test_files_that_are_missing_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -186,3 +186,23 @@ def test_the_model_is_the_same_whether_or_not_it_is_written(trial, tmp_path):
         written = [step.record for step in run(SMALL, trial, folder) if step.record]
     kept = [step.record for step in run(SMALL, trial) if step.record]
     assert [record | {"elapsed": 0} for record in written] == [record | {"elapsed": 0} for record in kept]
+
+
+@pytest.mark.parametrize("first", [1, 3, 5])
+def test_a_run_that_goes_past_its_end_has_the_records_of_a_longer_one(trial, tmp_path, first):
+    whole = dataclasses.replace(SMALL, average=0.9)
+    with Folder.begin(tmp_path / "whole", {}) as folder:
+        list(run(whole, trial, folder))
+    with Folder.begin(tmp_path / "cut", {}) as folder:
+        list(run(dataclasses.replace(whole, rounds=first), trial, folder))
+    assert [line["version"] for line in read_lines(tmp_path / "cut", "records")][-1] == first
+    with Folder.resume(tmp_path / "cut", {}) as folder:
+        next(run(whole, trial, folder))  # killed after a step that was not saved
+    with Folder.resume(tmp_path / "cut", {}) as folder:
+        list(run(whole, trial, folder))
+    one, other = (
+        [line | {"elapsed": 0} for line in read_lines(tmp_path / p, "records")] for p in ("cut", "whole")
+    )
+    assert one == other
+    traces = [(tmp_path / p / "trace.jsonl").read_bytes() for p in ("cut", "whole")]
+    assert traces[0] == traces[1]

@@ -97,7 +97,7 @@ def test_a_missing_file_is_named_and_nothing_is_downloaded_into_a_folder_of_the_
     monkeypatch.setattr(sources, "fetch", lambda *_: pytest.fail("downloaded"))
     file = {"cifar10": "data_batch_1.bin", "shakespeare": "by_role.json"}.get(name, "train-images-idx3-ubyte")
     for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(InputError, match=f"{file}.* is not in {folder}"):
+        with pytest.raises(InputError, match=f"{file}.* is not in {folder}.* downloaded from http"):
             load(name, folder)
 
 

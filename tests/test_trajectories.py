@@ -135,11 +135,8 @@ CASES = {
         ADAPTIVE | {"server_lr": 0.6, "rate": equation_4(1)},
     ),
     "adamasfl": Case("adamasfl", {}, adamasfl, theorem_2(3, 3, 8)._asdict()),
-    "cadence": Case("cadence", {}, cadence, SYSTEM | {"rounds": 8}),
-    "cadence endless": Case("cadence", {"endless": True}, cadence, SYSTEM | {"rounds": None}),
-    "cadence without variates": Case(
-        "cadence", {"variates": False}, cadence, SYSTEM | {"rounds": 8, "variates": False}
-    ),
+    "cadence": Case("cadence", {}, cadence, SYSTEM),
+    "cadence without variates": Case("cadence", {"variates": False}, cadence, SYSTEM | {"variates": False}),
     "adamasfl small beta": Case(
         "adamasfl", {"beta": 0.3}, adamasfl, theorem_2(3, 3, 8)._asdict() | {"beta": 0.3}
     ),

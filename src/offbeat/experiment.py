@@ -2,11 +2,13 @@
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Self
 
 from offbeat import models
-from offbeat.algorithms import find
+from offbeat.aggregate.private import own_bounds
+from offbeat.algorithms import Setting, build, find
 from offbeat.engines.how import HOWS
 from offbeat.errors import InputError, unknown
 from offbeat.population.homes import HOMES
@@ -96,7 +98,10 @@ class Experiment:
 
     @classmethod
     def of(cls, **given: Any) -> Self:
-        """What was given; the rest as the method's own protocol has it, and some twenty evaluations."""
+        """What was given; the rest as the method has it, and some twenty evaluations.
+
+        Where privacy is asked for without `clip`, a method that bounds all its uploads sets that, too.
+        """
         entry = find(given.get("algorithm", cls.algorithm))
         own = {
             "dispatch": entry.dispatch,
@@ -106,7 +111,11 @@ class Experiment:
             "model": models.default_model(given.get("data", cls.data)),
             "every": max(1, given.get("rounds", cls.rounds) // 20),
         }
-        return cls(**own | given)
+        values = own | given
+        private = any(values.get(name, getattr(cls, name)) != getattr(cls, name) for name in _PRIVATE)
+        if private and values.get("clip") is None:
+            values["clip"] = clip_of(values.get("algorithm", cls.algorithm), values.get("parameters", ()))
+        return cls(**values)
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
@@ -153,9 +162,9 @@ class Experiment:
         _check("adaptive_clip", quantile is None or 0 < quantile < 1, quantile, "above 0 and below 1")
         _check("noise_seed", seed is None or 0 <= seed < 2**32, seed, "at least 0 and below 2^32")
         if noise is None and epsilon is None:
-            raise InputError("--clip alone hides nobody: give --noise, or --epsilon to have it computed.")
+            raise InputError("bounds alone hide nobody: give --noise, or --epsilon to have it computed.")
         if delta is None:
-            raise InputError("--clip needs --delta, well below one in the number of clients, such as 1e-6.")
+            raise InputError("privacy needs --delta, well below one in the number of clients, such as 1e-6.")
         if self.amplified and self.dispatch != "poisson":
             raise InputError(
                 f"--amplified is for clients that are drawn by --dispatch poisson, not {self.dispatch}: "
@@ -180,6 +189,14 @@ class Experiment:
             return cls(**values | {"parameters": tuple(settings["parameters"].items())})
         except (KeyError, AttributeError, TypeError):
             raise InputError("these settings are not of a run: start it anew in another folder.") from None
+
+
+def clip_of(algorithm: str, parameters: Iterable[tuple[str, Any]]) -> str | None:
+    """The bounds of a method that sets them all itself, in the words of --clip; None: it does not."""
+    bounds = own_bounds(build(algorithm, Setting(1, 1, 1), dict(parameters)))
+    if bounds is None:
+        return None
+    return ",".join(f"{name}={str(bound).removesuffix('.0')}" for name, bound in bounds.items())
 
 
 def _check(name: str, fine: bool, value: object, wanted: str) -> None:

@@ -1,8 +1,12 @@
 """Which methods go with which protocols."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 from offbeat import trees
+from offbeat.algorithms import Setting, build
 from offbeat.core import AnyAlgorithm, Spans, TwoTrips, wants_rank
 from offbeat.errors import InputError
 from offbeat.schedule.dispatch import Dispatch, Phases, RoundRefill
@@ -33,3 +37,12 @@ def check_fit(
                 f"{name} with a span of {algorithm.span} takes updates of a staleness below that, "
                 f"and here it may reach {oldest:.0f}: lower the staleness limit, or raise the span."
             )
+
+
+def check_end(name: str, parameters: Mapping[str, Any], rounds: int, later: int) -> None:
+    """Refuse a later end for a method whose rates follow from the one it has, which is found by trying."""
+    if len({repr(build(name, Setting(1, 1, each), parameters)) for each in (rounds, later)}) > 1:
+        raise InputError(
+            f"{name} sets its rates by --rounds, so {later} in place of {rounds} is another run: name "
+            "another --out; to train until told to stop use a method that does not, such as cadence."
+        )

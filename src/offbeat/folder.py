@@ -73,9 +73,16 @@ class Folder:
             file.flush()
             os.fsync(file.fileno())
             lengths[name] = file.tell()
-        facts = state.facts | {"lengths": lengths}
-        checkpoint.save(self.path / "checkpoint" / "state.safetensors", Checkpoint(facts, state.tensors))
-        self.version = facts["version"]
+        self._save(state, lengths)
+
+    def take_back(self, name: str, state: Checkpoint) -> None:
+        """Cut the last line off, and make a state that knows nothing of it the one to resume from."""
+        path = self.path / f"{name}.jsonl"
+        text = path.read_bytes()
+        length = text.rfind(b"\n", 0, len(text) - 1) + 1
+        self.resumed = self._save(state, state.facts["lengths"] | {name: length})  # first: a kill may come
+        self._files[name].close()
+        self._files[name] = _cut(path, length)
 
     def flush(self) -> None:
         """Let other processes see the lines so far."""
@@ -89,6 +96,12 @@ class Folder:
                 file.close()
         finally:
             self._lock.release()
+
+    def _save(self, state: Checkpoint, lengths: Mapping[str, int]) -> Checkpoint:
+        saved = Checkpoint(state.facts | {"lengths": dict(lengths)}, state.tensors)
+        checkpoint.save(self.path / "checkpoint" / "state.safetensors", saved)
+        self.version = saved.facts["version"]
+        return saved
 
     def __enter__(self) -> Self:
         return self

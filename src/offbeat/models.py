@@ -11,6 +11,7 @@ from offbeat.language.bert import bert_base, bert_tiny
 from offbeat.resnet import resnet18
 
 NAMES = ("bert-base", "bert-tiny", "charformer", "cnn", "logistic", "mlp", "resnet18")
+_READERS = ("bert-base", "bert-tiny", "charformer")  # they look tokens up
 
 
 def default_model(source: str) -> str:
@@ -45,6 +46,20 @@ def build(name: str, shape: tuple[int, ...], classes: int, seed: int) -> nn.Modu
                 return _mlp(shape, classes)
             case _:
                 return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
+
+
+def check_inputs(name: str, inputs: Tensor, classes: int) -> None:
+    """Refuse to look pixels up as tokens, and to weigh tokens as if they were pixels."""
+    if name in _READERS and inputs.is_floating_point():
+        raise InputError(f"the model '{name}' reads tokens, which these inputs are not: use the model 'mlp'.")
+    if name not in _READERS and not inputs.is_floating_point():
+        readers = " or ".join(f"'{one}'" for one in _READERS)
+        raise InputError(f"the model '{name}' cannot read tokens, which these inputs are: use {readers}.")
+    if name == "charformer" and int(inputs.max()) >= classes:
+        raise InputError(
+            f"the model 'charformer' reads as many symbols as it scores, {classes}, and these inputs go up "
+            f"to number {int(inputs.max())}: use 'bert-tiny'."
+        )
 
 
 def _mlp(shape: tuple[int, ...], classes: int, hidden: int = 64) -> nn.Module:

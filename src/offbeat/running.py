@@ -62,6 +62,8 @@ def run(
     A checkpoint is taken at once, and then every `save_every` versions or so rarely that they cost little.
     `observe_start` is told how many clients of the full-participation start are done, and of how many.
     """
+    if folder:
+        _go_past_end(folder, experiment.rounds)
     state = _Ongoing(folder.resumed if folder else None)
     shots = train(
         trial.algorithm,
@@ -83,8 +85,9 @@ def run(
         final = shot.version == experiment.rounds or shot.ended is not None
         last = final or stop()
         record = None
-        if shot.version % experiment.every == 0 or final:
-            record = state.record(shot, trial, experiment.average)
+        due = shot.version % experiment.every == 0
+        if due or final:
+            record = state.record(shot, trial, experiment.average, due)
             if isinstance(trial.aggregate, Private):
                 counted = final or shot.version % max(1, experiment.rounds // _EPSILONS) == 0
                 record["epsilon"] = _epsilon(shot) if counted else None
@@ -108,6 +111,7 @@ class _Ongoing:
         facts: dict[str, Any] = resumed.facts["running"] if resumed else {"ages": [0, 0, 0], "elapsed": 0.0}
         self._average: Tensor | None = resumed.tensors.get("average") if resumed else None
         self._total, self._count, self._worst = facts["ages"]
+        self._early: list[int] | None = None  # ages before a record that only the end called for
         self._before: float = facts["elapsed"]
         self._begun = time.monotonic()
         self._saved = self._begun if resumed else -math.inf
@@ -125,7 +129,7 @@ class _Ongoing:
             self._count += 1
             self._worst = max(self._worst, age)
 
-    def record(self, shot: Snapshot, trial: Trial, decay: float | None) -> dict[str, Any]:
+    def record(self, shot: Snapshot, trial: Trial, decay: float | None, due: bool) -> dict[str, Any]:
         x = shot.x if decay is None or self._average is None else self._average
         metrics = {"accuracy": accuracy}
         scores = (
@@ -147,6 +151,7 @@ class _Ongoing:
             "bytes": sum(shot.sent) * shot.x.element_size(),
             "elapsed": round(self.elapsed, 3),
         }
+        self._early = None if due else [self._total, self._count, self._worst]
         self._total = self._count = self._worst = 0
         return record
 
@@ -171,6 +176,7 @@ class _Ongoing:
         facts, tensors = shot.checkpoint()
         running = {
             "ages": [self._total, self._count, self._worst],
+            "early": self._early,
             "elapsed": self.elapsed,
             "outcome": outcome or (None, None),
         }
@@ -179,6 +185,17 @@ class _Ongoing:
         shot.confirm()
         self._saved = time.monotonic()
         self._cost = self._saved - begun
+
+
+def _go_past_end(folder: Folder, rounds: int) -> None:
+    """Take back the record that only the end called for, where the end is a later one now."""
+    if folder.resumed is None or folder.resumed.facts["version"] >= rounds:
+        return
+    facts, tensors = folder.resumed
+    early, (ended, _) = facts["running"].get("early"), facts["running"].get("outcome", (None, None))
+    if early is not None and ended is None:
+        running = facts["running"] | {"ages": early, "early": None}
+        folder.take_back("records", Checkpoint(facts | {"running": running}, tensors))
 
 
 def _epsilon(shot: Snapshot) -> float | None:

@@ -16,15 +16,13 @@ _WHERE = ("--workers", "--ray-address")  # where it is computed, which may chang
 
 
 def write(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Write, then move into place."""
-    part = folder / ".settings.json.part"
-    with part.open("w") as file:
-        file.write(json.dumps(dict(settings) | _origin() | {"format": FORMAT}, indent=1) + "\n")
-        file.flush()
-        os.fsync(
-            file.fileno()
-        )  # a run is known by it, so it is on the disk before all that is lost without it
-    part.replace(folder / "settings.json")
+    """What was asked for, with the code that is running."""
+    _replace(folder, dict(settings) | _origin() | {"format": FORMAT})
+
+
+def lengthen(folder: Path, rounds: int) -> None:
+    """Let the run in a folder end later; which code it was begun with stays."""
+    _replace(folder, read(folder) | {"rounds": rounds})
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -69,6 +67,18 @@ def compare(folder: Path, asked: Mapping[str, Any]) -> None:
             *(known.get(name) for name in origin),
             *origin.values(),
         )
+
+
+def _replace(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Write, then move into place."""
+    part = folder / ".settings.json.part"
+    with part.open("w") as file:
+        file.write(json.dumps(settings, indent=1) + "\n")
+        file.flush()
+        os.fsync(
+            file.fileno()
+        )  # a run is known by it, so it is on the disk before all that is lost without it
+    part.replace(folder / "settings.json")
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:

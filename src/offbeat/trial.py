@@ -24,7 +24,7 @@ from offbeat.engines.simulated import Sequential, Vectorised
 from offbeat.engines.workers import Workers, cores
 from offbeat.errors import InputError
 from offbeat.experiment import Experiment
-from offbeat.fit import check_fit
+from offbeat.fit import check_end, check_fit
 from offbeat.population.batches import Epochs, Steps
 from offbeat.population.homes import make_memories, parse_home, within
 from offbeat.population.partition import Partition, parse_partition
@@ -89,6 +89,18 @@ def rehearse(
         experiment.seed,
         availability,
     )
+
+
+def check_longer(experiment: Experiment, rounds: int) -> None:
+    """Refuse a later end for a run that was laid out for the one it has."""
+    check_end(experiment.algorithm, dict(experiment.parameters), experiment.rounds, rounds)
+    often = experiment.rounds if experiment.most is None else experiment.most
+    counted = experiment.amplified or experiment.noise_shape != "independent" or often > experiment.rounds
+    if experiment.epsilon is not None and counted:
+        raise InputError(
+            f"the noise of this run was computed for {experiment.rounds} server steps, and more would tell "
+            "more of its clients: name another --out, whose epsilon adds up with this one's."
+        )
 
 
 def prepare(
@@ -200,7 +212,9 @@ def resolved(experiment: Experiment, trial: Trial) -> dict[str, Any]:
 
 def _module(experiment: Experiment, source: Source) -> nn.Module:
     name = experiment.model or models.default_model(source.name)
-    return models.build(name, tuple(source.train.inputs.shape[1:]), source.classes, experiment.seed)
+    module = models.build(name, tuple(source.train.inputs.shape[1:]), source.classes, experiment.seed)
+    models.check_inputs(name, source.train.inputs, source.classes)
+    return module
 
 
 def _population(experiment: Experiment, source: Source, partition: Partition) -> Population:

@@ -74,15 +74,24 @@ class Private:
     def of(
         cls,
         algorithm: AnyAlgorithm,
-        clip: float | Mapping[str, float],
+        clip: float | Mapping[str, float] | None,
         noise: float,
         delta: float,
         **others: Any,
     ) -> Self:
-        """For one algorithm: `clip` bounds the field that it sets no bound for itself, or names fields."""
-        fields = upload_fields(algorithm)
-        if isinstance(clip, Mapping):
-            bounds = dict(clip)
+        """For one algorithm: `clip` bounds the field that it sets no bound for itself, or names fields.
+
+        None: it bounds all of them itself.
+        """
+        fields, known = upload_fields(algorithm), own_bounds(algorithm)
+        if clip is None or isinstance(clip, Mapping):
+            bounds = dict(clip or {})
+        elif known is not None:
+            raise InputError(
+                f"{type(algorithm).__name__} bounds all that it uploads itself "
+                f"({', '.join(f'{name} by {bound:g}' for name, bound in known.items())}): "
+                "leave clip out, or give bounds by field."
+            )
         else:
             open_ones = [name for name in fields if name not in declared(algorithm)[0]]
             if len(open_ones) != 1:
@@ -203,6 +212,12 @@ class Private:
 def declared(algorithm: AnyAlgorithm) -> tuple[Mapping[str, float], Mapping[str, float]]:
     """The bounds that an algorithm guarantees, and the shares it asks for."""
     return (algorithm.bounds, algorithm.shares) if isinstance(algorithm, Bounded) else ({}, {})
+
+
+def own_bounds(algorithm: AnyAlgorithm) -> Mapping[str, float] | None:
+    """Of every field of an upload, where the algorithm guarantees them all."""
+    known, fields = declared(algorithm)[0], upload_fields(algorithm)
+    return {name: known[name] for name in fields} if all(name in known for name in fields) else None
 
 
 def amplifying(dispatch: Dispatch, buffer: int, population: int) -> float:

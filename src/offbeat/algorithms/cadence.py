@@ -4,17 +4,19 @@ The local step is u / |u| with u = g / |g| + trust (c - seen c_i). g is the grad
 |g| over the client's last task, c the mean of all c_i, seen the part of the clients that came at least
 once, as if all came equally often (c_i is zero for the others, so that c / seen is the mean of those that
 came), and trust is 1 / (1 + age), age being the mean staleness that the server saw lately. Lengths are in
-units of |x|, the norm of the model that was sent, or of 1 where that is less, so that a model may begin at
-zero. Three constants, the same for every task:
+units of the norm of the model that was sent, or of 1 where that is less, so that a model may begin at
+zero; a norm above twice the first model's counts as that, since a model that fits its data grows without
+end. The constants are the same for every task:
 
-- a local step is 0.14 / sqrt(K), so that a random walk of K steps gets 0.14 from its start,
+- a local step is 0.12 / sqrt(K), so that a random walk of K steps gets 0.12 from its start,
 - while a client is at work the server goes at most 3 times as far as the client can: its rate times (1 +
-  age) is at most 3 x 0.14 sqrt(K),
-- and at most sqrt(SK / T), so that the noise of all T steps together moves the model by about its own norm.
+  age) is at most 3 x 0.12 sqrt(K),
+- and at most sqrt(SK / (4 (t + 1))) at version t, so that the noise of all steps so far moves the model by
+  about its own norm, and never more than 1.
 
-Both rates fall linearly to zero at T. Where T is not known (`rounds` is None) the local rate stays, 4 (t +
-1) stands for T in the last bound, and the model is a running mean of the server's path that forgets its
-first steps: step t has the weight of a polynomial of degree 8.
+Nothing falls to zero, so no end has to be known: the model is a running mean of the server's path that
+forgets its first steps (step t has the weight of a polynomial of degree 8), and training may stop at any
+time. While clients of the first model come in, age is the staleness of the last buffer alone.
 
 All that is uploaded is bounded: the mean unit step by 1, the change of c_i by 2. So there is no clipping
 bound to choose under differential privacy, and no gradient of a bad moment that a client drags along.
@@ -26,27 +28,30 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar, NamedTuple, Self
 
+import torch
 from torch import Tensor, zeros_like
 
 from offbeat.algorithms.adamasfl import add_unit
 from offbeat.algorithms.ranges import check
 from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
 
-_WALK, _LEAP = 0.14, 3.0
-_LATER = 4  # without an end, the end is thought to be so many times as far as it has come
+_WALK, _LEAP = 0.12, 3.0
+_LATER = 4  # the end is thought to be so many times as far as it has come
+_GROWN = 2.0  # times the first model's norm, of which a unit has no more
 _TINY = 1e-12  # a gradient that is zero has no direction
-_DEGREE = 8  # of the weights of a path without an end
+_DEGREE = 8  # of the weights of the path
 _LATELY = 0.1  # weight of a new staleness
 
 
 class State(NamedTuple):
     """The server's."""
 
-    x: Vector
-    path: Vector | tuple[()]  # what clients are sent, where x is its running mean
+    x: Vector  # running mean of the path
+    path: Vector  # what clients are sent
     c: Vector | tuple[()]  # mean of the clients' control variates
     seen: Tensor  # () part of the clients
     age: Tensor  # () mean staleness, lately
+    most: Tensor  # () longest unit
 
 
 class Message(NamedTuple):
@@ -75,10 +80,9 @@ class Descent(NamedTuple):
 class Cadence:
     """Unit steps in units of the model's norm, control variates as far as staleness allows."""
 
-    local_lr: float  # of a local step, by the model's norm
-    server_lr: float  # along the mean unit step, by the same; without `rounds`, that of the first step
+    local_lr: float  # of a local step, by the unit of length
+    server_lr: float  # along the mean unit step, by the same; falls with the square root of the version
     leap: float  # the most that the server may go while a client is at work, by the same
-    rounds: int | None = None  # None: no end is known
     variates: bool = True
     shares: ClassVar[Mapping[str, float]] = MappingProxyType({})
 
@@ -86,13 +90,12 @@ class Cadence:
         check(self)
 
     @classmethod
-    def tuned(cls, cohort: int, steps: int, rounds: int | None, variates: bool = True) -> Self:
-        """Every rate from S, K and T; without T, for training until somebody ends it."""
+    def tuned(cls, cohort: int, steps: int, variates: bool = True) -> Self:
+        """Every rate from S and K."""
         return cls(
             local_lr=_WALK / steps**0.5,
-            server_lr=(cohort * steps / (rounds or _LATER)) ** 0.5,
+            server_lr=(cohort * steps / _LATER) ** 0.5,
             leap=_LEAP * _WALK * steps**0.5,
-            rounds=rounds,
             variates=variates,
         )
 
@@ -104,17 +107,16 @@ class Cadence:
         return None
 
     def init(self, x: Vector) -> State:
-        path = x if self.rounds is None else ()
-        return State(x, path, zeros_like(x) if self.variates else (), x.new_zeros(()), x.new_zeros(()))
+        zero, c = x.new_zeros(()), zeros_like(x) if self.variates else ()
+        return State(x, x, c, zero, zero, _GROWN * x.norm().clamp_min(1.0))
 
     def memory(self, x: Vector) -> Vector | tuple[()]:
         return zeros_like(x) if self.variates else ()
 
     def broadcast(self, state: State, version: int) -> Message:
-        x, trust = _sent(state), 1 / (1 + state.age)
-        stride = self.local_lr * self._left(version) * _norm(x)
+        trust = 1 / (1 + state.age)
         anchor = trust * state.c if isinstance(state.c, Tensor) else ()
-        return Message(x, anchor, trust * state.seen, stride)
+        return Message(state.path, anchor, trust * state.seen, self.local_lr * _unit(state))
 
     def local(
         self,
@@ -146,32 +148,19 @@ class Cadence:
 
     def step(self, state: State, mean: Upload | Descent, cohort: Cohort) -> State:
         stale = sum(cohort.staleness) / len(cohort.staleness)
-        age = state.age + (stale - state.age) * (_LATELY if cohort.version else 1.0)
+        early = max(cohort.staleness) == cohort.version  # clients of the first model: nothing older is out
+        age = state.age + (stale - state.age) * (1.0 if early else _LATELY)
         seen = state.seen + cohort.share * (1 - state.seen)
-        x = _sent(state)
-        moved = x - self._rate(age, cohort.version) * _norm(x) * mean.descent
+        noise = min(self.server_lr / (cohort.version + 1) ** 0.5, 1.0)
+        rate = (self.leap / (1 + age)).clamp_max(noise)
+        path = state.path - rate * _unit(state) * mean.descent
         c = state.c
         if isinstance(mean, Upload) and isinstance(c, Tensor):
             c = c + cohort.share * mean.shift
-        if self.rounds is not None:
-            return State(moved, (), c, seen, age)
         weight = (_DEGREE + 1) / (cohort.version + _DEGREE + 2)
-        return State(state.x + weight * (moved - state.x), moved, c, seen, age)
-
-    def _rate(self, age: Tensor, version: int) -> Tensor:
-        """The smaller of the two bounds, with the time that is left."""
-        noise = self.server_lr if self.rounds is not None else self.server_lr / (version + 1) ** 0.5
-        return (self.leap / (1 + age)).clamp_max(noise) * self._left(version)
-
-    def _left(self, version: int) -> float:
-        return 1.0 if self.rounds is None else max(1 - version / self.rounds, 0.0)
+        return State(state.x + weight * (path - state.x), path, c, seen, age, state.most)
 
 
-def _sent(state: State) -> Vector:
-    return state.path if isinstance(state.path, Tensor) else state.x
-
-
-def _norm(x: Vector) -> Tensor:
-    """The unit of length."""
-    norm: Tensor = x.norm()
-    return norm.clamp_min(1.0)
+def _unit(state: State) -> Tensor:
+    """Of length."""
+    return torch.minimum(state.path.norm().clamp_min(1.0), state.most)

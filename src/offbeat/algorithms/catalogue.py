@@ -38,10 +38,10 @@ CATALOGUE: Mapping[str, Entry] = MappingProxyType(
         ),
         "cadence": Entry(
             makers.cadence,
-            "unit steps in units of the model's norm; rates from S, K, T and the staleness seen",
+            "unit steps in units of the model's norm; rates from S, K and the staleness seen",
             "this project",
             "asynchronous",
-            theory="local 0.14/sqrt(K), server sqrt(SK/T), at most 0.42 sqrt(K) in a flight, falling to 0",
+            theory="local 0.12/sqrt(K), server sqrt(SK/(4t)), at most 0.36 sqrt(K) in a flight",
         ),
         "defedavg": Entry(
             makers.fedavg,

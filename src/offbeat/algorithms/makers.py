@@ -164,9 +164,9 @@ def adamasfl(
     return _tuned(AdaMasFL.tuned, setting, given)
 
 
-def cadence(setting: Setting, *, variates: bool = True, endless: bool = False) -> Cadence:
+def cadence(setting: Setting, *, variates: bool = True) -> Cadence:
     """See `cadence` in the catalogue."""
-    return Cadence.tuned(setting.cohort, setting.steps, None if endless else setting.rounds, variates)
+    return Cadence.tuned(setting.cohort, setting.steps, variates)
 
 
 def padamfed_vr(

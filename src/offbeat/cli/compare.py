@@ -12,7 +12,7 @@ from offbeat.cli import show
 from offbeat.cli.given import experiment_options, parameters, warn_of_unused
 from offbeat.cli.process import Stop, settle_threads, stop_signals
 from offbeat.errors import DivergedError, InputError
-from offbeat.experiment import Experiment
+from offbeat.experiment import Experiment, clip_of
 from offbeat.folder import Folder, check_free, claim, read_lines
 from offbeat.running import Outcome
 from offbeat.running import run as run_experiment
@@ -115,6 +115,8 @@ def _experiment(given: argparse.Namespace, name: str) -> Experiment:
     """The same settings for all; a method that steps on each arrival gets as many client trips."""
     options = experiment_options(given)
     own = parameters(name, given.set, given.algorithms)
+    if "=" not in options.get("clip", "=") and clip_of(name, own) is not None:
+        del options["clip"]  # one number is for what a method does not bound itself
     experiment = Experiment.of(**options | {"algorithm": name, "parameters": own})
     fixed = find(name).buffer
     if fixed is None:

@@ -151,7 +151,12 @@ def _parsers() -> tuple[Parser, dict[str, Parser]]:
     run = commands.add_parser("run", help="train one method", argument_default=argparse.SUPPRESS)
     run.add_argument("algorithm", nargs="?", metavar="ALGORITHM", help="see 'offbeat algorithms' [adamasfl]")
     _add_experiment(run)
-    run.add_argument("--resume", action="store_true", default=False, help="go on with the run in --out")
+    run.add_argument(
+        "--resume",
+        action="store_true",
+        default=False,
+        help="go on with the run in --out, also past its end with a larger --rounds that sets no rate",
+    )
     run.add_argument(
         "--save-every",
         type=whole,
@@ -220,7 +225,9 @@ def _add_experiment(command: argparse.ArgumentParser) -> None:
 
 
 def _add_privacy(command: argparse.ArgumentParser) -> None:
-    group = command.add_argument_group("privacy", "all but --secure need --clip")
+    group = command.add_argument_group(
+        "privacy", "all but --secure need --clip, unless the method bounds all it uploads"
+    )
     group.add_argument(
         "--clip",
         action="append",

@@ -21,7 +21,7 @@ from offbeat.running import Outcome, outcome_of
 from offbeat.running import run as run_experiment
 from offbeat.trackers.place import Wanted, remember
 from offbeat.trackers.tracker import Several, Tracker
-from offbeat.trial import Trial, prepare, resolved, settled
+from offbeat.trial import Trial, check_longer, prepare, resolved, settled
 
 _MOST_GAPS, _LEAST_GAPS = 12, 5  # between the rows of the table at the end
 
@@ -62,7 +62,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _resume(given: argparse.Namespace, asked_for: Wanted) -> int:
-    """Go on with the run in a folder; what else was given must be what it was started with."""
+    """Go on with the run in a folder, as it was started but for a later end."""
     if given.out is None:
         raise InputError("--resume needs --out, the folder of the run to go on with.")
     out = Path(given.out)
@@ -70,7 +70,10 @@ def _resume(given: argparse.Namespace, asked_for: Wanted) -> int:
     options = known.settings() | experiment_options(given)
     own = options["parameters"] | dict(parameters(options["algorithm"], given.set))
     experiment = Experiment.of(**options | {"parameters": tuple(sorted(own.items()))})
-    with Folder.resume(out, experiment.settings()) as folder:
+    if experiment.rounds > known.rounds:
+        check_longer(known, experiment.rounds)
+    asked = experiment.settings() | {"rounds": min(known.rounds, experiment.rounds)}
+    with Folder.resume(out, asked) as folder:
         outcome = outcome_of(folder.resumed)
         if folder.version == experiment.rounds:
             print(f"offbeat: the run in {out} had finished already.", file=sys.stderr)
@@ -78,6 +81,14 @@ def _resume(given: argparse.Namespace, asked_for: Wanted) -> int:
         if outcome.ended:
             return _end(given, experiment, folder, 0, outcome)
         trial = prepare(experiment, folder=out)
+        if experiment.rounds > known.rounds:
+            settings.lengthen(out, experiment.rounds)
+            warn_of_end(experiment)
+            print(
+                f"offbeat: the run in {out} goes on to {experiment.rounds} server steps in place of "
+                f"{known.rounds}, evaluated every {experiment.every} as before.",
+                file=sys.stderr,
+            )
         return _train(given, experiment, trial, folder, go_on(asked_for, folder, settings.read(out)))
 
 
@@ -182,7 +193,11 @@ def _show(experiment: Experiment, records: list[dict[str, Any]], spent: Spent | 
     )
     show.table(title, list(columns.values()), rows)
     if spent:
-        print(f"private: {show.privacy(spent)} Its noise has a multiplier of {experiment.noise:g}.")
+        first = " at first" if experiment.adaptive_clip is not None else ""
+        print(
+            f"private: {show.privacy(spent)} Its noise has a multiplier of {experiment.noise:g}, "
+            f"and uploads are clipped to {experiment.clip}{first}."
+        )
     print(f"written to {out}")
 
 

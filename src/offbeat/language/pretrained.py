@@ -1,16 +1,16 @@
 """Weights and tokenizers from a folder that `save_pretrained` wrote, or that was downloaded whole."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from offbeat import draws
 from offbeat.errors import InputError
 from offbeat.language.classifier import Classifier
 from offbeat.language.lora import Lora, with_lora
-from offbeat.language.packages import package
+from offbeat.language.packages import package, quiet
 
 
 def tokenizer_in(folder: Path | str) -> Any:
@@ -27,9 +27,9 @@ def classifier_in(folder: Path | str, classes: int, lora: Lora = Lora(), seed: i
     tokenizer = tokenizer_in(folder)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(draws.torch_seed(seed, "model"))
-        model: nn.Module = _loaded(
-            kind, folder, "a model", num_labels=classes, attn_implementation="eager", dtype=torch.float32
-        )
+        settings = {"num_labels": classes, "attn_implementation": "eager", "dtype": torch.float32}
+        model, told = _loaded(kind, folder, "a model", output_loading_info=True, **settings)
+        _check_body(model, told["missing_keys"], folder)
         return Classifier.of(with_lora(model, lora), tokenizer)
 
 
@@ -40,10 +40,22 @@ def folder_of(weights: Path | str) -> Path:
     return Path(weights)
 
 
+def _check_body(model: Any, missing: Iterable[str], folder: Path | str) -> None:
+    """Refuse what would start from random weights elsewhere than at its top, of which nobody is told."""
+    body = f"{model.base_model_prefix}."
+    lacking = sorted(name for name in missing if name.startswith(body) and ".pooler." not in name)
+    if lacking:
+        raise InputError(
+            f"the weights in {folder} are not those of its config.json, for {lacking[0]} is not among them: "
+            "fill it with save_pretrained of both model and tokenizer."
+        )
+
+
 def _loaded(kind: Any, folder: Path | str, what: str, **settings: Any) -> Any:
     place = folder_of(folder)
     try:
-        return kind.from_pretrained(str(place), local_files_only=True, **settings)
+        with quiet():
+            return kind.from_pretrained(str(place), local_files_only=True, **settings)
     except Exception as error:  # of several packages, some with no base but this
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from offbeat.errors import InputError
-from offbeat.language.packages import package
+from offbeat.language.packages import package, quiet
 
 PAD, UNKNOWN, START, SEPARATOR = range(4)
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
@@ -50,14 +50,15 @@ def encode(
     """(texts, length) token ids, cut or padded at the end; `pairs` are second sentences."""
     if not texts:
         return torch.empty(0, length, dtype=torch.int32)
-    rows = tokenizer(
-        list(texts),
-        None if pairs is None else list(pairs),
-        padding="max_length",
-        truncation=True,
-        max_length=length,
-        padding_side="right",
-        return_attention_mask=False,
-        return_token_type_ids=False,
-    )
+    with quiet():
+        rows = tokenizer(
+            list(texts),
+            None if pairs is None else list(pairs),
+            padding="max_length",
+            truncation=True,
+            max_length=length,
+            padding_side="right",
+            return_attention_mask=False,
+            return_token_type_ids=False,
+        )
     return torch.tensor(rows["input_ids"], dtype=torch.int32)

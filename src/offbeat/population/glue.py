@@ -71,8 +71,8 @@ def _find(name: str, folder: Path, file: str) -> Path:
         return find(folder, [file], (".", own, f"glue/{own}"))
     except MissingFileError:
         raise MissingFileError(
-            f"the file {file} of GLUE's {own} is not in {folder}: get it from gluebenchmark.com/tasks, "
-            "unpack it there, and name the folder with --data-dir."
+            f"the file {file} of GLUE's {own} is not in {folder}: get it from gluebenchmark.com/tasks and "
+            f"unpack it there, as {folder / own / file}, or choose another place with --data-dir."
         ) from None
 
 

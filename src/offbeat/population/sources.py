@@ -38,7 +38,10 @@ def load(name: str, folder: Path | str | None = None, download: bool = True) -> 
     if name not in NAMES:
         raise unknown("data set", name, NAMES)
     if folder is not None:
-        return _read(name, Path(folder))
+        try:
+            return _read(name, Path(folder))
+        except MissingFileError as error:
+            raise _with_address(error, name) from None
     cache = cache_folder(name)
     try:
         return _read(name, cache)
@@ -48,6 +51,13 @@ def load(name: str, folder: Path | str | None = None, download: bool = True) -> 
     for item in published(name):
         fetch(item, cache)
     return _read(name, cache)
+
+
+def _with_address(error: MissingFileError, name: str) -> MissingFileError:
+    """The same and, where it is known, where the missing file is published."""
+    text = str(error)
+    known = [item.url for item in published(name) if any(file in text for file in item.files)]
+    return MissingFileError(f"{text.removesuffix('.')} from {known[0]}.") if known else error
 
 
 def _read(name: str, folder: Path) -> Source:

@@ -6,12 +6,15 @@ import numpy as np
 
 from offbeat.report.drawing import alone, draw
 from offbeat.report.figure import Axis, Figure, Line
-from offbeat.report.scale import COUNT, PERCENT
+from offbeat.report.scale import COUNT, Unit
 from offbeat.reproduce.tuning_cost import Cost
 
 
-def drawings(made: Sequence[Cost], name: str) -> dict[str, str]:
-    """SVG by file name, one for each column; a method looks the same in all of them."""
+def drawings(made: Sequence[Cost], name: str, unit: Unit) -> dict[str, str]:
+    """SVG by file name, one for each column; a method looks the same in all of them.
+
+    The unit is that of accuracy.
+    """
     columns = list(dict.fromkeys(cost.column for cost in made))
     methods = list(dict.fromkeys(cost.method for cost in made))
     files = {}
@@ -22,7 +25,7 @@ def drawings(made: Sequence[Cost], name: str) -> dict[str, str]:
         if lines:
             several = len(columns) > 1
             title = f"{column}: accuracy" if several else "accuracy"
-            figure = Figure(name, "The cost of tuning", _SPENT, Axis(title, PERCENT), lines)
+            figure = Figure(name, "The cost of tuning", _SPENT, Axis(title, unit), lines)
             files[f"{name}{f'-{number}' if several else ''}.svg"] = alone(draw(figure), dark=True)
     return files
 

@@ -28,8 +28,9 @@ RESNET: dict[str, Any] = {
     "weight_decay": 1e-4,
     "rounds": 500,
     "every": 10,
+    "precision": "bfloat16",
 }
-CNN: dict[str, Any] = RESNET | {"model": "cnn"}
+CNN: dict[str, Any] = RESNET | {"model": "cnn", "precision": "torch"}
 QUICK: dict[str, Any] = {
     "data": "digits",
     "local_steps": 5,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from offbeat.report.scale import PERCENT, PLAIN, Unit
 from offbeat.reproduce.records import Curve
 from offbeat.reproduce.study import TAIL
 
@@ -37,6 +38,11 @@ class Graded(Protocol):
         """As in the study's table."""
         ...
 
+    @property
+    def unit(self) -> Unit:
+        """In which the table has it."""
+        ...
+
 
 @dataclass(frozen=True)
 class LastRounds:
@@ -57,6 +63,10 @@ class LastRounds:
     def say(self, accuracy: float) -> str:
         return f"{100 * accuracy:.2f}"
 
+    @property
+    def unit(self) -> Unit:
+        return PERCENT
+
 
 @dataclass(frozen=True)
 class LastModel:
@@ -75,6 +85,10 @@ class LastModel:
 
     def say(self, accuracy: float) -> str:
         return f"{accuracy:.3f}"
+
+    @property
+    def unit(self) -> Unit:
+        return PLAIN
 
 
 @dataclass(frozen=True)

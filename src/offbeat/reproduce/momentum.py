@@ -1,9 +1,7 @@
-"""Momentum approximation (Yu et al. 2024, arXiv 2402.09247): Table 2, the speed-up over tuned FedBuff.
+"""Momentum approximation (Yu et al. 2024, arXiv 2402.09247): Table 2, the speed-up over tuned FedBuff."""
 
-The same runs as those of experiments/momentum, which has its own script and page; a test holds them together.
-"""
-
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from offbeat.experiment import Experiment
@@ -15,7 +13,9 @@ BETA = 0.9
 RULES = ("fedavgm", "fedadam")
 METHODS = ("fedbuff", "ma", "ma-light")
 LIMIT = 20  # staleness above it is dropped
-NOISE, DELTA = 0.609, 1e-7  # for epsilon 2 with q = 5e-4 and T = 2000, by PLD
+NEAR = 0.98  # of the baseline's best, for what is less a matter of luck on a plateau
+# For (2, 1e-7) with q = 5e-4 and T = 2000 by PLD, to 1 %; tests/test_accountant.py has it, too.
+NOISE, DELTA = 0.609, 1e-7
 
 # Table 2: speed-up of MA and of MA-light, by rule and privacy; FLAIR, then StackOverflow.
 CLAIMED = {
@@ -38,8 +38,8 @@ class Plan:
     batch_size: int
     local_lr: float
     server_lrs: tuple[tuple[float, ...], tuple[float, ...]]  # by rule, for every method alike
-    clip: float
-    nominal: int
+    clip: float  # near the median norm of updates
+    nominal: int  # cohort, of 2,000 times as many clients, which is that q
     rounds: int
     tested: int = 4000
 
@@ -105,6 +105,7 @@ FASHION = Plan(
     "fashion-mnist", "fashion-mnist", 600, "dirichlet:0.5", 5, 20, 0.1, (_SLOW, _FAST), 0.5, 1000, 400
 )
 SHAKESPEARE = Plan("shakespeare", "shakespeare", 1000, "natural", 5, 10, 0.3, (_SLOW, _FAST), 1.0, 700, 300)
+# Twice the local steps, since next to nothing was learnt by those.
 LONGER = replace(SHAKESPEARE, name="shakespeare-longer", local_steps=10, server_lrs=((0.5, 1.0), _FAST))
 DIGITS = Plan(
     "digits", "digits", 300, "dirichlet:0.5", 5, 10, 0.1, (_SLOW, (0.003, 0.01)), 0.4, 150, 200, tested=360
@@ -117,25 +118,61 @@ def speed_ups(cells: tuple[Cell, ...], found: Mapping[str, Curve]) -> Table:
     for row in dict.fromkeys(cell.row for cell in cells):
         own = [cell for cell in cells if cell.row == row]
         runs = {
-            method: [found[c.key] for c in own if c.column == method and c.key in found] for method in METHODS
+            method: {c: evenly(c, found[c.key]) for c in own if c.column == method and c.key in found}
+            for method in METHODS
         }
         done = sum(map(len, runs.values()))
         claims = CLAIMED["fedadam" if row.endswith("fedadam") else "fedavgm", "+ DP" in row]
         if done < len(own):
-            lines.append((row, "", "", "", "", "", *claims, f"{done} of {len(own)}"))
+            lines.append((row, "", "", "", *claims, "", f"{done} of {len(own)}"))
             continue
-        best = max(curve.best for curve in runs["fedbuff"])
-        steps = {method: _first(curves, best) for method, curves in runs.items()}
+        best = max(curve.best for curve in runs["fedbuff"].values())
+        chosen = min(runs["fedbuff"], key=lambda one: _earliest(runs["fedbuff"][one], best))
+        steps, near = (
+            {method: _first(curves.values(), target) for method, curves in runs.items()}
+            for target in (best, NEAR * best)
+        )
         ratios = " / ".join(_ratio(steps["fedbuff"], steps[method]) for method in METHODS[1:])
-        counts = ["not reached" if steps[method] is None else str(steps[method]) for method in METHODS]
-        lines.append((row, f"{best:.4f}", *counts, ratios, *claims, str(done)))
-    head = ("data, rule", "best of FedBuff", "its steps", "MA", "MA-light", "speed-up MA / light")
-    return Table((*head, "claimed: FLAIR", "claimed: SO", "runs"), tuple(lines))
+        rates = f"{best:.4f} (beta {beta_of(chosen):g}, rate {rate_of(chosen):g})"
+        reached, closing = (" / ".join(map(_count, each.values())) for each in (steps, near))
+        lines.append((row, rates, reached, ratios, *claims, closing, str(done)))
+    head = ("data, rule", "best of FedBuff", "steps to it: FedBuff / MA / light", "speed-up MA / light")
+    told = ("claimed: FLAIR", "claimed: SO", f"steps to {NEAR:.0%} of it", "runs")
+    return Table((*head, *told), tuple(lines))
 
 
-def _first(curves: list[Curve], target: float) -> int | None:
+def evenly(cell: Cell, curve: Curve) -> Curve:
+    """The curve every few versions, without the many at its end, where a best would be met by chance."""
+    places = [place for place, at in enumerate(curve.versions) if at % cell.experiment.every == 0]
+    return curve._replace(
+        versions=tuple(curve.versions[place] for place in places),
+        times=tuple(curve.times[place] for place in places),
+        accuracies=tuple(curve.accuracies[place] for place in places),
+    )
+
+
+def beta_of(cell: Cell) -> float:
+    """The momentum of its run."""
+    given = dict(cell.experiment.parameters)
+    return float(given["beta1"] if "beta1" in given else given["beta"])
+
+
+def rate_of(cell: Cell) -> float:
+    """The server's rate of its run."""
+    return float(dict(cell.experiment.parameters)["server_lr"])
+
+
+def _earliest(curve: Curve, target: float) -> float:
+    return math.inf if (step := _first([curve], target)) is None else step
+
+
+def _first(curves: Iterable[Curve], target: float) -> int | None:
     places = [(curve, curve.reached(target)) for curve in curves]
     return min((curve.versions[place] for curve, place in places if place is not None), default=None)
+
+
+def _count(version: int | None) -> str:
+    return "not reached" if version is None else str(version)
 
 
 def _ratio(own: int | None, other: int | None) -> str:
@@ -162,7 +199,6 @@ TABLE2 = Study(
         speed_ups,
         4000,
     ),
-    Version(DIGITS.cells(False), speed_ups, 2000),
-    "Not told: the delays' scale and the solver. FLAIR and StackOverflow are not at hand. What was found "
-    "is in experiments/momentum, by its own script.",
+    Version((*DIGITS.cells(False), *DIGITS.cells(True)), speed_ups, 4000),
+    "Not told: the delays' scale and the solver. FLAIR and StackOverflow are not at hand.",
 )

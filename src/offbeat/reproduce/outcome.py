@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from offbeat.core import Vector
 from offbeat.errors import DivergedError
 from offbeat.evaluate import accuracy, ema, evaluate
 from offbeat.experiment import Experiment
@@ -25,6 +26,7 @@ from offbeat.population.sources import Source, load, sentences
 from offbeat.reproduce.study import TAIL, Cell
 from offbeat.reproduce.weights import check_weights, digest, module_in
 from offbeat.reproduce.writers import by_writer
+from offbeat.snapshot import Snapshot
 from offbeat.train import train
 from offbeat.trial import Trial, prepare
 
@@ -89,18 +91,21 @@ def outcome(cell: Cell, spot: Spot) -> dict[str, Any]:
         "date": datetime.now(UTC).date().isoformat(),
         "offbeat": version("offbeat"),
         "torch": torch.__version__,
-    } | ({} if spot.weights is None else {"weights": digest(spot.weights)})
+        **({} if made.average is None else {"last": [row[5] for row in rows]}),
+        **({} if spot.weights is None else {"weights": digest(spot.weights)}),
+    }
 
 
-_Row = tuple[int, float, int, float, float]
+# Version, time, trips, accuracy and loss; the last model's accuracy, another one where models are averaged.
+_Row = tuple[int, float, int, float, float, float]
 
 
 def _curve(cell: Cell, made: Experiment, trial: Trial) -> tuple[list[_Row], list[int], int, str | None]:
-    """Rows of version, time, trips, accuracy and loss; each buffer's stalest; dropped; what failed."""
+    """Rows; each buffer's stalest; dropped; what failed."""
     rows: list[_Row] = []
     worst: list[int] = []
     dropped, average = 0, None
-    last = {made.rounds - cell.scale * number for number in range(TAIL)}
+    ends = {made.rounds - cell.scale * number for number in range(TAIL)}
     shots = train(
         trial.algorithm,
         trial.engine,
@@ -119,19 +124,23 @@ def _curve(cell: Cell, made: Experiment, trial: Trial) -> tuple[list[_Row], list
                 worst.append(max(shot.cohort.staleness))
             if made.average is not None:
                 average = shot.x if average is None else ema(average, shot.x, made.average)
-            if shot.version % made.every and shot.version not in last:
+            if shot.version % made.every and shot.version not in ends:
                 continue
             _check_parent()
-            x = shot.x if average is None else average
-            assert trial.test is not None
-            found = evaluate(trial.problem, x, trial.test, {"accuracy": accuracy}, statistics=shot.statistics)
+            last = _score(trial, shot, shot.x)
+            found = last if average is None else _score(trial, shot, average)
             if not math.isfinite(found["loss"]):
                 return rows, worst, dropped, f"the loss became NaN or infinite at server step {shot.version}."
-            scores = round(found["accuracy"], 5), round(found["loss"], 5)
+            scores = round(found["accuracy"], 5), round(found["loss"], 5), round(last["accuracy"], 5)
             rows.append((shot.version, round(shot.time, 4), shot.counts.trips, *scores))
     except DivergedError as error:
         return rows, worst, dropped, str(error)
     return rows, worst, dropped, None
+
+
+def _score(trial: Trial, shot: Snapshot, x: Vector) -> dict[str, float]:
+    assert trial.test is not None
+    return evaluate(trial.problem, x, trial.test, {"accuracy": accuracy}, statistics=shot.statistics)
 
 
 def _spread(worst: list[int]) -> list[float] | None:

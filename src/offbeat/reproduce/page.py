@@ -11,6 +11,8 @@ from offbeat.reproduce.tabulate import Best
 from offbeat.reproduce.tuning_cost import Cost, cost_table, costs
 from offbeat.reproduce.weights import FINE_TUNED
 
+_SHOWN = 16  # digits of a digest, enough to tell folders apart
+
 
 def aligned(table: Table) -> str:
     """For a terminal of any width: a long line is not cut."""
@@ -31,7 +33,7 @@ def markdown(table: Table) -> str:
 def terms(
     study: Study, version: Version, found: Mapping[str, Curve], quick: bool, rounds: int | None = None
 ) -> str:
-    """How many runs there are, with which seeds, where, when, how long it took, and the command."""
+    """How many runs there are, with which seeds, where, when, how long, from which weights, and how."""
     keys = {cell.key for cell in version.cells}
     done = [found[key] for key in keys & found.keys()]
     seeds = sorted({cell.experiment.seed for cell in version.cells if cell.key in found})
@@ -41,6 +43,9 @@ def terms(
         words.append(" and ".join(sorted({curve.device for curve in done})))
         words.append(" and ".join(sorted({curve.date for curve in done})))
         words.append(f"{sum(curve.seconds for curve in done) / 60:.0f} minutes of processes")
+        begun = sorted({curve.weights[:_SHOWN] for curve in done if curve.weights})
+        if begun:
+            words.append(f"from weights and a tokenizer of digest {' and '.join(begun)}")
     command = f"offbeat reproduce {study.name}" + (" --quick" if quick else " --device cuda")
     if not quick or any(cell.experiment.data != "digits" for cell in version.cells):
         command += " --data-dir DIR"
@@ -73,7 +78,9 @@ def cost(version: Version, found: Mapping[str, Curve]) -> Table | None:
 
 def figures(study: Study, version: Version, found: Mapping[str, Curve], quick: bool) -> dict[str, str]:
     """The same as drawings, by the names of their files."""
-    return drawings(_graded(version, found)[1], f"{study.name}{'-quick' if quick else ''}-cost")
+    measure, made = _graded(version, found)
+    name = f"{study.name}{'-quick' if quick else ''}-cost"
+    return {} if measure is None else drawings(made, name, measure.unit)
 
 
 def _graded(version: Version, found: Mapping[str, Curve]) -> tuple[Graded | None, tuple[Cost, ...]]:

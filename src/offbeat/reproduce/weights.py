@@ -12,6 +12,8 @@ from offbeat.language.pretrained import classifier_in, folder_of
 from offbeat.reproduce.records import Curve
 
 FINE_TUNED = "bert-base"  # the model whose weights are the reader's
+# Weights; settings of the model and of its tokenizer; words and pieces of words.
+_TOLD = (".safetensors", ".bin", ".json", ".txt", ".model", ".tiktoken")
 
 
 def check_weights(made: Experiment, folder: str | None) -> None:
@@ -29,7 +31,10 @@ def check_same_weights(known: Iterable[Curve], folder: str | None) -> None:
     """Refuse to go on with records that started from other weights."""
     told = {curve.weights for curve in known} - {None}
     if folder is not None and told and told != {digest(folder)}:
-        raise InputError(f"the records here are of other weights than those in {folder}: name another --out.")
+        raise InputError(
+            f"the records here are of other weights, or another tokenizer, than those in {folder}: name "
+            "another --out."
+        )
 
 
 def module_in(folder: str | None, classes: int, seed: int, rows: Tensor) -> nn.Module | None:
@@ -49,10 +54,11 @@ def module_in(folder: str | None, classes: int, seed: int, rows: Tensor) -> nn.M
 
 @lru_cache(maxsize=1)
 def digest(folder: str) -> str:
-    """What tells these weights from others."""
+    """What tells these weights, settings and tokenizer from others."""
     found = hashlib.sha256()
     for path in sorted(folder_of(folder).iterdir()):
-        if path.suffix in (".safetensors", ".bin"):
+        if path.suffix in _TOLD and path.is_file():
             with path.open("rb") as file:
+                found.update(hashlib.sha256(path.name.encode()).digest())
                 found.update(hashlib.file_digest(file, "sha256").digest())
     return found.hexdigest()

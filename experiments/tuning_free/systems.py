@@ -1,0 +1,106 @@
+"""What the bench runs: tasks under several systems, and each competitor's grid."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from offbeat.algorithms import find
+
+SEEDS = (0, 1, 2)
+OURS: tuple[str, dict[str, Any]] = ("cadence", {})
+PRINTED: tuple[str, dict[str, Any]] = ("adamasfl", {})
+
+# Data, model and who has what; sizes are those of `runs.DEFAULT` where nothing else is said.
+TASKS: Mapping[str, dict[str, Any]] = {
+    "Fashion-MNIST, CNN": {"model": "cnn", "batch": 20},
+    "CIFAR-10, CNN": {"data": "cifar10", "model": "cnn", "batch": 20, "rounds": 300},
+    "MNIST by writer, CNN": {
+        "data": "mnist",
+        "model": "cnn",
+        "batch": 20,
+        "clients": 539,
+        "partition": "natural",
+        "writers": True,
+        "rounds": 150,
+        "steps": 5,
+    },
+    "Shakespeare by role, transformer": {
+        "data": "shakespeare",
+        "model": "charformer",
+        "batch": 10,
+        "clients": 1000,
+        "partition": "natural",
+        "rounds": 400,
+    },
+    "digits, MLP": {"data": "digits", "model": "mlp", "batch": 10, "rounds": 200},
+    "Fashion-MNIST of 14 x 14, MLP": {"model": "mlp", "pool": 2, "batch": 20},
+}
+
+
+def _at(task: str, concurrency: int, dirichlet: float | None = None, **more: Any) -> dict[str, Any]:
+    label = {} if dirichlet is None else {"partition": f"dirichlet:{dirichlet:g}"}
+    return {"task": task} | label | {"concurrency": concurrency} | more
+
+
+_FASHION, _DIGITS, _POOLED = "Fashion-MNIST, CNN", "digits, MLP", "Fashion-MNIST of 14 x 14, MLP"
+SYSTEMS: tuple[dict[str, Any], ...] = (
+    *(_at(_FASHION, count, 0.5) for count in (10, 20, 60, 90)),
+    *(_at(_FASHION, count, 0.1) for count in (20, 90)),
+    _at(_FASHION, 60, 0.5, delays="tiers:large"),
+    _at("CIFAR-10, CNN", 20, 0.5),
+    _at("CIFAR-10, CNN", 60, 0.1),
+    *(_at("MNIST by writer, CNN", count) for count in (20, 90)),
+    *(_at("Shakespeare by role, transformer", count) for count in (10, 20)),
+    *(_at(_DIGITS, count, alpha) for alpha in (0.5, 0.1) for count in (10, 20, 60, 90)),
+    _at(_DIGITS, 60, 0.5, delays="tiers:large"),
+    _at(_POOLED, 60, 0.3, buffer=30, steps=5, rounds=100),
+    _at(_POOLED, 20, 0.3, buffer=4, steps=20, rounds=200),
+    _at(_POOLED, 30, 0.3, buffer=10, steps=2, rounds=300, delays="tiers:large"),
+)
+
+
+def _grid(locals_: tuple[float, ...], servers: tuple[float, ...]) -> tuple[dict[str, Any], ...]:
+    return tuple({"local_lr": local, "server_lr": server} for local in locals_ for server in servers)
+
+
+Grids = Mapping[str, tuple[dict[str, Any], ...]]
+# Every competitor's server steps fall linearly to nothing, and its averages are looked at, too.
+_IMAGES: Grids = {
+    "fedbuff": _grid((0.05, 0.1, 0.2), (0.5, 1.0)),
+    "fadas-da": _grid((0.1,), (3e-3, 1e-2, 3e-2)),
+    "ma-light-fedavgm": _grid((0.05,), (1.0,)) + _grid((0.1,), (0.5, 1.0)),
+    "ca2fl": _grid((0.05,), (1.0,)) + _grid((0.1,), (0.5, 1.0)),
+}
+_LETTERS: Grids = {
+    "fedbuff": _grid((0.1, 0.3), (0.5, 1.0)),
+    "fadas-da": _grid((0.03, 0.1), (3e-3, 1e-2)),
+    "ma-light-fedavgm": _grid((0.1, 0.3), (1.0,)),
+    "ca2fl": _grid((0.1, 0.3), (1.0,)),
+}
+_SMALL: Grids = {
+    "fedbuff": _grid((0.1, 0.3, 1.0), (0.5, 1.0, 2.0)),
+    "fadas-da": _grid((0.1, 0.3), (3e-3, 1e-2, 3e-2)),
+    "ma-light-fedavgm": _grid((0.1, 0.3), (0.5, 1.0)),
+    "ca2fl": _grid((0.1, 0.3), (0.5, 1.0)),
+}
+GRIDS: Mapping[str, Grids] = dict.fromkeys(TASKS, _IMAGES) | {
+    "Shakespeare by role, transformer": _LETTERS,
+    _DIGITS: _SMALL,
+    _POOLED: _SMALL,
+}
+
+
+def whole(cell: dict[str, Any]) -> dict[str, Any]:
+    """With what its task says, so that a record tells everything."""
+    return TASKS[cell["task"]] | cell
+
+
+def cells() -> Iterator[dict[str, Any]]:
+    """Every run but those of finalists: ours on all seeds, the others on the first."""
+    for system in SYSTEMS:
+        yield from (whole({"method": OURS[0], "words": OURS[1], "seed": seed} | system) for seed in SEEDS)
+        yield whole({"method": PRINTED[0], "words": PRINTED[1], "seed": SEEDS[0]} | system)
+        for method, grid in GRIDS[system["task"]].items():
+            for words in grid:
+                given = {"method": method, "words": words, "seed": SEEDS[0], "falls": True}
+                given |= {"weights": find(method).weights}
+                yield whole(given | system)

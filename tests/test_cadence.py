@@ -63,7 +63,7 @@ def test_a_larger_space_is_crossed_in_as_many_steps(variates: bool, seed: int, s
     rng = torch.Generator().manual_seed(seed)
     x, goals = (torch.randn(shape, generator=rng, dtype=torch.float64) for shape in ((7,), (4, 7)))
     x = 4 * x / x.norm()  # above 1 in both spaces, and the goals are near
-    method = Cadence.tuned(1, 4, variates)
+    method = Cadence.tuned(4, variates)
     small, large = walk(method, x, goals), walk(method, size * x, goals, size)
     for one, other in zip(small, large, strict=True):
         if min(float(one.norm()), float(other.norm())) > 1:  # where the unit is the norm
@@ -77,7 +77,7 @@ def test_a_larger_space_is_crossed_in_as_many_steps(variates: bool, seed: int, s
 @settings(max_examples=20, deadline=None)
 def test_no_upload_is_longer_than_it_says(variates: bool, seed: int, scale: float) -> None:
     rng = np.random.default_rng(seed)
-    method = Cadence.tuned(3, 4, variates)
+    method = Cadence.tuned(4, variates)
     x, goals = torch.from_numpy(rng.normal(size=5)), torch.from_numpy(10**scale * rng.normal(size=(4, 5)))
     state, memory = method.init(x), method.memory(x)
     for version in range(3):
@@ -90,17 +90,17 @@ def test_no_upload_is_longer_than_it_says(variates: bool, seed: int, scale: floa
 
 
 def test_a_model_that_begins_at_zero_leaves_it() -> None:
-    moved = walk(Cadence.tuned(1, 4), torch.zeros(7, dtype=torch.float64), torch.ones(4, 7).double())
+    moved = walk(Cadence.tuned(4), torch.zeros(7, dtype=torch.float64), torch.ones(4, 7).double())
     assert float(moved[-1].norm()) > 0.1
 
 
 def test_a_gradient_of_zero_moves_nothing() -> None:
     x = torch.full((3,), 2.0, dtype=torch.float64)
-    assert torch.equal(walk(Cadence.tuned(1, 2), x, torch.stack([x, x]))[-1], x)
+    assert torch.equal(walk(Cadence.tuned(2), x, torch.stack([x, x]))[-1], x)
 
 
 def test_rates_follow_from_the_system_and_the_staleness_seen() -> None:
-    method = Cadence.tuned(cohort=10, steps=9)
+    method = Cadence.tuned(steps=9)
     assert method.local_lr == pytest.approx(0.04)
     assert method.leap == pytest.approx(3 * 0.12 * 3)
     x = torch.tensor([3.0, 4.0], dtype=torch.float64)
@@ -108,20 +108,23 @@ def test_rates_follow_from_the_system_and_the_staleness_seen() -> None:
         method.broadcast(method.init(x), 0), method.memory(x), _towards(9), VISIT, Bowl(1.0)
     )[0]
 
-    def moved(version: int, *staleness: int, age: float = 0.0) -> float:
-        before = method.init(x)._replace(age=torch.tensor(age).double())
+    def moved(version: int, *staleness: int, age: float = 0.0, length: float = 0.0) -> float:
+        before = method.init(x)._replace(age=torch.tensor(age).double(), length=torch.tensor(length).double())
         after = method.step(before, upload, Cohort(version, 100, staleness, (1.0,) * len(staleness)))
         return float((after.path - x).norm() / (5 * upload.descent.norm()))
 
-    assert moved(0, 0) == pytest.approx(1)  # no step is longer than the model
-    assert moved(89, 0) == pytest.approx(0.5)  # the noise decides
-    assert moved(9, 9, 9) == pytest.approx(1.08 / 10)  # the flight decides, at once for the first clients
-    assert moved(9, 8, 8, age=8.0) == pytest.approx(1.08 / 9)
-    assert moved(90, 19, 9, age=4.0) == pytest.approx(1.08 / (1 + 4 + 0.1 * (14 - 4)))
+    length = float(upload.descent.norm())
+    assert moved(0, 0) == pytest.approx(min(0.5 / length, 1))
+    assert moved(99, 0, length=length) == pytest.approx(0.05 / length)  # the length of the step decides
+    assert moved(99, 0, length=2 * length) == pytest.approx(0.05 / (1.9 * length))
+    assert moved(2, 2, 2, length=0.1) == pytest.approx(1.08 / 3)  # the flight, at once for the first clients
+    assert moved(3, 2, 2, age=2.0, length=0.1) == pytest.approx(1.08 / 3)
+    assert moved(3, 2, 0, age=4.0, length=0.1) == pytest.approx(1.08 / (1 + 4 + 0.1 * (1 - 4)))
+    assert moved(1, 0, length=0.0) == pytest.approx(1)  # no step is longer than the model
 
 
 def test_a_model_that_grows_is_not_moved_further_for_it() -> None:
-    method, x = Cadence.tuned(10, 9), torch.tensor([3.0, 4.0], dtype=torch.float64)
+    method, x = Cadence.tuned(9), torch.tensor([3.0, 4.0], dtype=torch.float64)
     state = method.init(x)
 
     def stride(times: float) -> float:
@@ -139,7 +142,7 @@ def test_a_longer_run_begins_like_a_shorter_one() -> None:
 
     def run(rounds: int) -> list[Tensor]:
         engine = Sequential(world.problem, world.population, Exponential(1.0))
-        shots = play(Cadence.tuned(3, 3), engine, Asynchronous(5), rounds=rounds)
+        shots = play(Cadence.tuned(3), engine, Asynchronous(5), rounds=rounds)
         return [shot.x for shot in shots]
 
     short, long = run(5), run(12)
@@ -149,7 +152,7 @@ def test_a_longer_run_begins_like_a_shorter_one() -> None:
 def test_the_model_is_a_mean_of_the_path() -> None:
     world = make_world()
     engine = Sequential(world.problem, world.population, Exponential(1.0))
-    shots = play(Cadence.tuned(3, 3), engine, Asynchronous(5), rounds=12)
+    shots = play(Cadence.tuned(3), engine, Asynchronous(5), rounds=12)
     weights = np.array([math.prod(range(t + 1, t + 9)) for t in range(1, 13)], dtype=np.float64)
     path = np.stack([shot.state.path.numpy() for shot in shots[1:]])
     mean = (weights[:, None] * path).sum(0) / weights.sum()
@@ -169,7 +172,7 @@ def test_noise_asks_for_no_clipping_bound(variates: bool, summation: Any) -> Non
     )
     shots = list(
         train(
-            Cadence.tuned(3, 3, variates),
+            Cadence.tuned(3, variates),
             engine,
             dispatch=Asynchronous(5),
             buffer=3,

@@ -81,13 +81,14 @@ EARLY = {
     "run --dropout much": "--dropout: 'much' is not a number",
     "run fedavg fedadam": "there is no place for 'fedadam'",
     "run --set beta": "--set takes NAME=VALUE, not 'beta'.",
-    "run --set betta=1": "unknown parameter of adamasfl 'betta': did you mean beta?",
-    "run --set beta=x": "the parameter beta of adamasfl must be a finite number, not 'x'.",
-    "run --set beta=nan": "the parameter beta of adamasfl must be a finite number, not 'nan'.",
+    "run adamasfl --set betta=1": "unknown parameter of adamasfl 'betta': did you mean beta?",
+    "run adamasfl --set beta=x": "the parameter beta of adamasfl must be a finite number, not 'x'.",
+    "run adamasfl --set beta=nan": "the parameter beta of adamasfl must be a finite number, not 'nan'.",
     "run fedavgm --set averaged=maybe": (
         "the parameter averaged of fedavgm must be true or false, not 'maybe'."
     ),
-    "run --set beta=0.1 --set beta=0.2": "--set gives beta twice",
+    "run --set beta=0.1": "unknown parameter of cadence 'beta'",
+    "run adamasfl --set beta=0.1 --set beta=0.2": "--set gives beta twice",
     "run --set fedavg.local_lr=0.1": "unknown method in --set 'fedavg'",
     "run --buffer 30": "the buffer of 30 exceeds the concurrency of 20: make it at most 20.",
     "run --concurrency 101": "the concurrency of 101 exceeds the 100 clients",
@@ -272,18 +273,18 @@ def test_with_json_an_error_is_an_object_too(line, capsys):
 def test_a_run_without_out_takes_the_next_free_folder(here, capsys):
     for _ in range(2):
         assert main(["run", *SMALL]) == 0
-    assert {path.name for path in (here / "runs").iterdir()} == {"adamasfl-digits-1", "adamasfl-digits-2"}
+    assert {path.name for path in (here / "runs").iterdir()} == {"cadence-digits-1", "cadence-digits-2"}
     out = capsys.readouterr().out
-    assert out.rstrip().endswith("written to runs/adamasfl-digits-2")
+    assert out.rstrip().endswith("written to runs/cadence-digits-2")
     assert "accuracy" in out
-    run = here / "runs" / "adamasfl-digits-1"
+    run = here / "runs" / "cadence-digits-1"
     assert {"settings.json", "records.jsonl", "trace.jsonl", "checkpoint"} <= {
         path.name for path in run.iterdir()
     }
     settings = json.loads((run / "settings.json").read_text())
     assert {"version", "commit", "seed", "resolved"} <= settings.keys()
     assert settings["model"] == "mlp"
-    assert set(settings["resolved"]["hyperparameters"]) == {"local_lr", "server_lr", "beta", "lazy"}
+    assert set(settings["resolved"]["hyperparameters"]) == {"variates"}
 
 
 def test_options_may_stand_before_and_between_names(capsys):
@@ -440,7 +441,7 @@ def test_the_bar_is_told_of_the_start_and_of_every_step(monkeypatch):
 
     monkeypatch.setattr(show, "bar", bar)
     monkeypatch.setattr("offbeat.course._LEAST_PIECE", 3)
-    assert main(["run", *SMALL]) == 0
+    assert main(["run", "adamasfl", *SMALL]) == 0
     assert {clients for _, clients in starts} == {12}
     assert [step.version for step in steps] == list(range(7))
     assert main(["compare", "adamasfl", "fedavg", *SMALL]) == 0
@@ -492,7 +493,9 @@ def test_help_names_the_defaults_of_each_command(capsys):
             main([command, "--help"])
         return " ".join(capsys.readouterr().out.split())
 
-    assert "the method's own" in told("run")
+    run = told("run")
+    assert "see 'offbeat algorithms' [cadence]" in run
+    assert "the method's own" in run
     schedule = told("schedule")
     assert "method" not in schedule
     assert "[asynchronous]" in schedule
@@ -524,3 +527,6 @@ def test_the_schedule_and_the_catalogue_can_be_read_by_people(capsys):
     out = capsys.readouterr().out
     assert "from S, K and T" in out
     assert "S: updates per server step; K: local steps of a task; T: server steps." in out
+    assert "Private runs take" not in out
+    assert main(["algorithms", "cadence"]) == 0
+    assert "Private runs take variates=False, unless that or --clip is given." in capsys.readouterr().out

@@ -353,16 +353,20 @@ UNBOUNDED = shlex.split("--noise 0.5 --delta 1e-5 --most 5 --noise-seed 4 --roun
 
 
 @pytest.mark.parametrize(
-    ("more", "clip"),
-    [("", "descent=1,shift=2"), ("--set variates=false", "descent=1"), ("--secure", "descent=1,shift=2")],
+    ("asked", "in_full", "clip"),
+    [
+        ("", "--set variates=false", "descent=1"),
+        ("--set variates=true", "--set variates=true", "descent=1,shift=2"),
+        ("--secure", "--secure --set variates=false", "descent=1"),
+    ],
 )
 def test_a_method_that_bounds_its_uploads_needs_no_clip_and_says_what_holds(
-    more: str, clip: str, here: Path, capsys: pytest.CaptureFixture[str]
+    asked: str, in_full: str, clip: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [*UNBOUNDED, *shlex.split(more)]
-    own = run(capsys, *words, "--out", "own", method="cadence")
-    told = run(capsys, *words, "--clip", clip, "--out", "told", method="cadence")
+    own = run(capsys, *UNBOUNDED, *shlex.split(f"{asked} --out own"), method="cadence")
+    told = run(capsys, *UNBOUNDED, *shlex.split(f"{in_full} --clip {clip} --out told"), method="cadence")
     assert own["settings"]["clip"] == read(here / "own")["clip"] == clip
+    assert read(here / "own")["parameters"] == read(here / "told")["parameters"] != {}
     assert own["privacy"] == told["privacy"]
     assert own["privacy"]["epsilon"] > 0
     assert records(here / "own") == records(here / "told")
@@ -398,12 +402,18 @@ def test_a_bound_for_what_others_leave_open_is_left_out_for_a_method_that_has_it
 ) -> None:
     words = shlex.split("--clip 0.5 --noise 1 --delta 1e-5 --most 5 --rounds 3 --out out")
     assert main(["compare", "cadence", "fedbuff", *SMALL, *words]) == 0
-    assert read(here / "out" / "cadence")["clip"] == "descent=1,shift=2"
+    assert read(here / "out" / "cadence")["clip"] == "descent=1"
+    assert read(here / "out" / "cadence")["parameters"] == {"variates": False}
     assert read(here / "out" / "fedbuff")["clip"] == "0.5"
 
 
 def test_bounds_that_a_method_sets_can_move(capsys: pytest.CaptureFixture[str], here: Path) -> None:
-    run(capsys, *UNBOUNDED, *shlex.split("--adaptive-clip 0.5 --out out"), method="cadence")
+    run(
+        capsys,
+        *UNBOUNDED,
+        *shlex.split("--adaptive-clip 0.5 --set variates=true --out out"),
+        method="cadence",
+    )
     bounds = checkpoint.load(here / "out" / LAST).facts["aggregate"]["bounds"]
     assert bounds["descent"] != 1
     assert bounds["shift"] != 2

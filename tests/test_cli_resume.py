@@ -131,8 +131,8 @@ def test_a_private_run_goes_past_its_end_where_that_is_what_it_would_have_been(
     ("begun", "said"),
     [
         (
-            "run cadence",
-            "cadence sets its rates by --rounds, so 9 in place of 6 is another run: name another",
+            "run adamasfl",
+            "adamasfl sets its rates by --rounds, so 9 in place of 6 is another run: name another",
         ),
         ("run adamasfl --set local_lr=0.1", "adamasfl sets its rates by --rounds"),
         ("run masfl", "masfl sets its rates by --rounds"),

@@ -47,7 +47,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
 
 def test_what_is_left_out_follows_from_the_sites_and_the_method() -> None:
     own = plan().experiment
-    assert (own.concurrency, own.buffer) == (6, 3)
+    assert (own.algorithm, own.concurrency, own.buffer) == (Experiment.algorithm, 6, 3)
     assert plan(training={"algorithm": "fedasync"}).experiment.buffer == 1
     assert plan(training={"clients": 1000}).experiment.buffer == 10
 
@@ -94,9 +94,15 @@ def test_a_bound_may_be_a_number_a_text_or_a_table() -> None:
 
 def test_a_method_that_bounds_all_it_uploads_needs_no_clip() -> None:
     table = {name: value for name, value in PRIVATE.items() if name != "clip"}
-    assert plan(privacy=table, training={"algorithm": "cadence"}).experiment.clip == "descent=1,shift=2"
-    alone = {"algorithm": "cadence", "parameters": {"variates": False}}
-    assert plan(privacy=table, training=alone).experiment.clip == "descent=1"
+    own = plan(privacy=table, training={"algorithm": "cadence"}).experiment
+    assert (dict(own.parameters), own.clip) == ({"variates": False}, "descent=1")
+    both = {"algorithm": "cadence", "parameters": {"variates": True}}
+    assert plan(privacy=table, training=both).experiment.clip == "descent=1,shift=2"
+
+
+def test_a_method_is_as_it_is_without_privacy_where_a_clip_is_given_by_field() -> None:
+    own = plan(privacy=PRIVATE | {"clip": {"shift": 0.5}}, training={"algorithm": "cadence"}).experiment
+    assert (own.parameters, own.clip) == ((), "shift=0.5")
 
 
 @pytest.mark.parametrize(
@@ -123,7 +129,10 @@ def test_a_method_that_bounds_all_it_uploads_needs_no_clip() -> None:
             "must be a finite number, not '1'.",
         ),
         ({"privacy": {"clip": 1.0, "noise": 1.0, "delta": 1e-6}}, "[privacy] has no most"),
-        ({"privacy": {"noise": 1.0}, "training": {"algorithm": "fedbuff"}}, "[privacy] has no clip"),
+        (
+            {"privacy": {"noise": 1.0, "most": 3}, "training": {"algorithm": "fedbuff"}},
+            "noise needs clip, the most that a client may add to a sum: give it, or nothing is private.",
+        ),
         ({"privacy": PRIVATE | {"amplified": True}}, "so nothing is amplified: leave it out."),
         ({"privacy": PRIVATE | {"noise_seed": 1}}, "'noise_seed', which is of simulations only"),
         ({"privacy": PRIVATE | {"delta": 2.0}}, "delta must be above 0 and below 1, not 2.0."),

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from offbeat import Examples, checkpoint
+from offbeat.algorithms import find
 from offbeat.deploy import keys
 from offbeat.deploy.outcome import SET_ASIDE, STOP, Outcome, read_outcome, read_server
 from offbeat.deploy.post import Reply
@@ -248,8 +249,9 @@ def test_a_private_run_keeps_its_noise_and_tells_what_it_spent(
             (folder / STOP).touch()
 
     assert serve(ask(settings, folder), lambda most: AtOnce(sites, stop)).stopped
-    noise = json.loads((folder / "settings.json").read_text())["resolved"]["noise"]
-    assert noise > 0
+    kept = json.loads((folder / "settings.json").read_text())
+    assert kept["resolved"]["noise"] > 0
+    assert kept["parameters"] == dict(find(method).private)
     outcome = serve(ask(settings, folder, resume=True), lambda most: AtOnce(sites))
     assert outcome.version == 6
     assert outcome.spent is not None

@@ -19,7 +19,10 @@ from offbeat.cli.options import parser
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "docs" / "privacy.md"]
-GUIDE = [ROOT / "docs" / f"{name}.md" for name in ("index", "train", "choose", "time", "private", "runs")]
+GUIDE = [
+    ROOT / "docs" / f"{name}.md"
+    for name in ("index", "train", "cadence", "choose", "time", "private", "runs")
+]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 

@@ -4,7 +4,7 @@ import json
 import pytest
 import torch
 
-from offbeat.algorithms import CATALOGUE
+from offbeat.algorithms import CATALOGUE, Setting
 from offbeat.engines.simulated import Sequential, Vectorised
 from offbeat.errors import InputError
 from offbeat.experiment import Experiment
@@ -32,7 +32,9 @@ def test_what_was_given_wins_over_the_protocol():
 
 
 def test_settings_survive_a_file():
-    experiment = Experiment.of(parameters=(("beta", 0.5), ("local_lr", 0.01)), limit=3, average=0.9)
+    experiment = Experiment.of(
+        algorithm="adamasfl", parameters=(("beta", 0.5), ("local_lr", 0.01)), limit=3, average=0.9
+    )
     assert Experiment.from_settings(json.loads(json.dumps(experiment.settings()))) == experiment
 
 
@@ -73,7 +75,8 @@ def test_a_second_trial_may_share_the_data_of_the_first():
 
 
 def test_rates_that_follow_from_the_system_are_resolved():
-    experiment = Experiment.of(clients=12, buffer=3, concurrency=5, parameters=(("beta", 0.25),))
+    small = {"clients": 12, "buffer": 3, "concurrency": 5}
+    experiment = Experiment.of(algorithm="adamasfl", parameters=(("beta", 0.25),), **small)
     trial = prepare(experiment)
     values = resolved(experiment, trial)
     assert values["hyperparameters"] == {
@@ -89,23 +92,50 @@ def test_rates_that_follow_from_the_system_are_resolved():
 
 
 def test_epochs_count_as_their_mean_number_of_minibatches_over_clients():
-    experiment = Experiment.of(clients=12, buffer=3, concurrency=5, local_epochs=2, batch_size=7)
+    small = {"clients": 12, "buffer": 3, "concurrency": 5}
+    experiment = Experiment.of(algorithm="adamasfl", local_epochs=2, batch_size=7, **small)
     trial = prepare(experiment)
     sizes = [trial.engine.population.size(client) for client in range(12)]
     steps = round(sum(2 * -(-size // 7) for size in sizes) / 12)
     assert trial.algorithm.local_lr == pytest.approx(1 / (steps * experiment.rounds**0.5))  # Theorem 2
 
 
+def test_the_method_that_nobody_names_needs_no_rate_and_no_bound():
+    own = Experiment.of(**HIDING)
+    assert (own.algorithm, own.parameters, own.clip) == ("cadence", (("variates", False),), "descent=1")
+    assert own.dispatch == "asynchronous"
+
+
 HIDING = {"noise": 1.0, "delta": 1e-6, "most": 5}
 
 
 def test_a_method_that_bounds_all_it_uploads_sets_the_clip_where_privacy_is_asked_for():
-    assert Experiment.of(algorithm="cadence", **HIDING).clip == "descent=1,shift=2"
-    alone = Experiment.of(algorithm="cadence", parameters=(("variates", False),), **HIDING)
-    assert alone.clip == "descent=1"
+    own = Experiment.of(algorithm="cadence", **HIDING)
+    assert own.clip == "descent=1"
+    both = Experiment.of(algorithm="cadence", parameters=(("variates", True),), **HIDING)
+    assert both.clip == "descent=1,shift=2"
     assert Experiment.of(algorithm="cadence", clip="shift=0.5", **HIDING).clip == "shift=0.5"
     assert Experiment.of(algorithm="cadence", secure=True).clip is None
-    assert Experiment.from_settings(json.loads(json.dumps(alone.settings()))) == alone
+    assert Experiment.from_settings(json.loads(json.dumps(own.settings()))) == own
+
+
+def test_a_private_run_takes_the_parameters_that_its_method_has_for_it_unless_they_or_a_clip_were_given():
+    cadence = {"algorithm": "cadence"}
+    assert dict(Experiment.of(**cadence, **HIDING).parameters) == {"variates": False}
+    for value in (False, True):
+        given = Experiment.of(**cadence, **HIDING, parameters=(("variates", value),))
+        assert given.parameters == (("variates", value),)
+    for plain in (cadence, cadence | {"secure": True}, cadence | HIDING | {"clip": "shift=0.5"}):
+        assert Experiment.of(**plain).parameters == ()
+    other = Experiment.of(algorithm="fedbuff", parameters=(("local_lr", 0.2),), clip="1", **HIDING)
+    assert other.parameters == (("local_lr", 0.2),)
+
+
+@pytest.mark.parametrize("name", sorted(CATALOGUE))
+def test_what_a_method_has_for_private_runs_are_parameters_that_it_takes(name):
+    entry = CATALOGUE[name]
+    assert entry.build(Setting(1, 1, 1), **dict(entry.private))
+    assert dict(entry.private).keys() <= entry.parameters().keys()
 
 
 @pytest.mark.parametrize("name", sorted(CATALOGUE.keys() - {"cadence"}))

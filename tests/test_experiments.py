@@ -10,12 +10,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from torch.nn.functional import cross_entropy
 
-from offbeat import Asynchronous, Examples, Population, Problem, Sequential, Steps, train
 from offbeat.algorithms import find
 from offbeat.cli.options import parser
 from offbeat.population.sources import load
@@ -315,99 +311,3 @@ def test_what_the_page_says_of_momentum_without_delay_holds() -> None:
         assert best["0.9"] - best_at(runs, "ma-light") < 0.02
         assert 0.03 < best["0.9"] - momentum.best_of(runs, "fedbuff", 0.9) < 0.16
     assert undelayed.keys() == {"fedavgm", "fedadam"}
-
-
-TUNING_FREE = FOLDER.parent / "tuning_free"
-
-
-def test_the_table_of_the_exploration_is_made_from_its_records() -> None:
-    script = load_script(TUNING_FREE, "table")
-    page = (TUNING_FREE / "README.md").read_text()
-    assert script.written(page, script.table()) == page
-    assert script.written(page, "| method |") != page
-
-
-def test_what_the_page_says_of_the_exploration_holds() -> None:
-    found = load_script(TUNING_FREE, "table").rows()
-    base = "local_decay True, local_rate 0.0447, server_rate 0.24, {}whole True"
-
-    def last(words: str) -> list[float]:
-        cells = found["unit", words]
-        return [cells[setting]["last"] for setting in ((0.5, 20), (0.5, 60), (0.5, 90), (0.1, 20), (0.1, 60))]
-
-    plain, trusting = last(base.format("")), last(base.format("trust -1.0, "))
-    assert all(better >= other for better, other in zip(trusting, plain, strict=True))
-    assert min(a - b for a, b in zip(trusting[3:], plain[3:], strict=True)) > 0.03
-    moving = last("beta 0.5, " + base.format("trust -1.0, "))
-    assert moving[0] > max(trusting)
-    assert moving[2] < 0.75
-    fedbuff = [cells for (method, _), cells in found.items() if method == "fedbuff"]
-    best = [
-        max(
-            max(each["average 0.9"], each["average 0.98"])
-            for cells in fedbuff
-            if not (each := cells[setting])["failure"]
-        )
-        for setting in ((0.5, 20), (0.5, 60), (0.5, 90), (0.1, 20), (0.1, 60))
-    ]
-    assert [round(value, 3) for value in best[:3]] == [0.906, 0.894, 0.876]
-    assert sum(own > other - 0.001 for own, other in zip(trusting, best, strict=True)) == 4
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        {},
-        {"whole": True, "trust": -1.0},
-        {"trust": 1.0, "beta": 0.5},
-        {"schedule": "free"},
-        {"heavy": 0.9, "live": True},
-    ],
-)
-def test_every_kind_of_variant_trains(words: dict[str, Any]) -> None:
-    variant = load_script(TUNING_FREE, "variants").Variant
-    torch.manual_seed(0)
-    inputs = torch.randn(200, 8)
-    targets = (inputs @ torch.randn(8, 3)).argmax(1)
-    module = torch.nn.Linear(8, 3)
-    problem = Problem(module, lambda outputs, targets: cross_entropy(outputs, targets, reduction="none"))
-    population = Population(Examples(inputs, targets), list(np.arange(200).reshape(10, 20)), Steps(3, 10))
-    method = variant((24, 3), 40, 0.1, 0.3, local_decay=True, **words)
-    shots = list(
-        train(method, Sequential(problem, population), dispatch=Asynchronous(4), buffer=2, rounds=40)
-    )
-    outputs = problem.module(shots[-1].x)(inputs)
-    assert (outputs.argmax(1) == targets).float().mean() > 0.8
-
-
-def test_the_table_of_small_systems_is_made_from_its_records() -> None:
-    script = load_script(TUNING_FREE, "table")
-    page = (TUNING_FREE / "README.md").read_text()
-    assert script.written(page, script.small(), script.SMALL) == page
-    assert script.written(page, "| method |", script.SMALL) != page
-
-
-def test_what_the_page_says_of_small_systems_holds() -> None:
-    script = load_script(TUNING_FREE, "table")
-    found, rates = script.systems(), "noise 1.0, trust -1.0, {}walk 0.14, whole True"
-    ours = found[
-        "unit", "lazily True, leap 3.0, live True, local_decay True, " + rates.format("unitary True, ")
-    ]
-    raw = found["unit", "lazily True, leap 3.0, live True, local_decay True, " + rates.format("")]
-    grid = [cells for (method, _), cells in found.items() if method == "fedbuff" and len(cells) >= 6]
-    assert len(grid) == 12
-
-    def best(record: dict[str, Any]) -> float:
-        return max(record["last"], record["average 0.9"], record["average 0.98"])
-
-    systems = [system for system in script.SYSTEMS if all(system in cells for cells in grid)]
-    assert len(systems) == 6
-    ahead = [best(ours[system]) - max(best(cells[system]) for cells in grid) for system in systems]
-    assert 0.001 < min(ahead) < max(ahead) < 0.023
-
-    def mean(cells: dict[tuple[float, ...], dict[str, Any]]) -> float:
-        return sum(best(cells[system]) for system in systems) / len(systems)
-
-    fixed = found["unit", "lazily True, leap 3.0, live False, local_decay True, " + rates.format("")]
-    assert 0.009 < mean(raw) - mean(fixed) < 0.014
-    assert 0.0005 < mean(raw) - mean(ours) < 0.0035

@@ -420,7 +420,15 @@ def test_no_more_ram_is_free_than_there_is() -> None:
 
 
 SMALL = Experiment.of(
-    clients=12, buffer=3, concurrency=5, local_steps=1, batch_size=4, rounds=14, every=2, memory="mapped"
+    algorithm="adamasfl",
+    clients=12,
+    buffer=3,
+    concurrency=5,
+    local_steps=1,
+    batch_size=4,
+    rounds=14,
+    every=2,
+    memory="mapped",
 )
 
 

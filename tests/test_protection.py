@@ -73,11 +73,11 @@ def test_bounds_are_of_the_field_that_is_named_or_of_the_only_one() -> None:
 
 
 def test_bounds_that_a_method_guarantees_are_those_that_could_be_named() -> None:
-    cadence = build("cadence", Setting(10, 1, 50), {})
-    own = private(algorithm="cadence", clip=None, noise=1.0, most=2)
-    assert aggregate_of(own, cadence) == aggregate_of(
-        private(algorithm="cadence", clip="descent=1,shift=2", noise=1.0, most=2), cadence
-    )
+    for parameters, clip in (((), "descent=1"), ((("variates", True),), "descent=1,shift=2")):
+        own = private(algorithm="cadence", parameters=parameters, clip=None, noise=1.0, most=2)
+        cadence = build("cadence", Setting(10, 1, 50), dict(own.parameters))
+        named = private(algorithm="cadence", parameters=own.parameters, clip=clip, noise=1.0, most=2)
+        assert aggregate_of(own, cadence) == aggregate_of(named, cadence)
 
 
 def test_shapes_and_accountants_are_read_from_their_own_names() -> None:

@@ -93,7 +93,7 @@ class Case(NamedTuple):
 
 RATES = {"local_lr": 0.2, "server_lr": 0.5}
 ADAPTIVE = {"local_lr": 0.2, "server_lr": 0.03}
-SYSTEM = {"cohort": 3, "local_steps": 3}
+SYSTEM = {"local_steps": 3}
 CASES = {
     "fedavg": Case("fedavg", RATES, fedavg, RATES),
     "fedavgm": Case("fedavgm", RATES | {"beta": 0.7}, fedavgm, RATES | {"beta": 0.7}),

@@ -30,7 +30,7 @@ def finals(found: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         tried = [
             record
             for record in found
-            if record.get("falls") and record["seed"] == SEEDS[0] and _in(record, system)
+            if record.get("falls") and record["seed"] == SEEDS[0] and within(record, system)
         ]
         for record in sorted(tried, key=score, reverse=True)[:FINALISTS]:
             yield from (
@@ -39,7 +39,8 @@ def finals(found: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             )
 
 
-def _in(record: dict[str, Any], system: dict[str, Any]) -> bool:
+def within(record: dict[str, Any], system: dict[str, Any]) -> bool:
+    """Whether a record is of a system."""
     return all(
         record.get(name, DEFAULT.get(name)) == value
         for name, value in (DEFAULT | whole(system)).items()

@@ -22,6 +22,7 @@ from offbeat import (
     DivergedError,
     Population,
     Problem,
+    Sequential,
     Steps,
     Vectorised,
     load,
@@ -29,6 +30,7 @@ from offbeat import (
     train,
 )
 from offbeat.algorithms import Setting, build, find
+from offbeat.engines.engine import Engine
 from offbeat.engines.how import HOWS
 from offbeat.evaluate import accuracy, evaluate
 from offbeat.population.partition import parse_partition
@@ -54,7 +56,7 @@ DEFAULT: dict[str, Any] = {
     "falls": False,  # the server's steps, linearly to nothing
 }
 AVERAGES = (0.9, 0.98)
-NAMES = {"method", "words", "task", "dirichlet", "concurrency", *DEFAULT}
+NAMES = {"method", "words", "form", "task", "dirichlet", "concurrency", *DEFAULT}
 
 
 @dataclass(frozen=True)
@@ -102,14 +104,14 @@ def method(kind: str, words: dict[str, Any], sizes: tuple[int, ...], at: dict[st
         return variant(words, sizes, at)
     words = dict(words)
     falls = words.pop("falls", False) or at["falls"]
-    times = {name: words.pop(name, 1.0) for name in ("walk", "leap", "noise")}  # as much, of Cadence
+    times = {name: words.pop(name, 1.0) for name in ("walk", "leap", "stride")}  # as much, of Cadence
     made = build(kind, Setting(at["buffer"], at["steps"], at["rounds"]), words)
     if isinstance(made, Cadence):
         made = replace(
             made,
             local_lr=made.local_lr * times["walk"],
             leap=made.leap * times["walk"] * times["leap"],
-            server_lr=made.server_lr * times["noise"],
+            stride=made.stride * times["stride"],
         )
     return Falling(made, at["rounds"]) if falls else made
 
@@ -141,8 +143,12 @@ def run(cell: dict[str, Any], given: argparse.Namespace) -> dict[str, Any]:
     module = models.build(at["model"], shape, source.classes, at["seed"]).to(given.device)
     problem, test = Problem(module, losses), source.test.to(given.device)
     sizes = tuple(parameter.numel() for parameter in module.parameters())
-    how = "compiled" if at["model"] == "resnet18" and given.device != "cpu" else given.how
-    engine = Vectorised(problem, population, parse_delay(at["delays"]), how=HOWS[how])
+    delays = parse_delay(at["delays"])
+    if given.device == "cpu" and at["model"] != "mlp":  # of which a CPU computes one client after another
+        engine: Engine = Sequential(problem, population, delays)
+    else:
+        how = "compiled" if at["model"] == "resnet18" else given.how
+        engine = Vectorised(problem, population, delays, how=HOWS[how])
     limit = None if at["method"] == "unit" else find(at["method"]).limit
     averages: dict[float, Tensor] = {}
     record: dict[str, Any] = {"device": given.device, "failure": None}

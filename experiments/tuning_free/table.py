@@ -1,14 +1,23 @@
-"""The tables of README.md from exploration.jsonl: printed, or with `--write` put between their markers."""
+"""The explorations' tables from their records: printed, or with `--write` put between README.md's markers."""
 
 import argparse
 import json
 from pathlib import Path
 from typing import Any
 
+from runs import recorded
+
+from offbeat.reproduce.page import markdown, written
+from offbeat.reproduce.study import Table
+
 HERE = Path(__file__).parent
-PAGE, RECORDS = HERE / "README.md", HERE / "exploration.jsonl"
+PAGE, RECORDS, THIRD = HERE / "README.md", HERE / "exploration.jsonl", HERE / "exploration3.jsonl"
+FOURTH = HERE / "exploration4.json"
+Record = dict[str, Any]
+Rows = dict[tuple[str, str], dict[tuple[Any, ...], Record]]  # by method and its words, and by setting
+
+# Dirichlet, concurrency: of the CNN.
 SETTINGS = ((0.5, 20), (0.5, 60), (0.5, 90), (0.1, 20), (0.1, 60))
-START, SMALL, END = "<!-- explored -->\n", "<!-- explored small -->\n", "<!-- end -->"
 # Rounds, local steps, buffer, concurrency, Dirichlet: of the small model.
 SYSTEMS = (
     (100, 10, 10, 20, 0.3),
@@ -20,50 +29,78 @@ SYSTEMS = (
     (300, 10, 10, 20, 0.1),
     (500, 10, 2, 20, 0.3),
 )
+# Dirichlet, none for Shakespeare, and concurrency: of larger models.
+LARGER = ((0.5, 20), (0.5, 90), (0.1, 20), (0.1, 90), (None, 20), (None, 90))
+
+_TIMES = {"walk": 0.14, "leap": 3.0, "noise": 1.0}  # the earlier form's, of which words are multiples
+_BASE = "walk 0.14, leap 3, noise 1"
+_WORDS = {
+    "deg": "degree",
+    "early False": "age averaged from the start",
+    "horizon T": "noise by T",
+    "sf True": "server falls",
+    "lf True": "local falls",
+    "most": "unit at most",
+    "tensor True": "by tensor",
+    "variates False": "no control variates",
+    "trust 0": "no control variates",
+}
 
 
-def rows() -> dict[tuple[str, str], dict[tuple[float, int], dict[str, Any]]]:
-    """Records by method and its words, and by setting."""
-    found: dict[tuple[str, str], dict[tuple[float, int], dict[str, Any]]] = {}
-    for line in RECORDS.read_text().splitlines():
-        record = json.loads(line)
+def rows() -> Rows:
+    """The first exploration."""
+    found: Rows = {}
+    for record in recorded(RECORDS):
         if record.keys() & {"data", "model", "buffer", "steps", "rounds", "seed", "delays"}:
             continue  # of another task
-        words = ", ".join(f"{name} {value}" for name, value in sorted(record["words"].items()))
-        found.setdefault((record["method"], words), {})[record["dirichlet"], record["concurrency"]] = record
+        setting = record["dirichlet"], record["concurrency"]
+        found.setdefault((record["method"], _listed(record["words"])), {})[setting] = record
     return found
 
 
-def systems() -> dict[tuple[str, str], dict[tuple[float, ...], dict[str, Any]]]:
-    """Records of the small model by method and its words, and by system."""
-    found: dict[tuple[str, str], dict[tuple[float, ...], dict[str, Any]]] = {}
-    for line in RECORDS.read_text().splitlines():
-        record = json.loads(line)
+def systems() -> Rows:
+    """The second exploration, of the small model."""
+    found: Rows = {}
+    for record in recorded(RECORDS):
         if record.get("pool") != 2 or "seed" in record:
             continue
-        words = ", ".join(f"{name} {value}" for name, value in sorted(record["words"].items()))
         system = tuple(
             record.get(name, usual)
             for name, usual in (("rounds", 500), ("steps", 10), ("buffer", 10), ("concurrency", 0))
         )
+        words = _listed(record["words"])
         found.setdefault((record["method"], words), {})[(*system, record["dirichlet"])] = record
     return found
 
 
-def small() -> str:
-    """One row for each variant that was tried on most systems."""
-    head = ["method", "words"]
-    head += [f"T {t}, K {k}, S {s}, {c} at work, Dir({d})" for t, k, s, c, d in SYSTEMS]
-    lines = [head, ["---"] * len(head)]
-    lines += [
-        [*name, *(shown(cells.get(system)) for system in SYSTEMS)]
-        for name, cells in sorted(systems().items())
-        if sum(system in cells for system in SYSTEMS) >= 3
-    ]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def larger() -> Rows:
+    """The third exploration, its words in plainer ones."""
+    found: Rows = {}
+    for record in recorded(THIRD):
+        setting = record.get("dirichlet"), record["concurrency"]
+        found.setdefault(_renamed(record["method"], record["words"]), {})[setting] = record
+    return found
 
 
-def shown(record: dict[str, Any] | None) -> str:
+def _listed(words: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in sorted(words.items()))
+
+
+def _renamed(method: str, words: dict[str, Any]) -> tuple[str, str]:
+    given = {name: value for name, value in words.items() if name not in ("pace", "falls", "endless")}
+    if method == "cadence":
+        method = "without an end" if words.get("endless") else "with an end"
+        given |= {name: times * given[name] for name, times in _TIMES.items() if name in given}
+    elif method == "unit":
+        method = "prototype"
+    told = []
+    for name, value in sorted(given.items()):
+        text = f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+        told.append(_WORDS.get(text) or f"{_WORDS.get(name, name)} {text.partition(' ')[2]}")
+    return method, ", ".join(told) or _BASE
+
+
+def shown(record: Record | None) -> str:
     """The last model's accuracy and the better of its averages."""
     if record is None:
         return "–"
@@ -73,31 +110,55 @@ def shown(record: dict[str, Any] | None) -> str:
     return f"{record['last']:.3f} / {best:.3f}"
 
 
-def table() -> str:
-    """One row for each variant."""
-    head = ["method", "words", *(f"Dir({d}), {c} at work" for d, c in SETTINGS)]
-    lines = [head, ["---"] * len(head)]
-    lines += [
-        [*name, *(shown(cells.get(setting)) for setting in SETTINGS)]
-        for name, cells in sorted(rows().items())
-    ]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def _table(found: Rows, settings: dict[tuple[Any, ...], str], least: int = 1) -> str:
+    """One row for each variant that was tried on that many settings."""
+    lines = tuple(
+        (*name, *(shown(cells.get(setting)) for setting in settings))
+        for name, cells in sorted(found.items())
+        if sum(setting in cells for setting in settings) >= least
+    )
+    return markdown(Table(("method", "words", *settings.values()), lines))
 
 
-def written(page: str, made: str, start: str = START) -> str:
-    """The page with the table between its markers."""
-    before, _, rest = page.partition(start)
-    return f"{before}{start}\n{made}\n\n{END}{rest.partition(END)[2]}"
+def fourth() -> str:
+    """A table for each group of systems."""
+    found = json.loads(FOURTH.read_text())
+    tables = []
+    for group, columns in found["columns"].items():
+        lines = tuple(
+            (row["words"], *(f"{value:.3f}" for value in row["accuracy"]))
+            for row in found["rows"]
+            if row["systems"] == group
+        )
+        tables.append(markdown(Table(("gradients", *columns), lines)))
+    return "\n\n".join(tables)
+
+
+def sections() -> dict[str, str]:
+    """What stands after each marker."""
+    small = {key: "T {}, K {}, S {}, {} at work, Dir({})".format(*key) for key in SYSTEMS}
+    tasks = {key: "Shakespeare" if key[0] is None else f"Dir({key[0]})" for key in LARGER}
+    return {
+        "<!-- explored -->\n": _table(rows(), {(d, c): f"Dir({d}), {c} at work" for d, c in SETTINGS}),
+        "<!-- explored small -->\n": _table(systems(), small, least=3),
+        "<!-- explored third -->\n": _table(
+            larger(), {key: f"{task}, {key[1]} at work" for key, task in tasks.items()}
+        ),
+        "<!-- explored fourth -->\n": fourth(),
+    }
 
 
 def main() -> None:
-    """Print it, or put it into the page."""
+    """Print them, or put them into the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true")
-    if parser.parse_args().write:
-        PAGE.write_text(written(written(PAGE.read_text(), table()), small(), SMALL))
-    else:
-        print(f"{table()}\n\n{small()}")
+    if not parser.parse_args().write:
+        print("\n\n".join(sections().values()))
+        return
+    page = PAGE.read_text()
+    for start, text in sections().items():
+        page = written(page, start, text)
+    PAGE.write_text(page)
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ _PRIVATE = (
 class Experiment:
     """Every setting of a run."""
 
-    algorithm: str = "adamasfl"
+    algorithm: str = "cadence"
     parameters: tuple[tuple[str, Any], ...] = ()
     data: str = "digits"
     data_dir: str | None = None
@@ -100,7 +100,8 @@ class Experiment:
     def of(cls, **given: Any) -> Self:
         """What was given; the rest as the method has it, and some twenty evaluations.
 
-        Where privacy is asked for without `clip`, a method that bounds all its uploads sets that, too.
+        Where privacy is asked for without `clip`, the method's parameters for that count, too, unless they
+        were given, and a method that bounds all its uploads sets the clip.
         """
         entry = find(given.get("algorithm", cls.algorithm))
         own = {
@@ -114,7 +115,9 @@ class Experiment:
         values = own | given
         private = any(values.get(name, getattr(cls, name)) != getattr(cls, name) for name in _PRIVATE)
         if private and values.get("clip") is None:
-            values["clip"] = clip_of(values.get("algorithm", cls.algorithm), values.get("parameters", ()))
+            parameters = dict(entry.private) | dict(values.get("parameters", ()))
+            values["parameters"] = tuple(sorted(parameters.items()))
+            values["clip"] = clip_of(values.get("algorithm", cls.algorithm), values["parameters"])
         return cls(**values)
 
     def __post_init__(self) -> None:

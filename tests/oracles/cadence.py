@@ -1,4 +1,8 @@
-"""Cadence: unit steps in units of the model's norm, control variates of units, trusted by 1 / (1 + age).
+"""Cadence: unit steps in units of the model's norm, control variates trusted by 1 / (1 + age).
+
+Gradients count by the largest norm that the client has met in the task. Without control variates they are
+not brought to unit length after that. The server's coordinates are divided by the square root of their root
+mean square (1 % of a new square, corrected for the start), and the step keeps its length.
 
 age is the mean staleness of a buffer's updates, smoothed by a tenth, or all of it as long as an update of
 the first model is in the buffer. The part of the clients that is missing shrinks by 1 - S/N a step. A client
@@ -20,7 +24,6 @@ def cadence(
     x0: npt.ArrayLike,
     steps: Sequence[Step],
     *,
-    cohort: int,
     local_steps: int,
     variates: bool = True,
 ) -> list[Vector]:
@@ -29,6 +32,7 @@ def cadence(
     models = [path[0]]
     ages, means, missing = [0.0], [np.zeros_like(path[0])], [1.0]
     own = [np.zeros_like(path[0]) for _ in range(population)]
+    squares, lengths = np.zeros_like(path[0]), 0.0
 
     def unit(x: Vector) -> float:
         first = max(1.0, float(np.linalg.norm(path[0])))
@@ -41,12 +45,13 @@ def cadence(
             start = path[version]
             length = 0.12 / np.sqrt(local_steps) * unit(start)
             y, count = start.copy(), problem.steps(client, visit)
-            units = np.zeros_like(y)
+            units, largest = np.zeros_like(y), 1e-12
             for k in range(count):
                 gradient = problem.gradient(client, visit, k, y)
-                towards = gradient / max(float(np.linalg.norm(gradient)), 1e-12)
+                largest = max(largest, float(np.linalg.norm(gradient)))
+                towards = gradient / largest
                 u = towards + trust * (means[version] - (1 - missing[version]) * own[client])
-                y = y - length * u / max(float(np.linalg.norm(u)), 1e-12)
+                y = y - length * (u / max(float(np.linalg.norm(u)), 1e-12) if variates else u)
                 units += towards / count
             descent += (start - y) / (length * count) / len(step)
             shift += units - own[client]
@@ -56,8 +61,14 @@ def cadence(
         ages.append(seen if early else 0.9 * ages[-1] + 0.1 * seen)
         means.append(means[-1] + shift / population)
         missing.append(missing[-1] * (1 - len(step) / population))
-        noise = np.sqrt(cohort * local_steps / (4 * (t + 1)))
-        rate = min(float(noise), 1.0, 3 * 0.12 * np.sqrt(local_steps) / (1 + ages[-1]))
-        path.append(path[-1] - rate * unit(path[-1]) * descent)
+        lengths = float(np.linalg.norm(descent)) if t == 0 else 0.9 * lengths + 0.1 * np.linalg.norm(descent)
+        rate = min(
+            0.5 / np.sqrt(t + 1) / max(lengths, 1e-12), 1.0, 3 * 0.12 * np.sqrt(local_steps) / (1 + ages[-1])
+        )
+        squares = 0.99 * squares + 0.01 * descent**2
+        usual = np.sqrt(squares / (1 - 0.99 ** (t + 1)))
+        evened = descent / np.sqrt(usual + 1e-3 * np.sqrt(np.mean(usual**2)) + 1e-12)
+        evened *= np.linalg.norm(descent) / max(float(np.linalg.norm(evened)), 1e-12)
+        path.append(path[-1] - rate * unit(path[-1]) * evened)
         models.append(models[-1] + 9 / (t + 10) * (path[-1] - models[-1]))
     return models

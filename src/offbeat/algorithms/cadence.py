@@ -1,18 +1,23 @@
 """Cadence, this project's own: unit steps in units of the model's norm, at rates that nobody tunes.
 
-The local step is u / |u| with u = g / |g| + trust (c - seen c_i). g is the gradient, c_i the mean of g /
-|g| over the client's last task, c the mean of all c_i, seen the part of the clients that came at least
-once, as if all came equally often (c_i is zero for the others, so that c / seen is the mean of those that
-came), and trust is 1 / (1 + age), age being the mean staleness that the server saw lately. Lengths are in
-units of the norm of the model that was sent, or of 1 where that is less, so that a model may begin at
-zero; a norm above twice the first model's counts as that, since a model that fits its data grows without
-end. The constants are the same for every task:
+The local step is u / |u| with u = g / G + trust (c - seen c_i). g is the gradient and G the largest norm of
+one that the client has met in this task, so that a client which has fitted its data follows the others. c_i
+is the mean of g / G over the client's last task, c the mean of all c_i, seen the part of the clients that
+came at least once, as if all came equally often (c_i is zero for the others, so that c / seen is the mean of
+those that came), and trust is 1 / (1 + age), age being the mean staleness that the server saw lately.
+
+The server moves along the mean of the clients' unit steps, its coordinates evened out as far as `_EVENED`
+says: each is divided by that power of its root mean square lately, and the whole keeps its length.
+Lengths are in units of the norm of the model that was sent, or of 1 where that is less, so that a model may
+begin at zero; a norm above twice the first model's counts as that, since a model that fits its data grows
+without end. The constants are the same for every task:
 
 - a local step is 0.12 / sqrt(K), so that a random walk of K steps gets 0.12 from its start,
 - while a client is at work the server goes at most 3 times as far as the client can: its rate times (1 +
   age) is at most 3 x 0.12 sqrt(K),
-- and at most sqrt(SK / (4 (t + 1))) at version t, so that the noise of all steps so far moves the model by
-  about its own norm, and never more than 1.
+- and a server step of version t is at most 0.5 / sqrt(t + 1) long, by the length of the clients' mean step
+  lately, so that all steps so far, were they noise alone, move the model by about its own norm; noise that is
+  added for privacy counts by itself. The rate is never above 1.
 
 Nothing falls to zero, so no end has to be known: the model is a running mean of the server's path that
 forgets its first steps (step t has the weight of a polynomial of degree 8), and training may stop at any
@@ -20,7 +25,8 @@ time. While clients of the first model come in, age is the staleness of the last
 
 All that is uploaded is bounded: the mean unit step by 1, the change of c_i by 2. So there is no clipping
 bound to choose under differential privacy, and no gradient of a bad moment that a client drags along.
-Without control variates (`variates` false) clients keep nothing and upload the mean unit step alone.
+Without control variates (`variates` false) clients keep nothing, step along g / G, and upload the mean of
+that alone.
 """
 
 from collections.abc import Mapping
@@ -36,11 +42,14 @@ from offbeat.algorithms.ranges import check
 from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
 
 _WALK, _LEAP = 0.12, 3.0
-_LATER = 4  # the end is thought to be so many times as far as it has come
+_STRIDE = 0.5
 _GROWN = 2.0  # times the first model's norm, of which a unit has no more
 _TINY = 1e-12  # a gradient that is zero has no direction
 _DEGREE = 8  # of the weights of the path
-_LATELY = 0.1  # weight of a new staleness
+_LATELY = 0.1  # weight of a new staleness, or length
+_EVENED = 0.5  # 0: coordinates as they are, 1: all about as long
+_SECOND = 0.01  # weight of a new square
+_LEAST = 1e-3  # of the root mean square over all coordinates, added to each one's own
 
 
 class State(NamedTuple):
@@ -52,6 +61,8 @@ class State(NamedTuple):
     seen: Tensor  # () part of the clients
     age: Tensor  # () mean staleness, lately
     most: Tensor  # () longest unit
+    length: Tensor  # () of the clients' mean steps, lately
+    second: Vector  # mean square of the clients' mean steps, lately, not yet corrected for its start at zero
 
 
 class Message(NamedTuple):
@@ -81,7 +92,7 @@ class Cadence:
     """Unit steps in units of the model's norm, control variates as far as staleness allows."""
 
     local_lr: float  # of a local step, by the unit of length
-    server_lr: float  # along the mean unit step, by the same; falls with the square root of the version
+    stride: float  # the longest server step, by the same; falls with the square root of the version
     leap: float  # the most that the server may go while a client is at work, by the same
     variates: bool = True
     shares: ClassVar[Mapping[str, float]] = MappingProxyType({})
@@ -90,11 +101,11 @@ class Cadence:
         check(self)
 
     @classmethod
-    def tuned(cls, cohort: int, steps: int, variates: bool = True) -> Self:
-        """Every rate from S and K."""
+    def tuned(cls, steps: int, variates: bool = True) -> Self:
+        """Every rate from K."""
         return cls(
             local_lr=_WALK / steps**0.5,
-            server_lr=(cohort * steps / _LATER) ** 0.5,
+            stride=_STRIDE,
             leap=_LEAP * _WALK * steps**0.5,
             variates=variates,
         )
@@ -108,7 +119,7 @@ class Cadence:
 
     def init(self, x: Vector) -> State:
         zero, c = x.new_zeros(()), zeros_like(x) if self.variates else ()
-        return State(x, x, c, zero, zero, _GROWN * x.norm().clamp_min(1.0))
+        return State(x, x, c, zero, zero, _GROWN * x.norm().clamp_min(1.0), zero, zeros_like(x))
 
     def memory(self, x: Vector) -> Vector | tuple[()]:
         return zeros_like(x) if self.variates else ()
@@ -126,23 +137,29 @@ class Cadence:
         visit: Visit,
         grad: Gradient,
     ) -> tuple[Upload | Descent, Vector | tuple[()]]:
-        zero = zeros_like(message.x)
+        zero, none = zeros_like(message.x), message.x.new_zeros(())
 
-        def at(descent: Vector) -> Vector:
-            return message.x - message.stride * descent
+        def towards(descent: Vector, largest: Tensor, batch: Batch) -> tuple[Vector, Tensor]:
+            g = grad(message.x - message.stride * descent, batch)
+            largest = torch.maximum(largest, g.norm())
+            return g / largest.clamp_min(_TINY), largest
 
         if not isinstance(c_i, Tensor) or not isinstance(message.anchor, Tensor):
-            descent = scan(lambda d, batch: add_unit(d, grad(at(d), batch)), zero, batches)
+
+            def plain(carry: tuple[Vector, Tensor], batch: Batch) -> tuple[Vector, Tensor]:
+                v, largest = towards(*carry, batch)
+                return carry[0] + v, largest
+
+            descent, _ = scan(plain, (zero, none), batches)
             return Descent(descent / batches.steps), ()
         rest = message.anchor - message.weight * c_i
 
-        def step(carry: tuple[Vector, Vector], batch: Batch) -> tuple[Vector, Vector]:
-            descent, total = carry
-            g = grad(at(descent), batch)
-            unit = g / g.norm().clamp_min(_TINY)
-            return add_unit(descent, rest + unit), total + unit
+        def step(carry: tuple[Vector, Vector, Tensor], batch: Batch) -> tuple[Vector, Vector, Tensor]:
+            descent, total, largest = carry
+            v, largest = towards(descent, largest, batch)
+            return add_unit(descent, rest + v), total + v, largest
 
-        descent, total = scan(step, (zero, zero), batches)
+        descent, total, _ = scan(step, (zero, zero, none), batches)
         c_new = total / batches.steps
         return Upload(descent / batches.steps, c_new - c_i), c_new
 
@@ -151,16 +168,27 @@ class Cadence:
         early = max(cohort.staleness) == cohort.version  # clients of the first model: nothing older is out
         age = state.age + (stale - state.age) * (1.0 if early else _LATELY)
         seen = state.seen + cohort.share * (1 - state.seen)
-        noise = min(self.server_lr / (cohort.version + 1) ** 0.5, 1.0)
-        rate = (self.leap / (1 + age)).clamp_max(noise)
-        path = state.path - rate * _unit(state) * mean.descent
+        length = state.length + (mean.descent.norm() - state.length) * (_LATELY if cohort.version else 1.0)
+        longest = self.stride / (cohort.version + 1) ** 0.5
+        rate = torch.minimum(self.leap / (1 + age), longest / length.clamp_min(_TINY)).clamp_max(1.0)
+        second = state.second + _SECOND * (mean.descent.square() - state.second)
+        evened = _evened(mean.descent, second / (1 - (1 - _SECOND) ** (cohort.version + 1)))
+        path = state.path - rate * _unit(state) * evened
         c = state.c
         if isinstance(mean, Upload) and isinstance(c, Tensor):
             c = c + cohort.share * mean.shift
         weight = (_DEGREE + 1) / (cohort.version + _DEGREE + 2)
-        return State(state.x + weight * (path - state.x), path, c, seen, age, state.most)
+        return State(state.x + weight * (path - state.x), path, c, seen, age, state.most, length, second)
 
 
 def _unit(state: State) -> Tensor:
     """Of length."""
     return torch.minimum(state.path.norm().clamp_min(1.0), state.most)
+
+
+def _evened(step: Vector, squares: Vector) -> Vector:
+    """Its coordinates nearer to each other, its length the same."""
+    usual = squares.sqrt() + _LEAST * squares.mean().sqrt() + _TINY
+    made = step / usual**_EVENED
+    evened: Vector = made * (step.norm() / made.norm().clamp_min(_TINY))
+    return evened

@@ -38,10 +38,11 @@ CATALOGUE: Mapping[str, Entry] = MappingProxyType(
         ),
         "cadence": Entry(
             makers.cadence,
-            "unit steps in units of the model's norm; rates from S, K and the staleness seen",
+            "unit steps in units of the model's norm; rates from K and the staleness seen",
             "this project",
             "asynchronous",
-            theory="local 0.12/sqrt(K), server sqrt(SK/(4t)), at most 0.36 sqrt(K) in a flight",
+            theory="local 0.12/sqrt(K), server steps up to 0.5/sqrt(t), at most 0.36 sqrt(K) in a flight",
+            private=(("variates", False),),  # noise on two vectors drowns both
         ),
         "defedavg": Entry(
             makers.fedavg,

@@ -33,6 +33,7 @@ class Entry:
     buffer: int | None = None  # of the paper's protocol, where it fixes one
     limit: int | None = None  # of staleness, in the paper's protocol
     theory: str = ""  # the rates that the paper's theorem asks for
+    private: tuple[tuple[str, bool | float | str], ...] = ()  # parameters of private runs, unless given
 
     def parameters(self) -> Mapping[str, inspect.Parameter]:
         """The hyperparameters, with defaults."""

@@ -166,7 +166,7 @@ def adamasfl(
 
 def cadence(setting: Setting, *, variates: bool = True) -> Cadence:
     """See `cadence` in the catalogue."""
-    return Cadence.tuned(setting.cohort, setting.steps, variates)
+    return Cadence.tuned(setting.steps, variates)
 
 
 def padamfed_vr(

@@ -149,7 +149,12 @@ def _parsers() -> tuple[Parser, dict[str, Parser]]:
     commands = main.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
 
     run = commands.add_parser("run", help="train one method", argument_default=argparse.SUPPRESS)
-    run.add_argument("algorithm", nargs="?", metavar="ALGORITHM", help="see 'offbeat algorithms' [adamasfl]")
+    run.add_argument(
+        "algorithm",
+        nargs="?",
+        metavar="ALGORITHM",
+        help=f"see 'offbeat algorithms' [{_DEFAULTS['algorithm']}]",
+    )
     _add_experiment(run)
     run.add_argument(
         "--resume",

@@ -21,7 +21,7 @@ from offbeat.trial import timing
 
 def schedule(given: argparse.Namespace) -> int:
     """Simulate, and show staleness and waiting."""
-    experiment = Experiment.of(**experiment_options(given) | {"algorithm": "fedbuff"})
+    experiment = Experiment.of(**experiment_options(given))
     dispatch = timing(experiment)
     source = dispatch.source(experiment.seed)
     delays = parse_delay(experiment.delays).bind(source, experiment.clients)

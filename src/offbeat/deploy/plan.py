@@ -12,7 +12,7 @@ from offbeat.deploy import tables, vocabulary
 from offbeat.deploy.hyperparameters import check_parameters
 from offbeat.deploy.tables import Kind
 from offbeat.errors import InputError
-from offbeat.experiment import Experiment, clip_of
+from offbeat.experiment import Experiment
 
 _BUFFER = 10  # at most, where none is given
 
@@ -91,7 +91,7 @@ class Plan:
         page = _made(Page, given, "watch", vocabulary.WATCH) or Page()
         _check_network(network, page)
         examples = training.pop("examples", None)
-        experiment = _experiment(training, _privacy(given, training), secure is not None)
+        experiment = _experiment(training, _privacy(given), secure is not None)
         _check_work(training, examples)
         if secure is not None:
             _check_secure(secure, experiment)
@@ -165,22 +165,16 @@ def _made(
     return make(**table)
 
 
-def _privacy(given: Mapping[str, Any], training: Mapping[str, Any]) -> dict[str, Any]:
+def _privacy(given: Mapping[str, Any]) -> dict[str, Any]:
     table = _table(given, "privacy", vocabulary.PRIVACY, vocabulary.NOT_PRIVACY)
     if not table:
         return table
-    if "clip" not in table:
-        algorithm = training.get("algorithm", Experiment.algorithm)
-        clip = clip_of(algorithm, check_parameters(algorithm, training.get("parameters", {})))
-        if clip is None:
-            raise InputError("[privacy] has no clip, the most that a client may add to a sum: give it.")
-        table["clip"] = clip
     if "most" not in table:
         raise InputError("[privacy] has no most, how often a client may contribute: give it.")
-    clip = table["clip"]
+    clip = table.get("clip")
     if isinstance(clip, dict):
         clip = ",".join(f"{name}={bound}" for name, bound in clip.items())
-    return table | {"clip": str(clip)}
+    return table if clip is None else table | {"clip": str(clip)}
 
 
 def _experiment(training: dict[str, Any], privacy: dict[str, Any], secure: bool) -> Experiment:

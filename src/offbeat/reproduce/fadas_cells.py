@@ -27,10 +27,10 @@ RESNET: dict[str, Any] = {
     "batch_size": 50,
     "weight_decay": 1e-4,
     "rounds": 500,
-    "every": 10,
+    "every": 25,
     "precision": "bfloat16",
 }
-CNN: dict[str, Any] = RESNET | {"model": "cnn", "precision": "torch"}
+CNN: dict[str, Any] = RESNET | {"model": "cnn", "every": 10, "precision": "torch"}
 QUICK: dict[str, Any] = {
     "data": "digits",
     "local_steps": 5,

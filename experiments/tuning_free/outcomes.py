@@ -1,0 +1,178 @@
+"""What the bench's records come to: an outcome for each system, and the figures that were aimed at."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import mean
+from typing import Any, NamedTuple
+
+from bench import score, within
+from runs import DEFAULT, named
+from systems import FORM, GRIDS, OURS, PRINTED, SEEDS, SYSTEMS, TASKS, cells, whole
+
+from offbeat.population.shakespeare import ALPHABET
+from offbeat.reproduce.tuning_cost import Cost, expected_best
+
+FIRST = SEEDS[0]  # the seed of the grids
+CLASSES = dict.fromkeys(TASKS, 10) | {"Shakespeare by role, transformer": len(ALPHABET)}
+
+Record = dict[str, Any]
+System = dict[str, Any]
+
+
+class Rival(NamedTuple):
+    """One setting of a competitor."""
+
+    method: str
+    words: dict[str, Any]
+    scores: dict[int, float]  # by seed, best of last model and averages
+
+
+class Outcome(NamedTuple):
+    """What one system's runs gave; accuracies are fractions."""
+
+    system: System
+    ours: dict[int, float]  # by seed, last model
+    diverged: int  # of ours
+    former: bool  # ours are of an earlier form
+    rivals: tuple[Rival, ...]  # every setting that was tried
+    printed: float | None  # AdaMasFL, last model
+    missing: dict[str, int]  # runs by method; finals: the best setting's on other seeds
+
+    @property
+    def best(self) -> Rival | None:
+        """The setting that the grids choose: highest on their seed."""
+        tried = [rival for rival in self.rivals if FIRST in rival.scores]
+        return max(tried, key=lambda rival: rival.scores[FIRST], default=None)
+
+    @property
+    def judged(self) -> bool:
+        """Whether all our seeds and all grids are there; the best setting's other seeds may be missing."""
+        return not self.missing.keys() - {"finals", PRINTED[0]}
+
+    @property
+    def shortfall(self) -> float | None:
+        """How far ours is behind the best, over the seeds that both have; None: runs are missing."""
+        best = self.best
+        if not self.judged or best is None:
+            return None
+        return mean(best.scores[seed] - self.ours[seed] for seed in self.shared)
+
+    @property
+    def shared(self) -> list[int]:
+        """The seeds that ours and the best have."""
+        return sorted(self.ours.keys() & (self.best.scores.keys() if self.best else ()))
+
+    def grid(self, method: str) -> list[float]:
+        """The settings of a competitor's grid that were tried, on its seed."""
+        asked = GRIDS[self.system["task"]].get(method, ())
+        tried = [rival for rival in self.rivals if rival.method == method and rival.words in asked]
+        return [rival.scores[FIRST] for rival in tried if FIRST in rival.scores]
+
+
+class Flatness(NamedTuple):
+    """Systems that differ in concurrency alone."""
+
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def judged(self) -> bool:
+        return all(outcome.judged for outcome in self.outcomes)
+
+    @property
+    def spread(self) -> float | None:
+        """Between the highest mean over seeds and the lowest; None: fewer than two systems have runs."""
+        means = [mean(outcome.ours.values()) for outcome in self.outcomes if outcome.ours]
+        return max(means) - min(means) if len(means) > 1 else None
+
+
+def outcomes(found: Iterable[Record], systems: Sequence[System] = SYSTEMS) -> tuple[Outcome, ...]:
+    """One for each system, whether it has runs or not; of two records of one run the later counts."""
+    kept = list({(named(record), _form(record)): record for record in found}.values())
+    wanted = list(cells())
+    return tuple(
+        _outcome(system, [r for r in kept if within(r, system)], [c for c in wanted if within(c, system)])
+        for system in systems
+    )
+
+
+def flatnesses(made: Iterable[Outcome]) -> tuple[Flatness, ...]:
+    """Groups of two systems and more."""
+    groups: dict[str, list[Outcome]] = {}
+    for outcome in made:
+        rest = {name: value for name, value in outcome.system.items() if name != "concurrency"}
+        groups.setdefault(str(sorted(rest.items())), []).append(outcome)
+    return tuple(Flatness(tuple(group)) for group in groups.values() if len(group) > 1)
+
+
+def costs(made: Sequence[Outcome]) -> tuple[Cost, ...]:
+    """By task, over its systems that have all runs, on the grids' seed: what is expected of runs spent."""
+    spent = []
+    for task in dict.fromkeys(outcome.system["task"] for outcome in made):
+        there = [outcome for outcome in made if outcome.system["task"] == task and outcome.judged]
+        spent.append(Cost(OURS[0], task, _mean([(outcome.ours[FIRST],) for outcome in there]), tuned=False))
+        spent += [
+            Cost(method, task, _mean([expected_best(outcome.grid(method)) for outcome in there]))
+            for method in GRIDS[task]
+        ]
+        known = [outcome.printed for outcome in there if outcome.printed is not None]
+        if known and len(known) == len(there):
+            spent.append(Cost(PRINTED[0], task, (mean(known),), tuned=False))
+    return tuple(spent)
+
+
+def _mean(curves: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
+    return tuple(map(mean, zip(*curves, strict=True)))
+
+
+def _form(record: Record) -> int:
+    return int(record.get("form", 1))
+
+
+def _worth(record: Record, task: str, own: bool) -> float:
+    """A run that diverged counts as guessing."""
+    if record["failure"]:
+        return 1 / CLASSES[task]
+    return float(record["last"]) if own else score(record)
+
+
+def _outcome(system: System, found: Sequence[Record], wanted: Sequence[Record]) -> Outcome:
+    task = system["task"]
+    every = [record for record in found if (record["method"], record["words"]) == OURS]
+    form = max((_form(record) for record in every), default=FORM)
+    own = {record["seed"]: record for record in every if _form(record) == form}
+    rivals: dict[tuple[str, str], Rival] = {}
+    for record in found:
+        if record.get("falls"):
+            key = record["method"], str(sorted(record["words"].items()))
+            rival = rivals.setdefault(key, Rival(record["method"], record["words"], {}))
+            rival.scores[record["seed"]] = _worth(record, task, own=False)
+    printed = next((r for r in found if (r["method"], r["words"]) == PRINTED and r["seed"] == FIRST), None)
+    known = {named(record) for record in found if record["method"] != OURS[0]}
+    known |= {named(record | {"form": FORM}) for record in own.values()}
+    missing: dict[str, int] = {}
+    for cell in wanted:
+        if named(cell) not in known:
+            missing[cell["method"]] = missing.get(cell["method"], 0) + 1
+    made = Outcome(
+        system,
+        {seed: _worth(record, task, own=True) for seed, record in sorted(own.items())},
+        sum(bool(record["failure"]) for record in own.values()),
+        form < FORM,
+        tuple(rivals.values()),
+        None if printed is None else _worth(printed, task, own=True),
+        missing,
+    )
+    finals = 0 if made.best is None else len(SEEDS) - len(made.best.scores)
+    return made._replace(missing=missing | {"finals": finals}) if finals else made
+
+
+def described(system: System) -> tuple[str, str]:
+    """A system in words, and its sizes."""
+    at: Mapping[str, Any] = DEFAULT | whole(system)
+    words = [f"{at['concurrency']} of {at['clients']} at work"]
+    kind, _, alpha = str(at["partition"]).partition(":")
+    if kind == "dirichlet":
+        words.insert(0, f"Dir({alpha})")
+    if at["delays"] != DEFAULT["delays"]:
+        words.append(f"{at['delays'].removeprefix('tiers:')} delays")
+    sizes = ", ".join(str(at[name]) for name in ("buffer", "steps", "rounds", "batch"))
+    return f"{system['task']}: {', '.join(words)}", sizes

@@ -1,0 +1,420 @@
+"""The page on a default that needs no tuning shows what its records hold."""
+
+import importlib
+import json
+import re
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from offbeat import Asynchronous, Examples, Population, Problem, Sequential, Steps, train
+from offbeat.experiment import Experiment
+from offbeat.reproduce.page import written
+from offbeat.reproduce.tuning_cost import expected_best
+
+FOLDER = Path(__file__).parent.parent / "experiments" / "tuning_free"
+
+
+def scripts(*names: str) -> list[ModuleType]:
+    """They import each other, so their folder is on the path while they are loaded."""
+    before = list(sys.path)
+    sys.path.insert(0, str(FOLDER))
+    try:
+        return [importlib.import_module(name) for name in names]
+    finally:
+        sys.path[:] = before
+
+
+bench_table, outcomes, systems, table, variants = scripts(
+    "bench_table", "outcomes", "systems", "table", "variants"
+)
+PAGE = (FOLDER / "README.md").read_text()
+BENCH = outcomes.outcomes(bench_table.recorded(bench_table.RECORDS))
+SECTIONS = table.sections() | bench_table.sections(BENCH)
+DIGITS = [system for system in systems.SYSTEMS if system["task"] == "digits, MLP" and "delays" not in system]
+
+
+def record(system: Any, method: str, words: Any = None, seed: int = 0, **more: Any) -> dict[str, Any]:
+    """As the bench would write it."""
+    rates = {} if method in ("cadence", "adamasfl") else {"falls": True, "weights": "polynomial:0.5"}
+    rates = rates if method == "fedbuff" else rates | ({"weights": "constant"} if rates else {})
+    cell = systems.whole({"method": method, "words": words or {}, "seed": seed} | rates | system)
+    return cell | {"failure": None, "device": "cpu"} | more
+
+
+def worth(last: float, average: float | None = None) -> dict[str, float]:
+    best = last if average is None else average
+    return {"last": last, "average 0.9": best, "average 0.98": last}
+
+
+def complete(system: Any, ours: float = 0.8, theirs: float = 0.7) -> list[dict[str, Any]]:
+    """Every run of a system, and the best setting's other seeds."""
+    found = []
+    for cell in systems.cells():
+        if outcomes.within(cell, system):
+            own = cell["method"] == "cadence"
+            score = ours if own else theirs
+            found.append(cell | {"failure": None} | worth(score) | ({"form": 2} if own else {}))
+    best = next(cell for cell in found if cell.get("falls"))
+    return found + [best | {"seed": seed} for seed in (1, 2)]
+
+
+def only(found: list[dict[str, Any]], system: Any) -> Any:
+    (outcome,) = outcomes.outcomes(found, [system])
+    return outcome
+
+
+@pytest.mark.parametrize("start", SECTIONS, ids=lambda start: start.strip("<!->\n "))
+def test_a_table_is_made_from_the_records(start: str) -> None:
+    assert written(PAGE, start, SECTIONS[start]) == PAGE
+    assert written(PAGE, start, SECTIONS[start].replace("| ", "| 0", 1)) != PAGE
+
+
+def test_the_method_of_the_page_is_the_default() -> None:
+    assert Experiment().algorithm == systems.OURS[0]
+
+
+def test_nothing_stands_between_markers_but_what_is_made() -> None:
+    assert {f"<!-- {name} -->\n" for name in re.findall(r"<!-- (.+) -->", PAGE)} - {
+        "<!-- end -->\n"
+    } == SECTIONS.keys()
+
+
+def test_every_figure_is_made_from_the_records_and_shown() -> None:
+    drawn = bench_table.figures(BENCH)
+    assert drawn
+    assert {path.name: path.read_text() for path in FOLDER.glob("*.svg")} == drawn
+    assert re.findall(r"!\[.+?\]\((.+?)\)", PAGE) == list(drawn)
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.jsonl")), ids=lambda path: path.name)
+def test_records_are_small_and_name_no_place_on_a_machine(path: Path) -> None:
+    text = path.read_text()
+    assert len(text) < 1_000_000
+    assert not re.search(r"[\"\s]/\w", text)
+
+
+def test_every_system_has_a_row_whether_it_was_run_or_not() -> None:
+    assert [outcome.system for outcome in BENCH] == list(systems.SYSTEMS)
+    none = outcomes.outcomes([])
+    rows = bench_table.systems(none).splitlines()[2:]
+    assert sum(row.startswith("| ") for row in rows) == len(systems.SYSTEMS)
+    assert all("missing" in row for row in rows if row.startswith("| "))
+    assert none[0].shortfall is None
+    asked = [cell for cell in systems.cells() if outcomes.within(cell, systems.SYSTEMS[0])]
+    assert sum(none[0].missing.values()) == len(asked)
+    assert "0 of 0 | reached so far" in bench_table.summary(none)
+    assert f"| all {len(asked)} |" in rows[0]
+    assert bench_table.figures(none) == {}
+
+
+def test_a_shortfall_is_over_the_seeds_that_both_have() -> None:
+    system = DIGITS[0]
+    found = complete(system)
+    for seed, last in enumerate((0.9, 0.7, 0.5)):
+        found.append(record(system, "cadence", seed=seed, form=2, **worth(last, 0.99)))
+    best = {"local_lr": 0.3, "server_lr": 1.0}
+    found.append(record(system, "fedbuff", best, **worth(0.8, 0.95)))
+    alone = only(found, system)
+    assert alone.ours == {0: 0.9, 1: 0.7, 2: 0.5}  # its own last model, and the later record of two
+    assert (alone.best.method, alone.best.words, alone.best.scores) == ("fedbuff", best, {0: 0.95})
+    assert alone.missing == {"finals": 2}
+    assert alone.shortfall == pytest.approx(0.05)
+    assert "| 5.0 (seed 0) |" in bench_table.systems([alone])
+    told = bench_table.summary([alone])
+    assert "| 5.00 points, over 1 of 1 systems |" in told
+    assert "In 1 of these systems" in told
+    assert "it is 25.00 points in the mean, 25.00 at worst" in told
+
+    found += [record(system, "fedbuff", best, seed=seed, **worth(0.6)) for seed in (1, 2)]
+    whole = only(found, system)
+    assert whole.missing == {}
+    assert "of these systems" not in bench_table.summary([whole])
+    assert whole.shortfall == pytest.approx((0.05 - 0.1 + 0.1) / 3)
+    row = bench_table.systems([whole]).splitlines()[2]
+    assert "| 70.0 ± 20.0 | fedbuff 0.3 / 1: 71.7 (3 seeds; grid: 9 runs) | 1.7 | 95.0 | 70.0 |" in row
+    assert row.endswith("| 70.0 | – |")
+
+
+def test_a_grid_that_is_not_whole_gives_no_shortfall_and_says_what_is_missing() -> None:
+    system = DIGITS[0]
+    found = [each for each in complete(system) if each["words"] != {"local_lr": 1.0, "server_lr": 2.0}]
+    outcome = only(found, system)
+    assert outcome.shortfall is None
+    assert outcome.missing == {"fedbuff": 1}
+    row = bench_table.systems([outcome]).splitlines()[2]
+    assert "grid: 8 of 9 runs) | missing |" in row
+    assert row.endswith("| fedbuff 1 |")
+    assert outcomes.costs([outcome])[0].best == ()
+
+
+def test_runs_of_the_present_form_alone_count_where_there_are_any() -> None:
+    system = DIGITS[0]
+    found = [{name: value for name, value in each.items() if name != "form"} for each in complete(system)]
+    before = only(found, system)
+    assert before.former
+    assert "80.0 ± 0.0 \\* |" in bench_table.systems([before])
+    assert "earlier form" in bench_table.systems([before]).splitlines()[-1]
+    assert bench_table.summary([before]).count("so far") == 3
+    after = only([*found, record(system, "cadence", form=2, **worth(0.6))], system)
+    assert (after.former, after.ours) == (False, {0: 0.6})
+    assert after.missing == {"cadence": 2}
+    assert "\\*" not in bench_table.systems([after])
+
+
+def test_a_run_that_diverged_is_counted_and_worth_a_guess() -> None:
+    system = DIGITS[0]
+    found = complete(system)
+    found.append(record(system, "cadence", seed=1, form=2) | {"failure": "NaN"})
+    words = {"local_lr": 0.1, "server_lr": 0.5}
+    found.append(record(system, "fedbuff", words) | {"failure": "NaN"})
+    outcome = only(found, system)
+    assert outcome.diverged == 1
+    assert outcome.ours[1] == 0.1
+    assert sorted(outcome.grid("fedbuff"))[:2] == [0.1, 0.7]
+    assert "| none | 1 of 3 | not reached so far |" in bench_table.summary([outcome])
+
+
+def test_the_summary_judges_by_the_aims() -> None:
+    pairs = [(0.8, 0.81), (0.8, 0.8)]
+    made = [only(complete(system, *pair), system) for system, pair in zip(DIGITS, pairs, strict=False)]
+    told = bench_table.summary(made)
+    assert "| at most 0.5 points | 0.50 points, over 2 of 2 systems | reached |" in told
+    assert "| at most 2 points | 1.00 points (digits, MLP: Dir(0.5), 10 of 100 at work) | reached |" in told
+    assert "| at most 1.5 points | 0.00 points (digits, MLP: Dir(0.5)) | reached |" in told
+    assert "| none | 0 of 6 | reached |" in told
+    assert "Behind by more" not in told
+    assert "Ahead of every competitor's grid in 0 of 2 systems." in told
+
+    made[1] = only(complete(DIGITS[1], 0.78, 0.81), DIGITS[1])
+    told = bench_table.summary(made)
+    assert "| 2.00 points, over 2 of 2 systems | not reached |" in told
+    assert "| 3.00 points (digits, MLP: Dir(0.5), 20 of 100 at work) | not reached |" in told
+    assert "| 2.00 points (digits, MLP: Dir(0.5)) | not reached |" in told
+    assert "Behind by more than 2 points: digits, MLP: Dir(0.5), 20 of 100 at work (3.0)." in told
+
+
+def test_groups_differ_in_concurrency_alone() -> None:
+    groups = outcomes.flatnesses(outcomes.outcomes([]))
+    counts = [[outcome.system["concurrency"] for outcome in group.outcomes] for group in groups]
+    assert [10, 20, 60, 90] in counts
+    for group in groups:
+        rest = [{k: v for k, v in o.system.items() if k != "concurrency"} for o in group.outcomes]
+        assert rest == [rest[0]] * len(rest)
+    assert len({str(group.outcomes[0].system) for group in groups}) == len(groups)
+
+
+def test_the_cost_of_tuning_is_the_mean_of_what_is_expected_over_systems() -> None:
+    made = []
+    for number, system in enumerate(DIGITS[:2]):
+        found = complete(system, 0.8 + 0.1 * number, 0.7)
+        for place, words in enumerate(systems.GRIDS["digits, MLP"]["ca2fl"]):
+            found.append(record(system, "ca2fl", words, **worth(0.5 + 0.1 * number + 0.04 * place)))
+        made.append(only(found, system))
+    spent = {cost.method: cost for cost in outcomes.costs(made)}
+    assert spent["cadence"].best == pytest.approx((0.85,))
+    assert not spent["cadence"].tuned
+    assert spent["ca2fl"].best == pytest.approx(expected_best([0.55, 0.59, 0.63, 0.67]))
+    assert spent["fedbuff"].best == pytest.approx((0.7,) * 9)
+    assert spent["adamasfl"].best == pytest.approx((0.7,))
+    (drawing,) = bench_table.figures(made).values()
+    root = ElementTree.fromstring(drawing)
+    texts = {node.text for node in root.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"cadence", "adamasfl", "ca2fl"} <= texts
+    assert "| ca2fl | 61.0 | 64.3 | 66.0 | 67.0 (4 runs) |" in bench_table.cost(made)
+    assert "more than all 4" in bench_table.cost(made)
+
+
+def test_what_the_page_says_of_the_exploration_holds() -> None:
+    found = table.rows()
+    base = "local_decay True, local_rate 0.0447, server_rate 0.24, {}whole True"
+
+    def last(words: str) -> list[float]:
+        cells = found["unit", words]
+        return [cells[setting]["last"] for setting in ((0.5, 20), (0.5, 60), (0.5, 90), (0.1, 20), (0.1, 60))]
+
+    plain, trusting = last(base.format("")), last(base.format("trust -1.0, "))
+    assert all(better >= other for better, other in zip(trusting, plain, strict=True))
+    assert min(a - b for a, b in zip(trusting[3:], plain[3:], strict=True)) > 0.03
+    moving = last("beta 0.5, " + base.format("trust -1.0, "))
+    assert moving[0] > max(trusting)
+    assert moving[2] < 0.75
+    fedbuff = [cells for (method, _), cells in found.items() if method == "fedbuff"]
+    best = [
+        max(
+            max(each["average 0.9"], each["average 0.98"])
+            for cells in fedbuff
+            if not (each := cells[setting])["failure"]
+        )
+        for setting in ((0.5, 20), (0.5, 60), (0.5, 90), (0.1, 20), (0.1, 60))
+    ]
+    assert [round(value, 3) for value in best[:3]] == [0.906, 0.894, 0.876]
+    assert sum(own > other - 0.001 for own, other in zip(trusting, best, strict=True)) == 4
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {},
+        {"whole": True, "trust": -1.0},
+        {"trust": 1.0, "beta": 0.5},
+        {"schedule": "free"},
+        {"heavy": 0.9, "live": True},
+    ],
+)
+def test_every_kind_of_variant_trains(words: dict[str, Any]) -> None:
+    variant = variants.Variant
+    torch.manual_seed(0)
+    inputs = torch.randn(200, 8)
+    targets = (inputs @ torch.randn(8, 3)).argmax(1)
+    module = torch.nn.Linear(8, 3)
+    problem = Problem(module, lambda outputs, targets: cross_entropy(outputs, targets, reduction="none"))
+    population = Population(Examples(inputs, targets), list(np.arange(200).reshape(10, 20)), Steps(3, 10))
+    method = variant((24, 3), 40, 0.1, 0.3, local_decay=True, **words)
+    shots = list(
+        train(method, Sequential(problem, population), dispatch=Asynchronous(4), buffer=2, rounds=40)
+    )
+    outputs = problem.module(shots[-1].x)(inputs)
+    assert (outputs.argmax(1) == targets).float().mean() > 0.8
+
+
+def test_what_the_page_says_of_small_systems_holds() -> None:
+    found, rates = table.systems(), "noise 1.0, trust -1.0, {}walk 0.14, whole True"
+    ours = found[
+        "unit", "lazily True, leap 3.0, live True, local_decay True, " + rates.format("unitary True, ")
+    ]
+    raw = found["unit", "lazily True, leap 3.0, live True, local_decay True, " + rates.format("")]
+    grid = [cells for (method, _), cells in found.items() if method == "fedbuff" and len(cells) >= 6]
+    assert len(grid) == 12
+
+    def best(record: dict[str, Any]) -> float:
+        return max(record["last"], record["average 0.9"], record["average 0.98"])
+
+    systems = [system for system in table.SYSTEMS if all(system in cells for cells in grid)]
+    assert len(systems) == 6
+    ahead = [best(ours[system]) - max(best(cells[system]) for cells in grid) for system in systems]
+    assert 0.001 < min(ahead) < max(ahead) < 0.023
+
+    def mean(cells: dict[tuple[float, ...], dict[str, Any]]) -> float:
+        return sum(best(cells[system]) for system in systems) / len(systems)
+
+    fixed = found["unit", "lazily True, leap 3.0, live False, local_decay True, " + rates.format("")]
+    assert 0.009 < mean(raw) - mean(fixed) < 0.014
+    assert 0.0005 < mean(raw) - mean(ours) < 0.0035
+
+
+def test_the_third_exploration_says_each_run_once() -> None:
+    found = table.larger()
+    assert sum(map(len, found.values())) == len(table.recorded(table.THIRD))
+    assert {setting for cells in found.values() for setting in cells} == set(table.LARGER)
+
+
+CNN, LETTERS = table.LARGER[:4], table.LARGER[4]
+BASE = "walk 0.14, leap 3, noise 1"
+
+
+def last(method: str, words: str = BASE) -> dict[tuple[Any, ...], float]:
+    cells = table.larger()[method, words]
+    return {setting: each["last"] for setting, each in cells.items() if not each["failure"]}
+
+
+def gains(words: str, over: str = BASE) -> list[float]:
+    """Of the prototype, in points, on the CNN and, where it was run, on Shakespeare."""
+    new, old = last("prototype", words), last("prototype", over)
+    return [round(100 * (new[at] - old[at]), 2) for at in (*CNN, LETTERS) if at in new]
+
+
+def test_what_the_page_says_of_no_end_holds() -> None:
+    known, endless = last("with an end"), last("without an end")
+    gained = [round(100 * (endless[at] - known[at]), 1) for at in (*CNN, LETTERS)]
+    assert gained[2:4] == [3.4, 2.2]
+    assert (min(gained[:2] + gained[4:]), max(gained[:2] + gained[4:])) == (-0.8, 0.6)
+    falling = gains("server falls")
+    assert (round(max(falling), 1), round(min(falling), 1)) == (-1.0, -3.6)
+    both = gains("age averaged from the start, noise by T, local falls, server falls")
+    assert 0.4 < both[0] < 0.6
+    assert -3.1 < both[2] < -2.6
+    assert -3.1 < both[3] < -2.6
+
+
+def test_what_the_page_says_of_larger_models_holds() -> None:
+    walks = {walk: last("prototype", f"walk {walk}") for walk in (0.07, 0.28)} | {0.14: last("prototype")}
+    letters = [round(walks[walk][LETTERS], 3) for walk in (0.07, 0.14, 0.28)]
+    assert letters == [0.35, 0.322, 0.191]
+    assert walks[0.07][0.1, 90] - walks[0.14][0.1, 90] == pytest.approx(-0.05, abs=0.004)
+    shorter = gains("unit at most 2, walk 0.1", "unit at most 2")
+    assert (round(shorter[4], 1), round(shorter[3], 1)) == (1.4, -1.5)
+
+    half, twice = gains("leap 1.5"), gains("leap 6")
+    assert (round(max(half[:4]), 1), round(min(half[:4]), 1)) == (-0.9, -3.5)
+    assert round(half[4]) == -2
+    assert max(twice[:4]) < 0.05
+    assert round(twice[4]) == -9
+    for words in ("noise 0.5", "noise 2", "noise by T", "degree 3", "age averaged from the start", "trust 2"):
+        assert max(map(abs, gains(words))) < 1, words
+    without = gains("no control variates")
+    assert [round(-gain, 1) for gain in without[2:]] == [1.4, 0.9, 0.7]
+    assert max(map(abs, without[:2])) < 0.15
+    tensors = gains("by tensor")
+    assert max(map(abs, tensors[:4])) < 0.65
+    assert round(tensors[4]) == -7
+    assert min(gains("unit at most 2")) > -0.05
+    once = gains("unit at most 1")
+    assert (round(once[4], 1), round(once[2], 1)) == (1.0, -0.8)
+
+
+def test_what_the_page_says_of_others_on_larger_models_holds() -> None:
+    found, own = table.larger(), last("prototype")
+
+    def best(method: str, at: tuple[Any, ...]) -> float:
+        """The best of all its settings, averages included."""
+        cells = [cells[at] for (name, _), cells in found.items() if name == method and at in cells]
+        return max(
+            max(each["last"], each["average 0.9"], each["average 0.98"])
+            for each in cells
+            if not each["failure"]
+        )
+
+    ahead = [round(100 * (own[at] - best("fedbuff", at)), 1) for at in CNN]
+    assert (min(ahead), max(ahead)) == (2.0, 3.9)
+    assert all(own[at] - best("fadas-da", at) > own[at] - best("fedbuff", at) for at in CNN)
+    assert round(100 * (own[LETTERS] - best("fadas-da", LETTERS)), 1) == -0.6
+    assert round(100 * (own[LETTERS] - best("fedbuff", LETTERS))) == 3
+    shorter = last("prototype", "walk 0.07")[LETTERS]
+    assert round(100 * (shorter - best("fadas-da", LETTERS)), 1) == 2.2
+    crowded = [cells[None, 90] for cells in found.values() if (None, 90) in cells]
+    assert len(crowded) > 10
+    assert all(each["failure"] or round(each["last"], 3) == 0.191 for each in crowded)
+
+
+def test_what_the_page_says_of_the_fourth_exploration_holds() -> None:
+    rows = json.loads((FOLDER / "exploration4.json").read_text())["rows"]
+    found = {(row["systems"], row["words"]): row["accuracy"] for row in rows}
+    assert len(found) == len(rows)
+
+    def mean(systems: str, words: str) -> float:
+        return sum(found[systems, words]) / len(found[systems, words])
+
+    own, largest = "by each gradient's own norm", "by the largest norm so far"
+    half, whole = f"{largest}, evened by 1/2", f"{largest}, evened by the power 1"
+    assert (round(mean("d", own), 3), round(mean("d", largest), 3)) == (0.845, 0.939)
+    assert all(mean(systems, largest) > mean(systems, own) for systems in "pc")
+    fadas = mean("l", "FADAS, delay-adaptive, 0.03 / 0.003")
+    assert [round(each, 3) for each in (mean("l", whole), fadas, mean("l", largest))] == [0.312, 0.323, 0.225]
+    assert mean("c", largest) - mean("c", whole) > 0.02
+    assert all(mean(systems, half) > mean(systems, largest) for systems in "pc")
+    assert 0.5 < (mean("l", half) - mean("l", largest)) / (mean("l", whole) - mean("l", largest)) < 0.75
+    strides = [mean("s", f"{half}, stride {stride}") for stride in (0.35, 0.5, 0.75)]
+    assert max(strides) - min(strides) < 0.002
+    final = f"{half}, stride 0.5"
+    assert found["p", f"{final}, three times the trust"][3] < found["p", final][3] - 0.04
+    assert found["e", f"{final}, full trust"][1] > found["e", final][1]
+    assert 0.003 < mean("p", f"{final}, leap 4") - mean("p", final) < 0.006
+    assert found["l", f"{final}, leap 4"][1] < found["l", final][1] - 0.08

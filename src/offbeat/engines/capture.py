@@ -9,6 +9,7 @@ import torch
 from offbeat import trees
 from offbeat.trees import Tree
 
+_IDLE = 4  # times as many other requests as there is room, after which a graph is thought to be done with
 _WARM = 2  # runs before recording, in which libraries settle on kernels and take their workspace
 
 Key = TypeVar("Key", bound=Hashable)
@@ -46,6 +47,8 @@ class Latest(Generic[Key]):
     def __init__(self, room: int) -> None:
         self._room = room
         self._seen: set[Key] = set()
+        self._turn = 0
+        self._used: dict[Key, int] = {}
         self._graphs: OrderedDict[Key, Captured] = OrderedDict()
 
     def find(self, key: Key, make: Callable[[], Captured]) -> Captured | None:
@@ -65,12 +68,30 @@ class Latest(Generic[Key]):
         self._graphs[key] = make()
         return self._graphs[key]
 
+    def welcomes(self, key: Key) -> bool:
+        """Whether its graph is there, or may be recorded without the loss of one that is in use.
+
+        Recording costs several runs, so a circle of more shapes than there is room for would be slower with
+        graphs than without.
+        """
+        self._turn += 1
+        if key in self._graphs or len(self._graphs) < self._room:
+            self._used[key] = self._turn
+            return True
+        oldest = next(iter(self._graphs))
+        if self._turn - self._used.get(oldest, 0) <= _IDLE * self._room:
+            return False
+        self._used = {each: self._used.get(each, 0) for each in self._graphs if each != oldest}
+        self._used[key] = self._turn
+        return True
+
     def __len__(self) -> int:
         return len(self._graphs)
 
     def clear(self) -> None:
         """Give their memory back."""
         self._graphs.clear()
+        self._used.clear()
 
 
 def signature(tree: Tree) -> tuple[Any, ...]:

@@ -75,8 +75,10 @@ class Streams:
             slot.graphs.clear()
 
     def _group(self, algorithm: AnyAlgorithm, given: list[Inputs]) -> Results | None:
-        """Tasks of one shape; nothing if their work cannot be recorded."""
+        """Tasks of one shape; nothing if their work cannot be recorded, or there are too many shapes."""
         cleared = False
+        if not self._slots[0].graphs.welcomes(_key(algorithm, given[0])):
+            return None
         while self._recordable:
             try:
                 return self._spread(algorithm, given)
@@ -98,7 +100,7 @@ class Streams:
     def _spread(self, algorithm: AnyAlgorithm, given: list[Inputs]) -> Results:
         one = local_work(algorithm, self._problem, self._population, self._differentiate)
         caller = torch.cuda.current_stream(self._problem.device)
-        key = (id(algorithm), *signature(given[0]))
+        key = _key(algorithm, given[0])
         results: Results | None = None
         slots = self._slots[: len(given)]
         graphs = [self._graph(slot, key, one, given[0]) for slot in slots]
@@ -146,6 +148,10 @@ class Streams:
             if not self._recordable:
                 log.warning("this module draws random numbers, so its clients are computed one by one.")
         return self._recordable
+
+
+def _key(algorithm: AnyAlgorithm, task: Inputs) -> tuple[object, ...]:
+    return id(algorithm), *signature(task)
 
 
 def _stream(device: torch.device) -> torch.cuda.Stream:

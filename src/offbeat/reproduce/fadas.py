@@ -3,6 +3,7 @@
 from offbeat.reproduce.fadas_cells import (
     ALPHAS,
     CNN,
+    HALF,
     LARGE,
     MILD,
     QUICK,
@@ -103,7 +104,7 @@ TABLE2 = Study(
     ),
     f"{_UNKNOWN} {_VARIANTS} {REDUCED} ResNet-18 has the paper's rates alone, and no FedAsync.",
 )
-_TABLE4 = tuned(CNN | MILD, ALPHAS, _SMALL)
+_TABLE4 = tuned(CNN | MILD | HALF, ALPHAS, _SMALL)
 TABLE4 = Study(
     "fadas-table4",
     "fadas",
@@ -140,7 +141,7 @@ def _times(target: float, model: str | None = None) -> Best:
 # FedAMS as this paper describes it has no floor under its second moment; as its own paper has it, it does.
 _BARE = (("floor", 0.0), ("eps", 1e-8))
 _TABLE7 = _timed(
-    CNN | MILD,
+    CNN | MILD | HALF,
     (
         ("fadas", servers(3e-4, 1e-3)),
         ("fadas-da", servers(1e-3, 3e-3)),

@@ -23,7 +23,7 @@ MILD: dict[str, Any] = {"clients": 100, "concurrency": 20, "buffer": 10, "delays
 RESNET: dict[str, Any] = {
     "data": "cifar10",
     "model": "resnet18",
-    "local_epochs": 1,
+    "local_steps": 20,  # an epoch of fifty clients, in the mean
     "batch_size": 50,
     "weight_decay": 1e-4,
     "rounds": 500,
@@ -31,6 +31,7 @@ RESNET: dict[str, Any] = {
     "precision": "bfloat16",
 }
 CNN: dict[str, Any] = RESNET | {"model": "cnn", "every": 10, "precision": "torch"}
+HALF: dict[str, Any] = {"local_steps": 10}  # an epoch of a hundred
 QUICK: dict[str, Any] = {
     "data": "digits",
     "local_steps": 5,
@@ -39,8 +40,9 @@ QUICK: dict[str, Any] = {
     "every": 25,
 }
 REDUCED = (
-    "Reduced in full, to fit minutes of one GPU: one local epoch for two, and where a column or a table says "
-    "CNN, two convolutions and two linear layers (278k weights) for ResNet-18 (11M)."
+    "Reduced in full, to fit minutes of one GPU: as many minibatches as one local epoch has in the mean, the "
+    "same for every client, for two epochs; ResNet-18 in bfloat16; and where a column or a table says CNN, "
+    "two convolutions and two linear layers (278k weights) for ResNet-18 (11M)."
 )
 # What the authors' scripts do and the paper does not, and what the paper leaves open.
 VARIANTS: tuple[tuple[str, Rates, dict[str, Any]], ...] = (

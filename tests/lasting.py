@@ -6,7 +6,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from offbeat import AdaMasFL, Asynchronous, Epochs, Exponential, FedOpt, Sequential, Setting, build, train
+from offbeat import (
+    AdaMasFL,
+    Asynchronous,
+    Cadence,
+    Epochs,
+    Exponential,
+    FedOpt,
+    Sequential,
+    Setting,
+    build,
+    train,
+)
 from offbeat.engines.simulation import Simulation
 from offbeat.engines.spread import Spread, guided
 from offbeat.schedule.clock import Clock
@@ -14,6 +25,7 @@ from worlds import CLASSES, FEATURES, SEED, World, make_world
 
 METHODS = {
     "adamasfl": AdaMasFL(0.05, 0.1, 0.5),  # clients keep a vector
+    "cadence": Cadence.tuned(3),
     "fedavg": FedOpt(0.1, 1.0),
     "scaffold": build("scaffold", Setting(3, 3, 8), {}),
     "ca2fl": build("ca2fl", Setting(3, 3, 8), {}),

@@ -53,6 +53,7 @@ def agree(run: Deployment) -> None:
         ("ca2fl", Asynchronous(5), {}),  # everybody is at work, so some come back twice within one buffer
         ("scaffold", Synchronous(3), {}),
         ("adamasfl", Asynchronous(4), {}),
+        ("cadence", Asynchronous(4), {}),
         ("masfl", Asynchronous(4), {"limit": 1}),
         ("mime", Phases(3), {}),
     ],

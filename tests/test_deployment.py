@@ -71,6 +71,7 @@ every = 2
 """
 METHODS = {
     "adamasfl": "local_lr = 0.1, server_lr = 1.0, beta = 0.8",
+    "cadence": "",
     "fadas": "local_lr = 0.3, server_lr = 0.1",
     "fedbuff": "local_lr = 0.3, server_lr = 1.0",
     "ma-fedavgm": "local_lr = 0.3, server_lr = 1.0, span = 6",

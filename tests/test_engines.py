@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 from offbeat import (
     AdaMasFL,
     Asynchronous,
+    Cadence,
     Epochs,
     Exponential,
     FedOpt,
@@ -29,7 +30,7 @@ from offbeat.engines.how import Mapped
 from offbeat.train import Snapshot
 from worlds import CLASSES, FEATURES, make_world, play
 
-METHODS = {"adamasfl": AdaMasFL(0.05, 0.1, 0.5), "fedavg": FedOpt(0.1, 1.0)}
+METHODS = {"adamasfl": AdaMasFL(0.05, 0.1, 0.5), "cadence": Cadence.tuned(3), "fedavg": FedOpt(0.1, 1.0)}
 
 
 def small(*layers: nn.Module) -> nn.Module:

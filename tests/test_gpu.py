@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy
 from offbeat import (
     AdaMasFL,
     Asynchronous,
+    Cadence,
     Epochs,
     Examples,
     FedOpt,
@@ -26,7 +27,11 @@ from offbeat.precision import Precision
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
 
-METHODS: dict[str, AnyAlgorithm] = {"adamasfl": AdaMasFL(0.02, 0.05, 0.5), "fedavg": FedOpt(0.05, 1.0)}
+METHODS: dict[str, AnyAlgorithm] = {
+    "adamasfl": AdaMasFL(0.02, 0.05, 0.5),
+    "cadence": Cadence.tuned(3),
+    "fedavg": FedOpt(0.05, 1.0),
+}
 CLIENTS = 24
 
 

@@ -51,6 +51,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedbuff": RATES,
     "fadas-da": ADAPTIVE,
     "adamasfl": {},
+    "cadence": {},
     "padamfed-vr": {},
     "scaffold": {},
     "ca2fl": {},

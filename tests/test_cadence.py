@@ -65,11 +65,13 @@ def test_a_larger_space_is_crossed_in_as_many_steps(variates: bool, seed: int, s
     x = 4 * x / x.norm()  # above 1 in both spaces, and the goals are near
     method = Cadence.tuned(4, variates)
     small, large = walk(method, x, goals), walk(method, size * x, goals, size)
+    compared = 0
     for one, other in zip(small, large, strict=True):
-        if min(float(one.norm()), float(other.norm())) > 1:  # where the unit is the norm
-            torch.testing.assert_close(size * one, other, rtol=1e-8, atol=1e-8 * size)
-        else:
+        if min(float(one.norm()), float(other.norm())) <= 1:  # where the unit is no longer the norm
             break
+        torch.testing.assert_close(size * one, other, rtol=1e-8, atol=1e-8 * size)
+        compared += 1
+    assert compared
 
 
 @pytest.mark.parametrize("variates", [True, False])
@@ -94,9 +96,10 @@ def test_a_model_that_begins_at_zero_leaves_it() -> None:
     assert float(moved[-1].norm()) > 0.1
 
 
-def test_a_gradient_of_zero_moves_nothing() -> None:
+@pytest.mark.parametrize("variates", [True, False])
+def test_a_gradient_of_zero_moves_nothing(variates: bool) -> None:
     x = torch.full((3,), 2.0, dtype=torch.float64)
-    assert torch.equal(walk(Cadence.tuned(2), x, torch.stack([x, x]))[-1], x)
+    assert torch.equal(walk(Cadence.tuned(2, variates), x, torch.stack([x, x]))[-1], x)
 
 
 def test_rates_follow_from_the_system_and_the_staleness_seen() -> None:
@@ -121,6 +124,19 @@ def test_rates_follow_from_the_system_and_the_staleness_seen() -> None:
     assert moved(3, 2, 2, age=2.0, length=0.1) == pytest.approx(1.08 / 3)
     assert moved(3, 2, 0, age=4.0, length=0.1) == pytest.approx(1.08 / (1 + 4 + 0.1 * (1 - 4)))
     assert moved(1, 0, length=0.0) == pytest.approx(1)  # no step is longer than the model
+
+
+def test_a_late_straggler_of_the_first_model_counts_as_one_among_many() -> None:
+    method, x = Cadence.tuned(9), torch.tensor([3.0, 4.0], dtype=torch.float64)
+    upload = method.local(
+        method.broadcast(method.init(x), 0), method.memory(x), _towards(9), VISIT, Bowl(1.0)
+    )[0]
+    state = method.init(x)
+    ages = []
+    for version, staleness in ((0, (0, 0)), (1, (1, 0)), (2, (2, 2)), (3, (2, 2)), (4, (4, 2)), (5, (5, 5))):
+        state = method.step(state, upload, Cohort(version, 100, staleness, (1.0, 1.0)))
+        ages.append(float(state.age))
+    assert ages == pytest.approx([0, 0.5, 2, 2, 2.1, 2.1 + 0.1 * 2.9])
 
 
 def test_a_model_that_grows_is_not_moved_further_for_it() -> None:

@@ -61,7 +61,7 @@ ALONE = {
 COUPLE = "--clip 1 --noise 1 --delta 1e-5"
 WHOLE = f"{COUPLE} --most 5"
 REFUSED = ALONE | {
-    "--clip 1": "bounds alone hide nobody: give --noise, or --epsilon",
+    "--clip 1": "privacy needs noise: give --noise, or --epsilon",
     "--clip 1 --noise 1": "privacy needs --delta",
     COUPLE: "give --most, or --dispatch poisson and --amplified.",
     f"{COUPLE} --amplified": "--amplified is for clients that are drawn by --dispatch poisson",
@@ -127,7 +127,7 @@ def test_options_that_cannot_be_kept_are_refused_in_one_sentence_before_the_data
         ("adamasfl", f"{COUPLE} --most 1", "the start of everyone is a contribution"),
         ("adamasfl", "--noise 1 --delta 1e-5 --most 5", "--noise needs --clip, the most that a client may"),
         ("cadence", WHOLE, "itself (descent by 1, shift by 2): leave clip out, or give bounds by field."),
-        ("cadence", "--most 5 --delta 1e-5", "bounds alone hide nobody: give --noise, or --epsilon"),
+        ("cadence", "--most 5 --delta 1e-5", "privacy needs noise: give --noise, or --epsilon"),
         ("cadence", "--noise 1 --most 5", "privacy needs --delta"),
         ("cadence", "--noise 1 --delta 1e-5", "give --most, or --dispatch poisson and --amplified."),
     ],

@@ -136,14 +136,17 @@ def test_a_private_run_goes_past_its_end_where_that_is_what_it_would_have_been(
         ),
         ("run adamasfl --set local_lr=0.1", "adamasfl sets its rates by --rounds"),
         ("run masfl", "masfl sets its rates by --rounds"),
-        (f"{ENDLESS} --epsilon 8 --delta 1e-5 --most 7", "noise of this run was computed for 6 server steps"),
+        (
+            f"{ENDLESS} --epsilon 8 --delta 1e-5 --most 7",
+            "noise and epsilon of this run are for 6 server steps",
+        ),
         (
             f"{ENDLESS} --epsilon 8 --delta 1e-5 --most 3 --noise-shape tree",
-            "was computed for 6 server steps",
+            "are for 6 server steps",
         ),
         (
             "run fedbuff --weights constant --clip 1 --epsilon 8 --delta 1e-5 --dispatch poisson --amplified",
-            "was computed for 6 server steps, and more would tell more of its clients",
+            "are for 6 server steps, and more would tell more of its clients",
         ),
     ],
 )

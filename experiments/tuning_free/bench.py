@@ -2,7 +2,7 @@
 
 A run that has a record in bench.jsonl is left out, so a bench that was cut short goes on. Ours run on three
 seeds; the best setting of all competitors of each system runs on two seeds more, once all their others
-are recorded: the same command, again.
+are recorded: the same command with `--finals`.
 """
 
 from collections.abc import Iterator

@@ -165,7 +165,7 @@ class Experiment:
         _check("adaptive_clip", quantile is None or 0 < quantile < 1, quantile, "above 0 and below 1")
         _check("noise_seed", seed is None or 0 <= seed < 2**32, seed, "at least 0 and below 2^32")
         if noise is None and epsilon is None:
-            raise InputError("bounds alone hide nobody: give --noise, or --epsilon to have it computed.")
+            raise InputError("privacy needs noise: give --noise, or --epsilon to have it computed.")
         if delta is None:
             raise InputError("privacy needs --delta, well below one in the number of clients, such as 1e-6.")
         if self.amplified and self.dispatch != "poisson":

@@ -98,7 +98,7 @@ def check_longer(experiment: Experiment, rounds: int) -> None:
     counted = experiment.amplified or experiment.noise_shape != "independent" or often > experiment.rounds
     if experiment.epsilon is not None and counted:
         raise InputError(
-            f"the noise of this run was computed for {experiment.rounds} server steps, and more would tell "
+            f"noise and epsilon of this run are for {experiment.rounds} server steps, and more would tell "
             "more of its clients: name another --out, whose epsilon adds up with this one's."
         )
 

@@ -5,9 +5,9 @@ not brought to unit length after that. The server's coordinates are divided by t
 mean square (1 % of a new square, corrected for the start), and the step keeps its length.
 
 age is the mean staleness of a buffer's updates, smoothed by a tenth, or all of it as long as an update of
-the first model is in the buffer. The part of the clients that is missing shrinks by 1 - S/N a step. A client
-that occurs twice in a step works from what its first occurrence left. The model is the mean of the path with
-weights that grow as a polynomial of degree 8.
+the first model is in every buffer. The part of the clients that is missing shrinks by 1 - S/N a step. A
+client that occurs twice in a step works from what its first occurrence left. The model is the mean of the
+path with weights that grow as a polynomial of degree 8.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ def cadence(
     models = [path[0]]
     ages, means, missing = [0.0], [np.zeros_like(path[0])], [1.0]
     own = [np.zeros_like(path[0]) for _ in range(population)]
-    squares, lengths = np.zeros_like(path[0]), 0.0
+    squares, lengths, early = np.zeros_like(path[0]), 0.0, True
 
     def unit(x: Vector) -> float:
         first = max(1.0, float(np.linalg.norm(path[0])))
@@ -57,7 +57,7 @@ def cadence(
             shift += units - own[client]
             own[client] = units
         seen = float(np.mean([t - version for _, version, _ in step]))
-        early = any(version == 0 for _, version, _ in step)
+        early = early and any(version == 0 for _, version, _ in step)
         ages.append(seen if early else 0.9 * ages[-1] + 0.1 * seen)
         means.append(means[-1] + shift / population)
         missing.append(missing[-1] * (1 - len(step) / population))

@@ -21,10 +21,10 @@ without end. The constants are the same for every task:
 
 Nothing falls to zero, so no end has to be known: the model is a running mean of the server's path that
 forgets its first steps (step t has the weight of a polynomial of degree 8), and training may stop at any
-time. While clients of the first model come in, age is the staleness of the last buffer alone.
+time. As long as each buffer has a client of the first model, age is the staleness of the last one alone.
 
 All that is uploaded is bounded: the mean unit step by 1, the change of c_i by 2. So there is no clipping
-bound to choose under differential privacy, and no gradient of a bad moment that a client drags along.
+bound to choose under differential privacy, and no gradient counts for more than one step.
 Without control variates (`variates` false) clients keep nothing, step along g / G, and upload the mean of
 that alone.
 """
@@ -60,6 +60,7 @@ class State(NamedTuple):
     c: Vector | tuple[()]  # mean of the clients' control variates
     seen: Tensor  # () part of the clients
     age: Tensor  # () mean staleness, lately
+    early: Tensor  # () 1: every buffer so far had a client of the first model, 0: no longer
     most: Tensor  # () longest unit
     length: Tensor  # () of the clients' mean steps, lately
     second: Vector  # mean square of the clients' mean steps, lately, not yet corrected for its start at zero
@@ -119,7 +120,7 @@ class Cadence:
 
     def init(self, x: Vector) -> State:
         zero, c = x.new_zeros(()), zeros_like(x) if self.variates else ()
-        return State(x, x, c, zero, zero, _GROWN * x.norm().clamp_min(1.0), zero, zeros_like(x))
+        return State(x, x, c, zero, zero, zero + 1, _GROWN * x.norm().clamp_min(1.0), zero, zeros_like(x))
 
     def memory(self, x: Vector) -> Vector | tuple[()]:
         return zeros_like(x) if self.variates else ()
@@ -165,8 +166,8 @@ class Cadence:
 
     def step(self, state: State, mean: Upload | Descent, cohort: Cohort) -> State:
         stale = sum(cohort.staleness) / len(cohort.staleness)
-        early = max(cohort.staleness) == cohort.version  # clients of the first model: nothing older is out
-        age = state.age + (stale - state.age) * (1.0 if early else _LATELY)
+        early = state.early * (max(cohort.staleness) == cohort.version)
+        age = state.age + (stale - state.age) * (_LATELY + (1 - _LATELY) * early)
         seen = state.seen + cohort.share * (1 - state.seen)
         length = state.length + (mean.descent.norm() - state.length) * (_LATELY if cohort.version else 1.0)
         longest = self.stride / (cohort.version + 1) ** 0.5
@@ -178,7 +179,9 @@ class Cadence:
         if isinstance(mean, Upload) and isinstance(c, Tensor):
             c = c + cohort.share * mean.shift
         weight = (_DEGREE + 1) / (cohort.version + _DEGREE + 2)
-        return State(state.x + weight * (path - state.x), path, c, seen, age, state.most, length, second)
+        return State(
+            state.x + weight * (path - state.x), path, c, seen, age, early, state.most, length, second
+        )
 
 
 def _unit(state: State) -> Tensor:

@@ -41,7 +41,7 @@ CATALOGUE: Mapping[str, Entry] = MappingProxyType(
             "unit steps in units of the model's norm; rates from K and the staleness seen",
             "this project",
             "asynchronous",
-            theory="local 0.12/sqrt(K), server steps up to 0.5/sqrt(t), at most 0.36 sqrt(K) in a flight",
+            theory="none: local 0.12/sqrt(K), server 0.36 sqrt(K) while a client is at work, both by trying",
             private=(("variates", False),),  # noise on two vectors drowns both
         ),
         "defedavg": Entry(

@@ -35,7 +35,11 @@ def run(given: argparse.Namespace) -> int:
         return _resume(given, asked_for)
     options = experiment_options(given)
     algorithm = options.get("algorithm", Experiment.algorithm)
-    experiment = Experiment.of(**options | {"parameters": parameters(algorithm, given.set)})
+    own = parameters(algorithm, given.set)
+    experiment = Experiment.of(**options | {"parameters": own})
+    taken = ", ".join(f"{name}={value}" for name, value in experiment.parameters if name not in dict(own))
+    if taken:
+        print(f"offbeat: {algorithm} takes {taken} since this run is private.", file=sys.stderr)
     if given.out is not None:
         check_free(Path(given.out))
     trial = prepare(experiment, folder=Path(given.out or "runs"))

@@ -311,3 +311,31 @@ def test_what_the_page_says_of_momentum_without_delay_holds() -> None:
         assert best["0.9"] - best_at(runs, "ma-light") < 0.02
         assert 0.03 < best["0.9"] - momentum.best_of(runs, "fedbuff", 0.9) < 0.16
     assert undelayed.keys() == {"fedavgm", "fedadam"}
+
+
+def test_what_a_study_took_over_from_this_one_is_what_it_has() -> None:
+    lines = (FOLDER.parent / "adamasfl" / "records" / "full.jsonl").read_text().splitlines()
+    taken = [one for one in map(json.loads, lines) if one.get("source") == "experiments/concurrency"]
+    runs = json.loads((FOLDER / "records.json").read_text())["runs"]
+    curves = {(name, run["concurrency"]): own for run in runs for name, own in run["methods"].items()}
+    grid = json.loads((FOLDER / "grid.json").read_text())["fashion-mnist"]
+    assert len(taken) == 48
+    for one in taken:
+        made, settings = one["settings"], one["settings"]["parameters"]
+        own = curves[made["algorithm"], made["concurrency"]]
+        if len(one["version"]) > 1:
+            assert (one["version"], one["accuracy"]) == (
+                own["records"]["version"],
+                own["records"]["accuracy"],
+            )
+            assert one["failure"] == own["failure"]
+            assert settings.items() >= own["rates"].items()
+            continue
+        same = [
+            each
+            for each in grid
+            if (each["method"], each["concurrency"], each["rates"]) == (made["algorithm"], 20, settings)
+        ]
+        assert made["concurrency"] == 20
+        assert one["accuracy"] == [same[-1]["accuracy"]] * (one["failure"] is None)
+        assert one["failure"] == same[-1]["failure"]

@@ -183,7 +183,12 @@ def test_the_best_rates_are_those_with_the_best_mean_over_seeds() -> None:
     entry = entries_of((*pairs, unfinished), found(pairs), LastModel())["a", "c"]
     first = cell("a", lr=0.4, seed=0)
     table = Best(LastModel(), {})((first, unfinished), found({first: curve(1.0)}))
-    assert table.rows == (("a", "seeds are missing", "1 of 2"),)
+    assert table.rows == (("a", "1.000", "1 of 2"),)
+    assert table.notes == ("Shown: seed 0 of 0, 1.",)
+    other = cell("b", lr=0.4, seed=0)
+    table = Best(LastModel(), {})((first, unfinished, other), found({first: curve(1.0)}))
+    assert table.rows == (("a", "seeds are missing", "1 of 2"), ("b", "not run", "0 of 1"))
+    assert table.notes == ()
     assert (entry.rates, entry.figure.text, entry.tried) == ("local 0.2", "0.750 ± 0.071", 3)
 
 

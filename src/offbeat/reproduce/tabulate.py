@@ -31,7 +31,8 @@ class Best:
 
     def __call__(self, cells: tuple[Cell, ...], found: Mapping[str, Curve]) -> Table:
         rows, columns = _distinct(cell.row for cell in cells), _distinct(cell.column for cell in cells)
-        entries = entries_of(cells, found, self.measure)
+        shown, notes = _whole_seeds(cells, found)
+        entries = entries_of(shown, found, self.measure)
         told = {column: any((row, column) in self.claimed for row in rows) for column in columns}
         head = [""]
         for column in columns:
@@ -45,7 +46,7 @@ class Best:
                 line.append(_text(entries.get((row, column)), (row, column), cells, found))
             lines.append((*line, _runs(row, cells, found)))
         meant = {(cell.row, cell.column) for cell in cells}
-        notes = [
+        notes += [
             _ranked(row, others, column, entries)
             for column in columns
             for row, others in self.above
@@ -68,14 +69,15 @@ class Swept:
     def __call__(self, cells: tuple[Cell, ...], found: Mapping[str, Curve]) -> Table:
         rows = _distinct(cell.row for cell in cells)
         columns = sorted(_distinct(cell.column for cell in cells), key=float)
-        entries = entries_of(cells, found, self.measure)
+        shown, notes = _whole_seeds(cells, found)
+        entries = entries_of(shown, found, self.measure)
         lines = []
         for row in rows:
             merits = [entries[row, column].figure.merit for column in columns if (row, column) in entries]
             whole = self.of_row(merits) if len(merits) == len(columns) else ""
             texts = [_text(entries.get((row, column)), (row, column), cells, found) for column in columns]
             lines.append((row, *texts, whole, self.claimed.get(row, UNTOLD), _runs(row, cells, found)))
-        return Table(("", *columns, self.whole, "claimed", "runs"), tuple(lines))
+        return Table(("", *columns, self.whole, "claimed", "runs"), tuple(lines), tuple(notes))
 
 
 def change(merits: Sequence[float]) -> str:
@@ -107,6 +109,18 @@ def entries_of(
             rates = max(figures, key=lambda one: figures[one].merit)
             entries[place] = Entry(figures[rates], rates, len(figures))
     return entries
+
+
+def _whole_seeds(cells: tuple[Cell, ...], found: Mapping[str, Curve]) -> tuple[tuple[Cell, ...], list[str]]:
+    """The cells of seeds all of whose runs are there, where some are, and a note that others are not."""
+    seeds = sorted({cell.experiment.seed for cell in cells})
+    lacking = {cell.experiment.seed for cell in cells if cell.key not in found}
+    whole = [seed for seed in seeds if seed not in lacking]
+    if not whole or not lacking:
+        return cells, []
+    listed = ", ".join(map(str, whole))
+    note = f"Shown: seed{'s' if len(whole) > 1 else ''} {listed} of {', '.join(map(str, seeds))}."
+    return tuple(cell for cell in cells if cell.experiment.seed in whole), [note]
 
 
 def _text(

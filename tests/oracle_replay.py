@@ -8,6 +8,7 @@ import numpy as np
 from offbeat import draws
 from offbeat.population.batches import Epochs, Steps
 from oracles.adamasfl import adamasfl
+from oracles.cadence import cadence
 from oracles.fadas import equation_4, equation_77, fadas
 from oracles.fedbuff import fedbuff
 from oracles.momentum_approximation import light_momentum_approximation, momentum_approximation
@@ -55,7 +56,10 @@ def oracle_replay(
     steps = [[tuple(task[:3]) for task in line["tasks"]] for line in trace if line["version"]]
     oracle, known = _ORACLES[settings.method]
     given = known(settings.known)
-    if settings.method != "adamasfl":  # which has no weights
+    if settings.method == "cadence":
+        assert isinstance(settings.work, Steps)
+        given["local_steps"] = settings.work.count
+    elif settings.method != "adamasfl":  # these two have no weights
         given["weight"] = _weight(settings.weights)
     return oracle(problem, len(data), settings.x0, steps, **given)[-1]
 
@@ -92,6 +96,7 @@ def _scaled(known: Mapping[str, Any]) -> dict[str, Any]:
 
 _ORACLES: dict[str, tuple[Callable[..., list[Vector]], Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
     "adamasfl": (adamasfl, _only("local_lr", "server_lr", "beta")),
+    "cadence": (cadence, _only("variates")),
     "fadas": (fadas, _fadas),
     "fadas-da": (fadas, _fadas_da),
     "fedbuff": (fedbuff, _only("local_lr", "server_lr")),

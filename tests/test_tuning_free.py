@@ -417,4 +417,8 @@ def test_what_the_page_says_of_the_fourth_exploration_holds() -> None:
     assert found["p", f"{final}, three times the trust"][3] < found["p", final][3] - 0.04
     assert found["e", f"{final}, full trust"][1] > found["e", final][1]
     assert 0.003 < mean("p", f"{final}, leap 4") - mean("p", final) < 0.006
+    assert found["k", final][0] < 0.82
+    mended = found["k", f"{final}, steps below 1/4 four times as long"]
+    assert mended[0] > 0.94
+    assert abs(mended[3] - found["k", final][3]) < 0.001
     assert found["l", f"{final}, leap 4"][1] < found["l", final][1] - 0.08

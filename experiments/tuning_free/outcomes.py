@@ -74,10 +74,6 @@ class Flatness(NamedTuple):
     outcomes: tuple[Outcome, ...]
 
     @property
-    def judged(self) -> bool:
-        return all(outcome.judged for outcome in self.outcomes)
-
-    @property
     def spread(self) -> float | None:
         """Between the highest mean over seeds and the lowest; None: fewer than two systems have runs."""
         means = [mean(outcome.ours.values()) for outcome in self.outcomes if outcome.ours]

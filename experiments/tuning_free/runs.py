@@ -6,7 +6,7 @@ import multiprocessing
 import queue
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from variants import Variant
 
 from offbeat import (
     Asynchronous,
-    Cadence,
     DivergedError,
     Population,
     Problem,
@@ -104,15 +103,7 @@ def method(kind: str, words: dict[str, Any], sizes: tuple[int, ...], at: dict[st
         return variant(words, sizes, at)
     words = dict(words)
     falls = words.pop("falls", False) or at["falls"]
-    times = {name: words.pop(name, 1.0) for name in ("walk", "leap", "stride")}  # as much, of Cadence
     made = build(kind, Setting(at["buffer"], at["steps"], at["rounds"]), words)
-    if isinstance(made, Cadence):
-        made = replace(
-            made,
-            local_lr=made.local_lr * times["walk"],
-            leap=made.leap * times["walk"] * times["leap"],
-            stride=made.stride * times["stride"],
-        )
     return Falling(made, at["rounds"]) if falls else made
 
 

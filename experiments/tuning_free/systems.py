@@ -14,6 +14,7 @@ PRINTED: tuple[str, dict[str, Any]] = ("adamasfl", {})
 TASKS: Mapping[str, dict[str, Any]] = {
     "Fashion-MNIST, CNN": {"model": "cnn", "batch": 20, "rounds": 400},
     "CIFAR-10, CNN": {"data": "cifar10", "model": "cnn", "batch": 20, "rounds": 300},
+    "CIFAR-10, ResNet-18": {"data": "cifar10", "model": "resnet18", "rounds": 150, "steps": 5},
     "MNIST by writer, CNN": {
         "data": "mnist",
         "model": "cnn",
@@ -49,6 +50,7 @@ SYSTEMS: tuple[dict[str, Any], ...] = (
     _at(_FASHION, 60, 0.5, delays="tiers:large"),
     _at("CIFAR-10, CNN", 20, 0.5),
     _at("CIFAR-10, CNN", 60, 0.1),
+    _at("CIFAR-10, ResNet-18", 20, 0.5),
     *(_at("MNIST by writer, CNN", count) for count in (20, 90)),
     *(_at("Shakespeare by role, transformer", count) for count in (10, 20)),
     *(_at(_DIGITS, count, alpha) for alpha in (0.5, 0.1) for count in (10, 20, 60, 90)),

@@ -64,12 +64,7 @@ def _by_column(claims: dict[tuple[str, float], str], model: str | None = None) -
 
 
 # The paper's rates for ResNet-18; for the CNN the paper's and one more, each method its own.
-_PUBLISHED: Grids = (
-    ("fedbuff", locals_(0.03)),
-    ("fadas", servers(1e-4)),
-    ("fadas-da", servers(1e-3)),
-    ("cadence", ((),)),  # this project's own, with nothing to tune
-)
+_PUBLISHED: Grids = (("fedbuff", locals_(0.03)), ("fadas", servers(1e-4)), ("fadas-da", servers(1e-3)))
 _SMALL: Grids = (
     ("fedbuff", locals_(0.03, 0.1)),
     ("fadas", servers(3e-4, 1e-3)),

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from runs import DEFAULT, NAMES, options, recorded, spread
-from systems import SEEDS, SYSTEMS, TASKS, cells, whole
+from runs import DEFAULT, NAMES, named, options, recorded, spread
+from systems import PRINTED, SEEDS, SYSTEMS, TASKS, cells, whole
 
 HERE = Path(__file__).parent
 RECORDS = HERE / "bench.jsonl"
@@ -25,18 +25,21 @@ def score(record: dict[str, Any]) -> float:
 
 
 def finals(found: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The best settings of competitors in each system, on the other seeds."""
+    """The best setting of competitors in each system, on the other seeds; where it fails there, the next."""
+    failed = {named(record | {"seed": SEEDS[0]}) for record in found if record["failure"]}
     for system in SYSTEMS:
-        tried = [
-            record
-            for record in found
-            if record.get("falls") and record["seed"] == SEEDS[0] and within(record, system)
-        ]
+        tried = [record for record in found if competes(record) and within(record, system)]
+        tried = [record for record in tried if record["seed"] == SEEDS[0] and named(record) not in failed]
         for record in sorted(tried, key=score, reverse=True)[:FINALISTS]:
             yield from (
                 {name: value for name, value in record.items() if name in NAMES} | {"seed": seed}
                 for seed in SEEDS[1:]
             )
+
+
+def competes(record: dict[str, Any]) -> bool:
+    """Whether it is of a grid, or of what is run as printed."""
+    return bool(record.get("falls")) or (record["method"], record["words"]) == PRINTED
 
 
 def within(record: dict[str, Any], system: dict[str, Any]) -> bool:

@@ -20,6 +20,7 @@ from offbeat import (
     Asynchronous,
     DivergedError,
     Population,
+    Precision,
     Problem,
     Sequential,
     Steps,
@@ -53,6 +54,7 @@ DEFAULT: dict[str, Any] = {
     "delays": "tiers:mild",
     "weights": "constant",
     "falls": False,  # the server's steps, linearly to nothing
+    "precision": "torch",
 }
 AVERAGES = (0.9, 0.98)
 NAMES = {"method", "words", "form", "task", "dirichlet", "concurrency", *DEFAULT}
@@ -132,7 +134,8 @@ def run(cell: dict[str, Any], given: argparse.Namespace) -> dict[str, Any]:
     population = Population(source.train, parts, Steps(at["steps"], at["batch"])).to(given.device)
     shape = tuple(source.train.inputs.shape[1:])
     module = models.build(at["model"], shape, source.classes, at["seed"]).to(given.device)
-    problem, test = Problem(module, losses), source.test.to(given.device)
+    precision = Precision[at["precision"].upper()]
+    problem, test = Problem(module, losses, precision=precision), source.test.to(given.device)
     sizes = tuple(parameter.numel() for parameter in module.parameters())
     delays = parse_delay(at["delays"])
     if given.device == "cpu" and at["model"] != "mlp":  # of which a CPU computes one client after another

@@ -7,14 +7,17 @@ from offbeat.algorithms import find
 
 SEEDS = (0, 1, 2)
 OURS: tuple[str, dict[str, Any]] = ("cadence", {})
-FORM = 2  # of cadence: 1 divided each gradient by its own norm, and did not even out coordinates
+# Of cadence: 1 divided each gradient by its own norm, and did not even out coordinates; 2 had the model's norm
+# for its unit of length.
+FORM = 3
 PRINTED: tuple[str, dict[str, Any]] = ("adamasfl", {})
 
 # Data, model and who has what; sizes are those of `runs.DEFAULT` where nothing else is said.
 TASKS: Mapping[str, dict[str, Any]] = {
     "Fashion-MNIST, CNN": {"model": "cnn", "batch": 20, "rounds": 400},
     "CIFAR-10, CNN": {"data": "cifar10", "model": "cnn", "batch": 20, "rounds": 300},
-    "CIFAR-10, ResNet-18": {"data": "cifar10", "model": "resnet18", "rounds": 150, "steps": 5},
+    "CIFAR-10, ResNet-18": {"data": "cifar10", "model": "resnet18", "rounds": 150, "steps": 5}
+    | {"precision": "bfloat16"},
     "MNIST by writer, CNN": {
         "data": "mnist",
         "model": "cnn",
@@ -73,6 +76,12 @@ _IMAGES: Grids = {
     "ma-light-fedavgm": _grid((0.1,), (0.5, 1.0)),
     "ca2fl": _grid((0.1,), (0.5, 1.0)),
 }
+_DEEP: Grids = {  # which asks for less
+    "fedbuff": (*_IMAGES["fedbuff"], *_grid((0.01, 0.03), (1.0,))),
+    "fadas-da": (*_IMAGES["fadas-da"], *_grid((0.1,), (1e-4, 3e-4, 1e-3))),
+    "ma-light-fedavgm": (*_IMAGES["ma-light-fedavgm"], *_grid((0.01, 0.03), (1.0,))),
+    "ca2fl": (*_IMAGES["ca2fl"], *_grid((0.01, 0.03), (1.0,))),
+}
 _LETTERS: Grids = {
     "fedbuff": _grid((0.1, 0.3), (0.5, 1.0)),
     "fadas-da": _grid((0.03, 0.1), (3e-3, 1e-2)),
@@ -86,6 +95,7 @@ _SMALL: Grids = {
     "ca2fl": _grid((0.1, 0.3), (0.5, 1.0)),
 }
 GRIDS: Mapping[str, Grids] = dict.fromkeys(TASKS, _IMAGES) | {
+    "CIFAR-10, ResNet-18": _DEEP,
     "Shakespeare by role, transformer": _LETTERS,
     _DIGITS: _SMALL,
     _POOLED: _SMALL,

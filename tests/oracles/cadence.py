@@ -1,4 +1,4 @@
-"""Cadence: unit steps in units of the model's norm, control variates trusted by 1 / (1 + age).
+"""Cadence: unit steps in units of the way it has come, control variates trusted by 1 / (1 + age).
 
 Gradients count by the largest norm that the client has met in the task. Without control variates they are
 not brought to unit length after that. The server's coordinates are divided by the square root of their root
@@ -7,9 +7,12 @@ mean square (1 % of a new square, corrected for the start), and the step keeps i
 age is the mean staleness of a buffer's updates, smoothed by a tenth, or all of it as long as an update of
 the first model is in every buffer. The part of the clients that is missing shrinks by 1 - S/N a step. A
 client that occurs twice in a step works from what its first occurrence left. The model is the mean of the
-path with weights that grow as a polynomial of degree 8.
+path with weights that grow as a polynomial of degree 8. The unit is the most that the squared
+distance from the first model had above the sum of the steps' squares, by that sum's root, between 15 % and
+twice the first model's norm.
 """
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -33,17 +36,15 @@ def cadence(
     ages, means, missing = [0.0], [np.zeros_like(path[0])], [1.0]
     own = [np.zeros_like(path[0]) for _ in range(population)]
     squares, lengths, early = np.zeros_like(path[0]), 0.0, True
-
-    def unit(x: Vector) -> float:
-        first = max(1.0, float(np.linalg.norm(path[0])))
-        return min(max(1.0, float(np.linalg.norm(x))), 2 * first)
+    norm = max(1.0, float(np.linalg.norm(path[0])))
+    units_of = [0.15 * norm]
 
     for t, step in enumerate(steps):
         descent, shift = np.zeros_like(path[0]), np.zeros_like(path[0])
         for client, version, visit in step:
             trust = 1 / (1 + ages[version]) if variates else 0.0
             start = path[version]
-            length = 0.12 / np.sqrt(local_steps) * unit(start)
+            length = 0.12 / np.sqrt(local_steps) * units_of[version]
             y, count = start.copy(), problem.steps(client, visit)
             units, largest = np.zeros_like(y), 1e-12
             for k in range(count):
@@ -63,12 +64,15 @@ def cadence(
         missing.append(missing[-1] * (1 - len(step) / population))
         lengths = float(np.linalg.norm(descent)) if t == 0 else 0.9 * lengths + 0.1 * np.linalg.norm(descent)
         rate = min(
-            0.5 / np.sqrt(t + 1) / max(lengths, 1e-12), 1.0, 3 * 0.12 * np.sqrt(local_steps) / (1 + ages[-1])
+            0.75 / np.sqrt(t + 1) / max(lengths, 1e-12), 1.0, 4 * 0.12 * np.sqrt(local_steps) / (1 + ages[-1])
         )
         squares = 0.99 * squares + 0.01 * descent**2
         usual = np.sqrt(squares / (1 - 0.99 ** (t + 1)))
         evened = descent / np.sqrt(usual + 1e-3 * np.sqrt(np.mean(usual**2)) + 1e-12)
         evened *= np.linalg.norm(descent) / max(float(np.linalg.norm(evened)), 1e-12)
-        path.append(path[-1] - rate * unit(path[-1]) * evened)
+        path.append(path[-1] - rate * units_of[-1] * evened)
+        spent = sum(np.sum((after - before) ** 2) for before, after in itertools.pairwise(path))
+        beyond = (np.sum((path[-1] - path[0]) ** 2) - spent) / max(float(np.sqrt(spent)), 1e-12)
+        units_of.append(float(np.clip(beyond, units_of[-1], 2 * norm)))
         models.append(models[-1] + 9 / (t + 10) * (path[-1] - models[-1]))
     return models

@@ -1,4 +1,4 @@
-"""Cadence, this project's own: unit steps in units of the model's norm, at rates that nobody tunes.
+"""Cadence, this project's own: unit steps in units of the way that it has come, at rates that nobody tunes.
 
 The local step is u / |u| with u = g / G + trust (c - seen c_i). g is the gradient and G the largest norm of
 one that the client has met in this task, so that a client which has fitted its data follows the others. c_i
@@ -8,16 +8,18 @@ those that came), and trust is 1 / (1 + age), age being the mean staleness that 
 
 The server moves along the mean of the clients' unit steps, its coordinates evened out as far as `_EVENED`
 says: each is divided by that power of its root mean square lately, and the whole keeps its length.
-Lengths are in units of the norm of the model that was sent, or of 1 where that is less, so that a model may
-begin at zero; a norm above twice the first model's counts as that, since a model that fits its data grows
-without end. The constants are the same for every task:
+The unit of length is found on the way, from how far steps that agree have come. Were the server's steps
+noise alone, they would get as far from the first model as the root of the sum of their squares. The unit is
+what the square of the distance has above that sum, by that root, at its most so far. It begins at 15 % of
+the first model's norm, or of 1 where that is less, so that a model may begin at zero, and is at most twice
+that norm, since a model that fits its data grows without end. The constants are the same for every task:
 
 - a local step is 0.12 / sqrt(K), so that a random walk of K steps gets 0.12 from its start,
-- while a client is at work the server goes at most 3 times as far as the client can: its rate times (1 +
-  age) is at most 3 x 0.12 sqrt(K),
-- and a server step of version t is at most 0.5 / sqrt(t + 1) long, by the length of the clients' mean step
-  lately, so that all steps so far, were they noise alone, move the model by about its own norm; noise that is
-  added for privacy counts by itself. The rate is never above 1.
+- while a client is at work the server goes at most 4 times as far as the client can: its rate times (1 +
+  age) is at most 4 x 0.12 sqrt(K),
+- and a server step of version t is at most 0.75 / sqrt(t + 1) long, by the length of the clients' mean step
+  lately, so that all steps so far, were they noise alone, move the model by about a unit or two; noise that
+  is added for privacy counts by itself. The rate is never above 1.
 
 Nothing falls to zero, so no end has to be known: the model is a running mean of the server's path that
 forgets its first steps (step t has the weight of a polynomial of degree 8), and training may stop at any
@@ -41,9 +43,9 @@ from offbeat.algorithms.adamasfl import add_unit
 from offbeat.algorithms.ranges import check
 from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
 
-_WALK, _LEAP = 0.12, 3.0
-_STRIDE = 0.5
-_GROWN = 2.0  # times the first model's norm, of which a unit has no more
+_WALK, _LEAP = 0.12, 4.0
+_STRIDE = 0.75
+_LEAST_UNIT, _MOST_UNIT = 0.15, 2.0  # of the first model's norm
 _TINY = 1e-12  # a gradient that is zero has no direction
 _DEGREE = 8  # of the weights of the path
 _LATELY = 0.1  # weight of a new staleness, or length
@@ -61,7 +63,10 @@ class State(NamedTuple):
     seen: Tensor  # () part of the clients
     age: Tensor  # () mean staleness, lately
     early: Tensor  # () 1: every buffer so far had a client of the first model, 0: no longer
-    most: Tensor  # () longest unit
+    first: Vector  # model
+    size: Tensor  # () its norm, or 1
+    afar: Tensor  # () the most that the path was further from it than noise would be
+    spent: Tensor  # () squares of all steps
     length: Tensor  # () of the clients' mean steps, lately
     second: Vector  # mean square of the clients' mean steps, lately, not yet corrected for its start at zero
 
@@ -90,7 +95,7 @@ class Descent(NamedTuple):
 
 @dataclass(frozen=True)
 class Cadence:
-    """Unit steps in units of the model's norm, control variates as far as staleness allows."""
+    """Unit steps in units of the way it has come, control variates as far as staleness allows."""
 
     local_lr: float  # of a local step, by the unit of length
     stride: float  # the longest server step, by the same; falls with the square root of the version
@@ -120,7 +125,8 @@ class Cadence:
 
     def init(self, x: Vector) -> State:
         zero, c = x.new_zeros(()), zeros_like(x) if self.variates else ()
-        return State(x, x, c, zero, zero, zero + 1, _GROWN * x.norm().clamp_min(1.0), zero, zeros_like(x))
+        size = x.norm().clamp_min(1.0)
+        return State(x, x, c, zero, zero, zero + 1, x, size, zero, zero, zero, zeros_like(x))
 
     def memory(self, x: Vector) -> Vector | tuple[()]:
         return zeros_like(x) if self.variates else ()
@@ -174,19 +180,31 @@ class Cadence:
         rate = torch.minimum(self.leap / (1 + age), longest / length.clamp_min(_TINY)).clamp_max(1.0)
         second = state.second + _SECOND * (mean.descent.square() - state.second)
         evened = _evened(mean.descent, second / (1 - (1 - _SECOND) ** (cohort.version + 1)))
-        path = state.path - rate * _unit(state) * evened
+        move = rate * _unit(state) * evened
+        path, spent = state.path - move, state.spent + move.square().sum()
+        afar = ((path - state.first).square().sum() - spent) / spent.sqrt().clamp_min(_TINY)
         c = state.c
         if isinstance(mean, Upload) and isinstance(c, Tensor):
             c = c + cohort.share * mean.shift
         weight = (_DEGREE + 1) / (cohort.version + _DEGREE + 2)
-        return State(
-            state.x + weight * (path - state.x), path, c, seen, age, early, state.most, length, second
+        return state._replace(
+            x=state.x + weight * (path - state.x),
+            path=path,
+            c=c,
+            seen=seen,
+            age=age,
+            early=early,
+            afar=torch.maximum(state.afar, afar),
+            spent=spent,
+            length=length,
+            second=second,
         )
 
 
 def _unit(state: State) -> Tensor:
     """Of length."""
-    return torch.minimum(state.path.norm().clamp_min(1.0), state.most)
+    least, most = _LEAST_UNIT * state.size, _MOST_UNIT * state.size
+    return torch.minimum(torch.maximum(state.afar, least), most)
 
 
 def _evened(step: Vector, squares: Vector) -> Vector:

@@ -153,11 +153,12 @@ def _ranked(row: str, others: tuple[str, ...], column: str, entries: Mapping[tup
 
 
 def _delays(claimed: str, cells: tuple[Cell, ...], found: Mapping[str, Curve]) -> str:
-    """The stalest update of each buffer, where the schedule is the published one."""
+    """The stalest update of each buffer, where the schedule is the published one and came to its end."""
     seen = {
         found[cell.key].worst
         for cell in cells
         if cell.key in found and cell.scale == 1 and cell.experiment.dispatch == "rounds"
+        if found[cell.key].failure is None
     }
     texts = "; ".join(sorted(f"{one[0]:g} / {one[1]:.2f} / {one[2]:.1f}" for one in seen if one is not None))
     return (

@@ -158,7 +158,10 @@ def test_steps_that_agree_lengthen_the_unit_and_noise_does_not() -> None:
     assert agreeing == sorted(agreeing)
     assert agreeing[10] > 0.3
     assert agreeing[-1] == pytest.approx(2)  # and no further, however far it goes
-    drowned = noise[:1] / 4 + noise[1:]  # the same direction all along, under four times as much noise
+    loud = units(method, x, 3 * noise)  # longer than steps of clients can be: hidden by noise, for privacy
+    assert loud[0] == pytest.approx(0.15)
+    assert loud[1:] == pytest.approx([1] * 59)
+    drowned = noise[:1] / 4 + noise[1:] * 0.9  # one direction all along, under much more noise
     assert units(method, x, drowned)[-1] > 0.2
 
 

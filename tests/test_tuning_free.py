@@ -35,6 +35,7 @@ def scripts(*names: str) -> list[ModuleType]:
 bench_table, outcomes, systems, table, variants = scripts(
     "bench_table", "outcomes", "systems", "table", "variants"
 )
+FORM = systems.FORM
 PAGE = (FOLDER / "README.md").read_text()
 BENCH = outcomes.outcomes(bench_table.recorded(bench_table.RECORDS))
 SECTIONS = table.sections() | bench_table.sections(BENCH)
@@ -61,7 +62,7 @@ def complete(system: Any, ours: float = 0.8, theirs: float = 0.7) -> list[dict[s
         if outcomes.within(cell, system):
             own = cell["method"] == "cadence"
             score = ours if own else theirs
-            found.append(cell | {"failure": None} | worth(score) | ({"form": 2} if own else {}))
+            found.append(cell | {"failure": None} | worth(score) | ({"form": FORM} if own else {}))
     best = next(cell for cell in found if cell.get("falls"))
     return found + [best | {"seed": seed} for seed in (1, 2)]
 
@@ -119,7 +120,7 @@ def test_a_shortfall_is_over_the_seeds_that_both_have() -> None:
     system = DIGITS[0]
     found = complete(system)
     for seed, last in enumerate((0.9, 0.7, 0.5)):
-        found.append(record(system, "cadence", seed=seed, form=2, **worth(last, 0.99)))
+        found.append(record(system, "cadence", seed=seed, form=FORM, **worth(last, 0.99)))
     best = {"local_lr": 0.3, "server_lr": 1.0}
     found.append(record(system, "fedbuff", best, **worth(0.8, 0.95)))
     alone = only(found, system)
@@ -163,7 +164,7 @@ def test_runs_of_the_present_form_alone_count_where_there_are_any() -> None:
     assert "80.0 ± 0.0 \\* |" in bench_table.systems([before])
     assert "earlier form" in bench_table.systems([before]).splitlines()[-1]
     assert bench_table.summary([before]).count("so far") == 3
-    after = only([*found, record(system, "cadence", form=2, **worth(0.6))], system)
+    after = only([*found, record(system, "cadence", form=FORM, **worth(0.6))], system)
     assert (after.former, after.ours) == (False, {0: 0.6})
     assert after.missing == {"cadence": 2}
     assert "\\*" not in bench_table.systems([after])
@@ -172,7 +173,7 @@ def test_runs_of_the_present_form_alone_count_where_there_are_any() -> None:
 def test_a_run_that_diverged_is_counted_and_worth_a_guess() -> None:
     system = DIGITS[0]
     found = complete(system)
-    found.append(record(system, "cadence", seed=1, form=2) | {"failure": "NaN"})
+    found.append(record(system, "cadence", seed=1, form=FORM) | {"failure": "NaN"})
     words = {"local_lr": 0.1, "server_lr": 0.5}
     found.append(record(system, "fedbuff", words) | {"failure": "NaN"})
     outcome = only(found, system)

@@ -122,14 +122,15 @@ def systems(made: Sequence[Outcome]) -> str:
         f"Accuracy in %. {OURS[0]}: its last model, mean over {len(SEEDS)} seeds ± their standard deviation. "
         "Competitors: the best of the last model and two averages of it, at the setting of their grids that "
         f"is highest on seed {SEEDS[0]}. The best competitor has its local and server rate, and the mean "
-        "over the seeds that it was run on.",
+        "over the seeds that it was run on; a setting that diverged on another seed gives way to the next. "
+        f"The column of {PRINTED[0]} has its last model, without averages.",
         "Shortfall: points behind the best competitor, negative: ahead; over the seeds that both have, which "
         "are named where they are not all.",
     ]
     if any(outcome.former for outcome in made):
         notes.append(
-            "\\*: an earlier form of the method (the first divided each gradient by its own norm); runs of "
-            "the present form are missing."
+            "\\*: an earlier form of the method (the first divided each gradient by its own norm, the second "
+            "had the model's norm for its unit); runs of the present form are missing."
         )
     return markdown(Table(head, tuple(map(_row, made)), tuple(notes)))
 
@@ -157,6 +158,10 @@ def _best(outcome: Outcome) -> str:
     if best is None:
         return "missing"
     told, spent = len(best.scores), len(outcome.grid(best.method))
+    if not best.words:
+        return (
+            f"{best.method} as printed: {_mean(list(best.scores.values()))} ({told} seed{'s' * (told > 1)})"
+        )
     asked = spent + outcome.missing.get(best.method, 0)
     setting = " / ".join(f"{value:g}" for value in best.words.values())
     seeds, runs = f"{told} seed{'s' if told > 1 else ''}", f"{spent} of {asked}" if spent < asked else spent

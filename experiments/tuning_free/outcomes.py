@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean
 from typing import Any, NamedTuple
 
-from bench import score, within
+from bench import competes, score, within
 from runs import DEFAULT, named
 from systems import FORM, GRIDS, OURS, PRINTED, SEEDS, SYSTEMS, TASKS, cells, whole
 
@@ -24,6 +24,7 @@ class Rival(NamedTuple):
     method: str
     words: dict[str, Any]
     scores: dict[int, float]  # by seed, best of last model and averages
+    failed: bool = False  # on some seed
 
 
 class Outcome(NamedTuple):
@@ -39,8 +40,8 @@ class Outcome(NamedTuple):
 
     @property
     def best(self) -> Rival | None:
-        """The setting that the grids choose: highest on their seed."""
-        tried = [rival for rival in self.rivals if FIRST in rival.scores]
+        """The setting that is highest on the grids' seed, of those that diverged on none."""
+        tried = [rival for rival in self.rivals if FIRST in rival.scores and not rival.failed]
         return max(tried, key=lambda rival: rival.scores[FIRST], default=None)
 
     @property
@@ -137,10 +138,11 @@ def _outcome(system: System, found: Sequence[Record], wanted: Sequence[Record]) 
     own = {record["seed"]: record for record in every if _form(record) == form}
     rivals: dict[tuple[str, str], Rival] = {}
     for record in found:
-        if record.get("falls"):
+        if competes(record):
             key = record["method"], str(sorted(record["words"].items()))
             rival = rivals.setdefault(key, Rival(record["method"], record["words"], {}))
             rival.scores[record["seed"]] = _worth(record, task, own=False)
+            rivals[key] = rival._replace(failed=rival.failed or bool(record["failure"]))
     printed = next((r for r in found if (r["method"], r["words"]) == PRINTED and r["seed"] == FIRST), None)
     known = {named(record) for record in found if record["method"] != OURS[0]}
     known |= {named(record | {"form": FORM}) for record in own.values()}

@@ -7,8 +7,8 @@ from offbeat.algorithms import find
 
 SEEDS = (0, 1, 2)
 OURS: tuple[str, dict[str, Any]] = ("cadence", {})
-# Of cadence: 1 divided each gradient by its own norm, and did not even out coordinates; 2 had the model's norm
-# for its unit of length.
+# Of cadence: 1 divided each gradient by its own norm, and did not even out coordinates; 2 had the model's
+# norm for its unit of length.
 FORM = 3
 PRINTED: tuple[str, dict[str, Any]] = ("adamasfl", {})
 

@@ -12,7 +12,7 @@ from offbeat.reproduce.study import Table
 
 HERE = Path(__file__).parent
 PAGE, RECORDS, THIRD = HERE / "README.md", HERE / "exploration.jsonl", HERE / "exploration3.jsonl"
-FOURTH = HERE / "exploration4.json"
+FOURTH, FIFTH = HERE / "exploration4.json", HERE / "exploration5.json"
 Record = dict[str, Any]
 Rows = dict[tuple[str, str], dict[tuple[Any, ...], Record]]  # by method and its words, and by setting
 
@@ -120,9 +120,9 @@ def _table(found: Rows, settings: dict[tuple[Any, ...], str], least: int = 1) ->
     return markdown(Table(("method", "words", *settings.values()), lines))
 
 
-def fourth() -> str:
+def grouped(path: Path, varied: str) -> str:
     """A table for each group of systems."""
-    found = json.loads(FOURTH.read_text())
+    found = json.loads(path.read_text())
     tables = []
     for group, columns in found["columns"].items():
         lines = tuple(
@@ -130,7 +130,7 @@ def fourth() -> str:
             for row in found["rows"]
             if row["systems"] == group
         )
-        tables.append(markdown(Table(("gradients", *columns), lines)))
+        tables.append(markdown(Table((varied, *columns), lines)))
     return "\n\n".join(tables)
 
 
@@ -144,7 +144,8 @@ def sections() -> dict[str, str]:
         "<!-- explored third -->\n": _table(
             larger(), {key: f"{task}, {key[1]} at work" for key, task in tasks.items()}
         ),
-        "<!-- explored fourth -->\n": fourth(),
+        "<!-- explored fourth -->\n": grouped(FOURTH, "gradients"),
+        "<!-- explored fifth -->\n": grouped(FIFTH, "unit of length"),
     }
 
 

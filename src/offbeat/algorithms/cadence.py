@@ -12,7 +12,9 @@ The unit of length is found on the way, from how far steps that agree have come.
 noise alone, they would get as far from the first model as the root of the sum of their squares. The unit is
 what the square of the distance has above that sum, by that root, at its most so far. It begins at 15 % of
 the first model's norm, or of 1 where that is less, so that a model may begin at zero, and is at most twice
-that norm, since a model that fits its data grows without end. The constants are the same for every task:
+that norm, since a model that fits its data grows without end. A mean step that is longer than unit steps
+can make it has noise in it, which hides what agrees: then the unit is that norm at least. The constants are
+the same for every task:
 
 - a local step is 0.12 / sqrt(K), so that a random walk of K steps gets 0.12 from its start,
 - while a client is at work the server goes at most 4 times as far as the client can: its rate times (1 +
@@ -46,6 +48,7 @@ from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
 _WALK, _LEAP = 0.12, 4.0
 _STRIDE = 0.75
 _LEAST_UNIT, _MOST_UNIT = 0.15, 2.0  # of the first model's norm
+_NOISY = 1.01  # length of a mean step that unit steps alone, rounded, cannot have
 _TINY = 1e-12  # a gradient that is zero has no direction
 _DEGREE = 8  # of the weights of the path
 _LATELY = 0.1  # weight of a new staleness, or length
@@ -183,6 +186,7 @@ class Cadence:
         move = rate * _unit(state) * evened
         path, spent = state.path - move, state.spent + move.square().sum()
         afar = ((path - state.first).square().sum() - spent) / spent.sqrt().clamp_min(_TINY)
+        afar = torch.maximum(afar, state.size * (length > _NOISY))
         c = state.c
         if isinstance(mean, Upload) and isinstance(c, Tensor):
             c = c + cohort.share * mean.shift

@@ -96,7 +96,7 @@ def _scaled(known: Mapping[str, Any]) -> dict[str, Any]:
 
 _ORACLES: dict[str, tuple[Callable[..., list[Vector]], Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
     "adamasfl": (adamasfl, _only("local_lr", "server_lr", "beta")),
-    "cadence": (cadence, _only("variates")),
+    "cadence": (cadence, _only("variates", "noisy")),
     "fadas": (fadas, _fadas),
     "fadas-da": (fadas, _fadas_da),
     "fedbuff": (fedbuff, _only("local_lr", "server_lr")),

@@ -284,7 +284,7 @@ def test_a_run_without_out_takes_the_next_free_folder(here, capsys):
     settings = json.loads((run / "settings.json").read_text())
     assert {"version", "commit", "seed", "resolved"} <= settings.keys()
     assert settings["model"] == "mlp"
-    assert set(settings["resolved"]["hyperparameters"]) == {"variates"}
+    assert set(settings["resolved"]["hyperparameters"]) == {"variates", "noisy"}
 
 
 def test_options_may_stand_before_and_between_names(capsys):
@@ -529,4 +529,7 @@ def test_the_schedule_and_the_catalogue_can_be_read_by_people(capsys):
     assert "S: updates per server step; K: local steps of a task; T: server steps." in out
     assert "Private runs take" not in out
     assert main(["algorithms", "cadence"]) == 0
-    assert "Private runs take variates=False, unless that or --clip is given." in capsys.readouterr().out
+    assert (
+        "Private runs take variates=False, noisy=True, unless that or --clip is given."
+        in capsys.readouterr().out
+    )

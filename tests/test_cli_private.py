@@ -355,9 +355,9 @@ UNBOUNDED = shlex.split("--noise 0.5 --delta 1e-5 --most 5 --noise-seed 4 --roun
 @pytest.mark.parametrize(
     ("asked", "in_full", "clip"),
     [
-        ("", "--set variates=false", "descent=1"),
-        ("--set variates=true", "--set variates=true", "descent=1,shift=2"),
-        ("--secure", "--secure --set variates=false", "descent=1"),
+        ("", "--set variates=false --set noisy=true", "descent=1"),
+        ("--set variates=true", "--set variates=true --set noisy=true", "descent=1,shift=2"),
+        ("--secure", "--secure --set variates=false --set noisy=true", "descent=1"),
     ],
 )
 def test_a_method_that_bounds_its_uploads_needs_no_clip_and_says_what_holds(
@@ -403,7 +403,7 @@ def test_a_bound_for_what_others_leave_open_is_left_out_for_a_method_that_has_it
     words = shlex.split("--clip 0.5 --noise 1 --delta 1e-5 --most 5 --rounds 3 --out out")
     assert main(["compare", "cadence", "fedbuff", *SMALL, *words]) == 0
     assert read(here / "out" / "cadence")["clip"] == "descent=1"
-    assert read(here / "out" / "cadence")["parameters"] == {"variates": False}
+    assert read(here / "out" / "cadence")["parameters"] == {"variates": False, "noisy": True}
     assert read(here / "out" / "fedbuff")["clip"] == "0.5"
 
 

@@ -95,7 +95,7 @@ def test_a_bound_may_be_a_number_a_text_or_a_table() -> None:
 def test_a_method_that_bounds_all_it_uploads_needs_no_clip() -> None:
     table = {name: value for name, value in PRIVATE.items() if name != "clip"}
     own = plan(privacy=table, training={"algorithm": "cadence"}).experiment
-    assert (dict(own.parameters), own.clip) == ({"variates": False}, "descent=1")
+    assert (dict(own.parameters), own.clip) == ({"variates": False, "noisy": True}, "descent=1")
     both = {"algorithm": "cadence", "parameters": {"variates": True}}
     assert plan(privacy=table, training=both).experiment.clip == "descent=1,shift=2"
 

@@ -102,7 +102,8 @@ def test_epochs_count_as_their_mean_number_of_minibatches_over_clients():
 
 def test_the_method_that_nobody_names_needs_no_rate_and_no_bound():
     own = Experiment.of(**HIDING)
-    assert (own.algorithm, own.parameters, own.clip) == ("cadence", (("variates", False),), "descent=1")
+    assert (own.algorithm, own.clip) == ("cadence", "descent=1")
+    assert dict(own.parameters) == {"variates": False, "noisy": True}
     assert own.dispatch == "asynchronous"
 
 
@@ -121,10 +122,10 @@ def test_a_method_that_bounds_all_it_uploads_sets_the_clip_where_privacy_is_aske
 
 def test_a_private_run_takes_the_parameters_that_its_method_has_for_it_unless_they_or_a_clip_were_given():
     cadence = {"algorithm": "cadence"}
-    assert dict(Experiment.of(**cadence, **HIDING).parameters) == {"variates": False}
+    assert dict(Experiment.of(**cadence, **HIDING).parameters) == {"variates": False, "noisy": True}
     for value in (False, True):
         given = Experiment.of(**cadence, **HIDING, parameters=(("variates", value),))
-        assert given.parameters == (("variates", value),)
+        assert dict(given.parameters) == {"variates": value, "noisy": True}
     for plain in (cadence, cadence | {"secure": True}, cadence | HIDING | {"clip": "shift=0.5"}):
         assert Experiment.of(**plain).parameters == ()
     other = Experiment.of(algorithm="fedbuff", parameters=(("local_lr", 0.2),), clip="1", **HIDING)

@@ -223,6 +223,9 @@ def test_published_delays_stand_beside_those_of_the_runs() -> None:
     seen = curve(0.5)._replace(worst=(127, 10.89, 6.0))
     note = Best(LastModel(), {}, delays="1 / 2 / 3")((one,), {one.key: seen}).notes[-1]
     assert note.endswith("claimed 1 / 2 / 3, measured 127 / 10.89 / 6.0.")
+    short = Cell("b", "c", replace(QUICK, dispatch="rounds", seed=5))
+    both = {one.key: seen, short.key: curve(failure="it diverged")._replace(worst=(6, 3.4, 3.5))}
+    assert Best(LastModel(), {}, delays="1 / 2 / 3")((one, short), both).notes[-1] == note
     assert Best(LastModel(), {}, delays="1 / 2 / 3")((one,), {}).notes[-1].endswith("measured not yet.")
 
 

@@ -137,6 +137,7 @@ CASES = {
     "adamasfl": Case("adamasfl", {}, adamasfl, theorem_2(3, 3, 8)._asdict()),
     "cadence": Case("cadence", {}, cadence, SYSTEM),
     "cadence without variates": Case("cadence", {"variates": False}, cadence, SYSTEM | {"variates": False}),
+    "cadence for noise": Case("cadence", {"noisy": True}, cadence, SYSTEM | {"noisy": True}),
     "adamasfl small beta": Case(
         "adamasfl", {"beta": 0.3}, adamasfl, theorem_2(3, 3, 8)._asdict() | {"beta": 0.3}
     ),

@@ -32,8 +32,8 @@ def scripts(*names: str) -> list[ModuleType]:
         sys.path[:] = before
 
 
-bench_table, outcomes, systems, table, variants = scripts(
-    "bench_table", "outcomes", "systems", "table", "variants"
+bench, bench_table, outcomes, systems, table, variants = scripts(
+    "bench", "bench_table", "outcomes", "systems", "table", "variants"
 )
 FORM = systems.FORM
 PAGE = (FOLDER / "README.md").read_text()
@@ -61,7 +61,7 @@ def complete(system: Any, ours: float = 0.8, theirs: float = 0.7) -> list[dict[s
     for cell in systems.cells():
         if outcomes.within(cell, system):
             own = cell["method"] == "cadence"
-            score = ours if own else theirs
+            score = ours if own else theirs - 0.1 * (cell["method"] == "adamasfl")
             found.append(cell | {"failure": None} | worth(score) | ({"form": FORM} if own else {}))
     best = next(cell for cell in found if cell.get("falls"))
     return found + [best | {"seed": seed} for seed in (1, 2)]
@@ -141,7 +141,7 @@ def test_a_shortfall_is_over_the_seeds_that_both_have() -> None:
     assert whole.shortfall == pytest.approx((0.05 - 0.1 + 0.1) / 3)
     row = bench_table.systems([whole]).splitlines()[2]
     assert "| 70.0 ± 20.0 | fedbuff 0.3 / 1: 71.7 (3 seeds; grid: 9 runs) | 1.7 | 95.0 | 70.0 |" in row
-    assert row.endswith("| 70.0 | – |")
+    assert row.endswith("| 60.0 | – |")
 
 
 def test_a_grid_that_is_not_whole_gives_no_shortfall_and_says_what_is_missing() -> None:
@@ -183,6 +183,32 @@ def test_a_run_that_diverged_is_counted_and_worth_a_guess() -> None:
     assert "| none | 1 of 3 | not reached so far |" in bench_table.summary([outcome])
 
 
+def test_a_setting_that_diverged_on_another_seed_gives_way_to_the_next() -> None:
+    system = DIGITS[0]
+    first, second = {"local_lr": 0.3, "server_lr": 1.0}, {"local_lr": 0.3, "server_lr": 0.5}
+    found = [*complete(system), record(system, "fedbuff", first, **worth(0.9))]
+    found.append(record(system, "fedbuff", second, **worth(0.85)))
+    assert only(found, system).best.words == first
+    assert {cell["seed"] for cell in bench.finals(found) if cell["words"] == first} == {1, 2}
+    found.append(record(system, "fedbuff", first, seed=1) | {"failure": "NaN"})
+    assert only(found, system).best.words == second
+    assert only(found, system).missing == {"finals": 2}
+    assert {cell["seed"] for cell in bench.finals(found) if cell["words"] == second} == {1, 2}
+    assert not [cell for cell in bench.finals(found) if cell["words"] == first]
+
+
+def test_what_runs_as_printed_competes_by_its_averages() -> None:
+    system = DIGITS[0]
+    found = [*complete(system), record(system, "adamasfl", **worth(0.75, 0.9))]
+    outcome = only(found, system)
+    assert outcome.shortfall == pytest.approx(0.1)
+    row = bench_table.systems([outcome]).splitlines()[2]
+    assert "| adamasfl as printed, averaged: 90.0 (1 seed) | 10.0 (seed 0) |" in row
+    assert row.endswith("| 75.0 | the best on other seeds 2 |")
+    bare = [each for each in complete(system) if each["method"] != "adamasfl"]
+    assert only(bare, system).shortfall is None
+
+
 def test_the_summary_judges_by_the_aims() -> None:
     pairs = [(0.8, 0.81), (0.8, 0.8)]
     made = [only(complete(system, *pair), system) for system, pair in zip(DIGITS, pairs, strict=False)]
@@ -192,7 +218,7 @@ def test_the_summary_judges_by_the_aims() -> None:
     assert "| at most 1.5 points | 0.00 points (digits, MLP: Dir(0.5)) | reached |" in told
     assert "| none | 0 of 6 | reached |" in told
     assert "Behind by more" not in told
-    assert "Ahead of every competitor's grid in 0 of 2 systems." in told
+    assert "Ahead of every competitor in 0 of 2 systems." in told
 
     made[1] = only(complete(DIGITS[1], 0.78, 0.81), DIGITS[1])
     told = bench_table.summary(made)
@@ -224,7 +250,7 @@ def test_the_cost_of_tuning_is_the_mean_of_what_is_expected_over_systems() -> No
     assert not spent["cadence"].tuned
     assert spent["ca2fl"].best == pytest.approx(expected_best([0.55, 0.59, 0.63, 0.67]))
     assert spent["fedbuff"].best == pytest.approx((0.7,) * 9)
-    assert spent["adamasfl"].best == pytest.approx((0.7,))
+    assert spent["adamasfl"].best == pytest.approx((0.6,))
     (drawing,) = bench_table.figures(made).values()
     root = ElementTree.fromstring(drawing)
     texts = {node.text for node in root.iter("{http://www.w3.org/2000/svg}text")}

@@ -26,6 +26,7 @@ def score(record: dict[str, Any]) -> float:
 
 def finals(found: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """The best setting of competitors in each system, on the other seeds; where it fails there, the next."""
+    found = list({named(record): record for record in found}.values())  # the later of two
     failed = {named(record | {"seed": SEEDS[0]}) for record in found if record["failure"]}
     for system in SYSTEMS:
         tried = [record for record in found if competes(record) and within(record, system)]

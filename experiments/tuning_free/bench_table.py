@@ -72,7 +72,7 @@ def _remarks(made: Sequence[Outcome], short: Sequence[tuple[Outcome, float]], fi
         told.append(f"Behind by more than {WORST:g} points: {words}.")
     if short:
         ahead = sum(behind < 0 for _, behind in short)
-        told.append(f"Ahead of every competitor's grid in {ahead} of {len(short)} systems.")
+        told.append(f"Ahead of every competitor in {ahead} of {len(short)} systems.")
     partly = sum(outcome.shared != list(SEEDS) for outcome, _ in short)
     if partly:
         apart = [mean(o.best.scores.values()) - mean(o.ours.values()) for o, _ in short if o.best]
@@ -158,14 +158,13 @@ def _best(outcome: Outcome) -> str:
     if best is None:
         return "missing"
     told, spent = len(best.scores), len(outcome.grid(best.method))
+    mean_score, seeds = _mean(list(best.scores.values())), f"{told} seed{'s' if told > 1 else ''}"
     if not best.words:
-        return (
-            f"{best.method} as printed: {_mean(list(best.scores.values()))} ({told} seed{'s' * (told > 1)})"
-        )
+        return f"{best.method} as printed, averaged: {mean_score} ({seeds})"
     asked = spent + outcome.missing.get(best.method, 0)
     setting = " / ".join(f"{value:g}" for value in best.words.values())
-    seeds, runs = f"{told} seed{'s' if told > 1 else ''}", f"{spent} of {asked}" if spent < asked else spent
-    return f"{best.method} {setting}: {_mean(list(best.scores.values()))} ({seeds}; grid: {runs} runs)"
+    runs = f"{spent} of {asked}" if spent < asked else spent
+    return f"{best.method} {setting}: {mean_score} ({seeds}; grid: {runs} runs)"
 
 
 def _gaps(outcome: Outcome) -> str:
@@ -194,7 +193,7 @@ def cost(made: Sequence[Outcome]) -> str:
         f"![{task}: accuracy by runs spent on a grid]({name})"
         for task, name in zip(tasks, figures(made), strict=True)
     ]
-    table = cost_table([each for each in spent if each.method != PRINTED[0]], points)
+    table = cost_table(spent, points)
     meaning = (
         "Accuracy in % to expect of the best of so many settings of a method's grid, taken at random; mean "
         f"over the task's systems that have all runs, on seed {SEEDS[0]}. A run that diverged counts as "

@@ -47,7 +47,7 @@ class Outcome(NamedTuple):
     @property
     def judged(self) -> bool:
         """Whether all our seeds and all grids are there; the best setting's other seeds may be missing."""
-        return not self.missing.keys() - {"finals", PRINTED[0]}
+        return not self.missing.keys() - {"finals"}
 
     @property
     def shortfall(self) -> float | None:
@@ -172,5 +172,7 @@ def described(system: System) -> tuple[str, str]:
         words.insert(0, f"Dir({alpha})")
     if at["delays"] != DEFAULT["delays"]:
         words.append(f"{at['delays'].removeprefix('tiers:')} delays")
+    if at["precision"] != DEFAULT["precision"]:
+        words.append(at["precision"])
     sizes = ", ".join(str(at[name]) for name in ("buffer", "steps", "rounds", "batch"))
     return f"{system['task']}: {', '.join(words)}", sizes

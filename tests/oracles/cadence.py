@@ -9,7 +9,7 @@ the first model is in every buffer. The part of the clients that is missing shri
 client that occurs twice in a step works from what its first occurrence left. The model is the mean of the
 path with weights that grow as a polynomial of degree 8. The unit is the most that the squared
 distance from the first model had above the sum of the steps' squares, by that sum's root, between 15 % and
-twice the first model's norm; that norm at least once noise made the mean step longer than 1.
+twice the first model's norm; `noisy`: it begins at that norm.
 """
 
 import itertools
@@ -29,6 +29,7 @@ def cadence(
     *,
     local_steps: int,
     variates: bool = True,
+    noisy: bool = False,
 ) -> list[Vector]:
     """Models 0 to T."""
     path = [np.array(x0, dtype=np.float64)]
@@ -37,7 +38,7 @@ def cadence(
     own = [np.zeros_like(path[0]) for _ in range(population)]
     squares, lengths, early = np.zeros_like(path[0]), 0.0, True
     norm = max(1.0, float(np.linalg.norm(path[0])))
-    units_of = [0.15 * norm]
+    units_of = [norm if noisy else 0.15 * norm]
 
     for t, step in enumerate(steps):
         descent, shift = np.zeros_like(path[0]), np.zeros_like(path[0])
@@ -73,7 +74,6 @@ def cadence(
         path.append(path[-1] - rate * units_of[-1] * evened)
         spent = sum(np.sum((after - before) ** 2) for before, after in itertools.pairwise(path))
         beyond = (np.sum((path[-1] - path[0]) ** 2) - spent) / max(float(np.sqrt(spent)), 1e-12)
-        least = max(units_of[-1], norm) if lengths > 1.01 else units_of[-1]
-        units_of.append(float(np.clip(beyond, least, 2 * norm)))
+        units_of.append(float(np.clip(beyond, units_of[-1], 2 * norm)))
         models.append(models[-1] + 9 / (t + 10) * (path[-1] - models[-1]))
     return models

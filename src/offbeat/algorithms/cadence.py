@@ -12,9 +12,8 @@ The unit of length is found on the way, from how far steps that agree have come.
 noise alone, they would get as far from the first model as the root of the sum of their squares. The unit is
 what the square of the distance has above that sum, by that root, at its most so far. It begins at 15 % of
 the first model's norm, or of 1 where that is less, so that a model may begin at zero, and is at most twice
-that norm, since a model that fits its data grows without end. A mean step that is longer than unit steps
-can make it has noise in it, which hides what agrees: then the unit is that norm at least. The constants are
-the same for every task:
+that norm, since a model that fits its data grows without end. Where noise is added for privacy (`noisy`),
+which hides what agrees, it begins at that norm. The constants are the same for every task:
 
 - a local step is 0.12 / sqrt(K), so that a random walk of K steps gets 0.12 from its start,
 - while a client is at work the server goes at most 4 times as far as the client can: its rate times (1 +
@@ -48,7 +47,6 @@ from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
 _WALK, _LEAP = 0.12, 4.0
 _STRIDE = 0.75
 _LEAST_UNIT, _MOST_UNIT = 0.15, 2.0  # of the first model's norm
-_NOISY = 1.01  # length of a mean step that unit steps alone, rounded, cannot have
 _TINY = 1e-12  # a gradient that is zero has no direction
 _DEGREE = 8  # of the weights of the path
 _LATELY = 0.1  # weight of a new staleness, or length
@@ -68,7 +66,7 @@ class State(NamedTuple):
     early: Tensor  # () 1: every buffer so far had a client of the first model, 0: no longer
     first: Vector  # model
     size: Tensor  # () its norm, or 1
-    afar: Tensor  # () the most that the path was further from it than noise would be
+    afar: Tensor  # () the most that the path was further from it than noise would be, and where that begins
     spent: Tensor  # () squares of all steps
     length: Tensor  # () of the clients' mean steps, lately
     second: Vector  # mean square of the clients' mean steps, lately, not yet corrected for its start at zero
@@ -104,19 +102,21 @@ class Cadence:
     stride: float  # the longest server step, by the same; falls with the square root of the version
     leap: float  # the most that the server may go while a client is at work, by the same
     variates: bool = True
+    noisy: bool = False  # noise is added for privacy
     shares: ClassVar[Mapping[str, float]] = MappingProxyType({})
 
     def __post_init__(self) -> None:
         check(self)
 
     @classmethod
-    def tuned(cls, steps: int, variates: bool = True) -> Self:
+    def tuned(cls, steps: int, variates: bool = True, noisy: bool = False) -> Self:
         """Every rate from K."""
         return cls(
             local_lr=_WALK / steps**0.5,
             stride=_STRIDE,
             leap=_LEAP * _WALK * steps**0.5,
             variates=variates,
+            noisy=noisy,
         )
 
     @property
@@ -129,7 +129,8 @@ class Cadence:
     def init(self, x: Vector) -> State:
         zero, c = x.new_zeros(()), zeros_like(x) if self.variates else ()
         size = x.norm().clamp_min(1.0)
-        return State(x, x, c, zero, zero, zero + 1, x, size, zero, zero, zero, zeros_like(x))
+        afar = size if self.noisy else _LEAST_UNIT * size
+        return State(x, x, c, zero, zero, zero + 1, x, size, afar, zero, zero, zeros_like(x))
 
     def memory(self, x: Vector) -> Vector | tuple[()]:
         return zeros_like(x) if self.variates else ()
@@ -186,7 +187,6 @@ class Cadence:
         move = rate * _unit(state) * evened
         path, spent = state.path - move, state.spent + move.square().sum()
         afar = ((path - state.first).square().sum() - spent) / spent.sqrt().clamp_min(_TINY)
-        afar = torch.maximum(afar, state.size * (length > _NOISY))
         c = state.c
         if isinstance(mean, Upload) and isinstance(c, Tensor):
             c = c + cohort.share * mean.shift
@@ -207,8 +207,7 @@ class Cadence:
 
 def _unit(state: State) -> Tensor:
     """Of length."""
-    least, most = _LEAST_UNIT * state.size, _MOST_UNIT * state.size
-    return torch.minimum(torch.maximum(state.afar, least), most)
+    return torch.minimum(state.afar, _MOST_UNIT * state.size)
 
 
 def _evened(step: Vector, squares: Vector) -> Vector:

@@ -38,11 +38,12 @@ CATALOGUE: Mapping[str, Entry] = MappingProxyType(
         ),
         "cadence": Entry(
             makers.cadence,
-            "unit steps in units of the model's norm; rates from K and the staleness seen",
+            "unit steps in units of the way it has come; rates from K and the staleness seen",
             "this project",
             "asynchronous",
-            theory="none: local 0.12/sqrt(K), server 0.36 sqrt(K) while a client is at work, both by trying",
-            private=(("variates", False),),  # noise on two vectors drowns both
+            theory="none: local 0.12/sqrt(K), server 0.48 sqrt(K) while a client is at work, both by trying",
+            # noise on two vectors drowns both, and hides whether steps agree
+            private=(("variates", False), ("noisy", True)),
         ),
         "defedavg": Entry(
             makers.fedavg,

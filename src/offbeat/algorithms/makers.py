@@ -164,9 +164,9 @@ def adamasfl(
     return _tuned(AdaMasFL.tuned, setting, given)
 
 
-def cadence(setting: Setting, *, variates: bool = True) -> Cadence:
+def cadence(setting: Setting, *, variates: bool = True, noisy: bool = False) -> Cadence:
     """See `cadence` in the catalogue."""
-    return Cadence.tuned(setting.steps, variates)
+    return Cadence.tuned(setting.steps, variates, noisy)
 
 
 def padamfed_vr(

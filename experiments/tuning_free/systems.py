@@ -16,8 +16,13 @@ PRINTED: tuple[str, dict[str, Any]] = ("adamasfl", {})
 TASKS: Mapping[str, dict[str, Any]] = {
     "Fashion-MNIST, CNN": {"model": "cnn", "batch": 20, "rounds": 400},
     "CIFAR-10, CNN": {"data": "cifar10", "model": "cnn", "batch": 20, "rounds": 300},
-    "CIFAR-10, ResNet-18": {"data": "cifar10", "model": "resnet18", "rounds": 150, "steps": 5}
-    | {"precision": "bfloat16"},
+    "CIFAR-10, ResNet-18": {
+        "data": "cifar10",
+        "model": "resnet18",
+        "rounds": 150,
+        "steps": 5,
+        "precision": "bfloat16",
+    },
     "MNIST by writer, CNN": {
         "data": "mnist",
         "model": "cnn",

@@ -1,4 +1,4 @@
-"""Cadence: unit steps in units of the way it has come, control variates trusted by 1 / (1 + age).
+"""Cadence: unit steps in a unit found on the way, control variates trusted by 1 / (1 + age).
 
 Gradients count by the largest norm that the client has met in the task. Without control variates they are
 not brought to unit length after that. The server's coordinates are divided by the square root of their root
@@ -7,12 +7,12 @@ mean square (1 % of a new square, corrected for the start), and the step keeps i
 age is the mean staleness of a buffer's updates, smoothed by a tenth, or all of it as long as an update of
 the first model is in every buffer. The part of the clients that is missing shrinks by 1 - S/N a step. A
 client that occurs twice in a step works from what its first occurrence left. The model is the mean of the
-path with weights that grow as a polynomial of degree 8. The unit is the most that the squared
-distance from the first model had above the sum of the steps' squares, by that sum's root, between 15 % and
-twice the first model's norm; `noisy`: it begins at that norm.
+path with weights that grow as a polynomial of degree 8. The unit begins at 1 % of the first model's norm, at
+most twice that. Each time that the buffers since the last look hold 50 local steps or more, it grows if the
+sum of their tasks' mean steps is longer than 1.6 sqrt(tasks / K): to 1 + b / (b + age) of itself, b being
+their tasks by those of the last buffer. `noisy`: it is the first model's norm.
 """
 
-import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -38,7 +38,8 @@ def cadence(
     own = [np.zeros_like(path[0]) for _ in range(population)]
     squares, lengths, early = np.zeros_like(path[0]), 0.0, True
     norm = max(1.0, float(np.linalg.norm(path[0])))
-    units_of = [norm if noisy else 0.15 * norm]
+    units_of = [norm if noisy else 0.01 * norm]
+    since: list[tuple[int, Vector]] = []
 
     for t, step in enumerate(steps):
         descent, shift = np.zeros_like(path[0]), np.zeros_like(path[0])
@@ -72,8 +73,15 @@ def cadence(
         evened = descent / np.sqrt(usual + 1e-3 * np.sqrt(np.mean(usual**2)) + 1e-12)
         evened *= np.linalg.norm(descent) / max(float(np.linalg.norm(evened)), 1e-12)
         path.append(path[-1] - rate * units_of[-1] * evened)
-        spent = sum(np.sum((after - before) ** 2) for before, after in itertools.pairwise(path))
-        beyond = (np.sum((path[-1] - path[0]) ** 2) - spent) / max(float(np.sqrt(spent)), 1e-12)
-        units_of.append(float(np.clip(beyond, units_of[-1], 2 * norm)))
+        since.append((len(step), descent))
+        tasks = sum(count for count, _ in since)
+        unit = units_of[-1]
+        if tasks * local_steps >= 50:
+            total = np.sum([count * mean for count, mean in since], axis=0)
+            if not noisy and np.linalg.norm(total) > 1.6 * np.sqrt(tasks / local_steps):
+                buffers = tasks / len(step)
+                unit *= 1 + buffers / (buffers + ages[-1])
+            since = []
+        units_of.append(min(unit, 2 * norm))
         models.append(models[-1] + 9 / (t + 10) * (path[-1] - models[-1]))
     return models

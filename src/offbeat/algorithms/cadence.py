@@ -1,4 +1,4 @@
-"""Cadence, this project's own: unit steps in units of the way that it has come, at rates that nobody tunes.
+"""Cadence, this project's own: unit steps in a unit that is found on the way, at rates that nobody tunes.
 
 The local step is u / |u| with u = g / G + trust (c - seen c_i). g is the gradient and G the largest norm of
 one that the client has met in this task, so that a client which has fitted its data follows the others. c_i
@@ -8,12 +8,14 @@ those that came), and trust is 1 / (1 + age), age being the mean staleness that 
 
 The server moves along the mean of the clients' unit steps, its coordinates evened out as far as `_EVENED`
 says: each is divided by that power of its root mean square lately, and the whole keeps its length.
-The unit of length is found on the way, from how far steps that agree have come. Were the server's steps
-noise alone, they would get as far from the first model as the root of the sum of their squares. The unit is
-what the square of the distance has above that sum, by that root, at its most so far. It begins at 15 % of
-the first model's norm, or of 1 where that is less, so that a model may begin at zero, and is at most twice
-that norm, since a model that fits its data grows without end. Where noise is added for privacy (`noisy`),
-which hides what agrees, it begins at that norm. The constants are the same for every task:
+The unit of length is found on the way, from whether directions agree. Were they noise, the steps of m tasks
+would add up to sqrt(m / K) by their squares. A sum that is more than 1.6 times as long says that they agree
+over the lengths that they now have, and the unit grows, by at most 1 / (1 + age) of itself at a server step,
+since what has grown is seen only when those come back who were sent it. It begins at 1 % of the first
+model's norm, or of 1 where that is less, so that a model may begin at zero, and is at most twice that norm,
+since a model that fits its data grows without end. Sums are looked at when they have 50 local steps, so a
+buffer that has fewer waits for the next ones. Where noise is added for privacy (`noisy`), which hides what
+agrees, the unit is that norm. The constants are the same for every task:
 
 - a local step is 0.12 / sqrt(K), so that a random walk of K steps gets 0.12 from its start,
 - while a client is at work the server goes at most 4 times as far as the client can: its rate times (1 +
@@ -46,7 +48,8 @@ from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
 
 _WALK, _LEAP = 0.12, 4.0
 _STRIDE = 0.75
-_LEAST_UNIT, _MOST_UNIT = 0.15, 2.0  # of the first model's norm
+_LEAST_UNIT, _MOST_UNIT = 0.01, 2.0  # of the first model's norm
+_ACCORD, _ENOUGH = 1.6, 50  # a sum as long, by what noise would give, and of so many local steps, lets the unit grow
 _TINY = 1e-12  # a gradient that is zero has no direction
 _DEGREE = 8  # of the weights of the path
 _LATELY = 0.1  # weight of a new staleness, or length
@@ -64,10 +67,10 @@ class State(NamedTuple):
     seen: Tensor  # () part of the clients
     age: Tensor  # () mean staleness, lately
     early: Tensor  # () 1: every buffer so far had a client of the first model, 0: no longer
-    first: Vector  # model
-    size: Tensor  # () its norm, or 1
-    afar: Tensor  # () the most that the path was further from it than noise would be, and where that begins
-    spent: Tensor  # () squares of all steps
+    size: Tensor  # () norm of the first model, or 1
+    unit: Tensor  # () of length
+    gathered: Vector  # sum of the tasks' mean steps since the unit was last looked at
+    tasks: Tensor  # () how many those are
     length: Tensor  # () of the clients' mean steps, lately
     second: Vector  # mean square of the clients' mean steps, lately, not yet corrected for its start at zero
 
@@ -96,8 +99,9 @@ class Descent(NamedTuple):
 
 @dataclass(frozen=True)
 class Cadence:
-    """Unit steps in units of the way it has come, control variates as far as staleness allows."""
+    """Unit steps in a unit that is found on the way, control variates as far as staleness allows."""
 
+    steps: int  # K
     local_lr: float  # of a local step, by the unit of length
     stride: float  # the longest server step, by the same; falls with the square root of the version
     leap: float  # the most that the server may go while a client is at work, by the same
@@ -112,6 +116,7 @@ class Cadence:
     def tuned(cls, steps: int, variates: bool = True, noisy: bool = False) -> Self:
         """Every rate from K."""
         return cls(
+            steps=steps,
             local_lr=_WALK / steps**0.5,
             stride=_STRIDE,
             leap=_LEAP * _WALK * steps**0.5,
@@ -129,8 +134,8 @@ class Cadence:
     def init(self, x: Vector) -> State:
         zero, c = x.new_zeros(()), zeros_like(x) if self.variates else ()
         size = x.norm().clamp_min(1.0)
-        afar = size if self.noisy else _LEAST_UNIT * size
-        return State(x, x, c, zero, zero, zero + 1, x, size, afar, zero, zero, zeros_like(x))
+        unit = size if self.noisy else _LEAST_UNIT * size
+        return State(x, x, c, zero, zero, zero + 1, size, unit, zeros_like(x), zero, zero, zeros_like(x))
 
     def memory(self, x: Vector) -> Vector | tuple[()]:
         return zeros_like(x) if self.variates else ()
@@ -138,7 +143,7 @@ class Cadence:
     def broadcast(self, state: State, version: int) -> Message:
         trust = 1 / (1 + state.age)
         anchor = trust * state.c if isinstance(state.c, Tensor) else ()
-        return Message(state.path, anchor, trust * state.seen, self.local_lr * _unit(state))
+        return Message(state.path, anchor, trust * state.seen, self.local_lr * state.unit)
 
     def local(
         self,
@@ -184,9 +189,8 @@ class Cadence:
         rate = torch.minimum(self.leap / (1 + age), longest / length.clamp_min(_TINY)).clamp_max(1.0)
         second = state.second + _SECOND * (mean.descent.square() - state.second)
         evened = _evened(mean.descent, second / (1 - (1 - _SECOND) ** (cohort.version + 1)))
-        move = rate * _unit(state) * evened
-        path, spent = state.path - move, state.spent + move.square().sum()
-        afar = ((path - state.first).square().sum() - spent) / spent.sqrt().clamp_min(_TINY)
+        path = state.path - rate * state.unit * evened
+        unit, gathered, tasks = self._looked(state, mean.descent, len(cohort.staleness), age)
         c = state.c
         if isinstance(mean, Upload) and isinstance(c, Tensor):
             c = c + cohort.share * mean.shift
@@ -198,16 +202,23 @@ class Cadence:
             seen=seen,
             age=age,
             early=early,
-            afar=torch.maximum(state.afar, afar),
-            spent=spent,
+            unit=unit,
+            gathered=gathered,
+            tasks=tasks,
             length=length,
             second=second,
         )
 
-
-def _unit(state: State) -> Tensor:
-    """Of length."""
-    return torch.minimum(state.afar, _MOST_UNIT * state.size)
+    def _looked(self, state: State, step: Vector, count: int, age: Tensor) -> tuple[Tensor, Vector, Tensor]:
+        """The unit after a buffer of so many tasks, and what is gathered for the next look."""
+        gathered, tasks = state.gathered + count * step, state.tasks + count
+        enough = tasks * self.steps >= _ENOUGH
+        agree = gathered.norm() > _ACCORD * (tasks / self.steps).sqrt()
+        buffers = tasks / count
+        grown = state.unit * (1 + buffers / (buffers + age))
+        unit = torch.where(enough & agree, grown, state.unit).clamp_max(_MOST_UNIT * state.size)
+        kept = 1 - enough.to(step.dtype)
+        return state.unit if self.noisy else unit, kept * gathered, kept * tasks
 
 
 def _evened(step: Vector, squares: Vector) -> Vector:

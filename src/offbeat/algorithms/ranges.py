@@ -24,6 +24,7 @@ _RANGES: Mapping[str, str] = MappingProxyType(
         "lower": "(-inf, inf)",
         "rho": "[0, inf)",
         "start": "[0, 1]",
+        "steps": "[1, inf)",
         "threshold": "[0, inf]",
     }
 )

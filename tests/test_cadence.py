@@ -168,9 +168,9 @@ def test_a_buffer_that_is_too_small_to_tell_waits_for_the_next(steps: int) -> No
     x = torch.randn(4000, generator=rng, dtype=torch.float64)
     noise = torch.randn(200, 4000, generator=rng, dtype=torch.float64)
     noise /= noise.norm(dim=1, keepdim=True) * steps**0.5
-    method, look = Cadence.tuned(steps), 50 // steps
+    method, look = Cadence.tuned(steps), 20 // steps
     assert max(units(method, x, noise)) == pytest.approx(0.01)
-    one_direction = (0.6 * noise[:1] + 0.8 * noise)[: 2 * look + 1]  # under more noise than a step can tell
+    one_direction = (0.8 * noise[:1] + 0.6 * noise)[: 2 * look + 1]  # that a step alone cannot tell
     found = units(method, x, one_direction)
     assert found[: look + 1] == pytest.approx([0.01] * look + [0.02])
     assert found[-1] == pytest.approx(0.04)

@@ -8,7 +8,7 @@ age is the mean staleness of a buffer's updates, smoothed by a tenth, or all of 
 the first model is in every buffer. The part of the clients that is missing shrinks by 1 - S/N a step. A
 client that occurs twice in a step works from what its first occurrence left. The model is the mean of the
 path with weights that grow as a polynomial of degree 8. The unit begins at 1 % of the first model's norm, at
-most twice that. Each time that the buffers since the last look hold 50 local steps or more, it grows if the
+most twice that. Each time that the buffers since the last look hold 20 local steps or more, it grows if the
 sum of their tasks' mean steps is longer than 1.6 sqrt(tasks / K): to 1 + b / (b + age) of itself, b being
 their tasks by those of the last buffer. `noisy`: it is the first model's norm.
 """
@@ -76,7 +76,7 @@ def cadence(
         since.append((len(step), descent))
         tasks = sum(count for count, _ in since)
         unit = units_of[-1]
-        if tasks * local_steps >= 50:
+        if tasks * local_steps >= 20:
             total = np.sum([count * mean for count, mean in since], axis=0)
             if not noisy and np.linalg.norm(total) > 1.6 * np.sqrt(tasks / local_steps):
                 buffers = tasks / len(step)

@@ -13,7 +13,7 @@ would add up to sqrt(m / K) by their squares. A sum that is more than 1.6 times 
 over the lengths that they now have, and the unit grows, by at most 1 / (1 + age) of itself at a server step,
 since what has grown is seen only when those come back who were sent it. It begins at 1 % of the first
 model's norm, or of 1 where that is less, so that a model may begin at zero, and is at most twice that norm,
-since a model that fits its data grows without end. Sums are looked at when they have 50 local steps, so a
+since a model that fits its data grows without end. Sums are looked at when they have 20 local steps, so a
 buffer that has fewer waits for the next ones. Where noise is added for privacy (`noisy`), which hides what
 agrees, the unit is that norm. The constants are the same for every task:
 
@@ -49,7 +49,7 @@ from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
 _WALK, _LEAP = 0.12, 4.0
 _STRIDE = 0.75
 _LEAST_UNIT, _MOST_UNIT = 0.01, 2.0  # of the first model's norm
-_ACCORD, _ENOUGH = 1.6, 50  # a sum as long, by what noise would give, and of so many local steps, lets the unit grow
+_ACCORD, _ENOUGH = 1.6, 20  # a sum as long, by what noise would give, and of so many local steps, lets the unit grow
 _TINY = 1e-12  # a gradient that is zero has no direction
 _DEGREE = 8  # of the weights of the path
 _LATELY = 0.1  # weight of a new staleness, or length

@@ -38,7 +38,7 @@ CATALOGUE: Mapping[str, Entry] = MappingProxyType(
         ),
         "cadence": Entry(
             makers.cadence,
-            "unit steps in units of the way it has come; rates from K and the staleness seen",
+            "unit steps in a unit found on the way; rates from K and the staleness seen",
             "this project",
             "asynchronous",
             theory="none: local 0.12/sqrt(K), server 0.48 sqrt(K) while a client is at work, both by trying",

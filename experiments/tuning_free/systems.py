@@ -8,8 +8,9 @@ from offbeat.algorithms import find
 SEEDS = (0, 1, 2)
 OURS: tuple[str, dict[str, Any]] = ("cadence", {})
 # Of cadence: 1 divided each gradient by its own norm, and did not even out coordinates; 2 had the model's
-# norm for its unit of length; 3 found it from how far the path had come.
-FORM = 4
+# norm for its unit of length; 3 found it from how far the path had come; 4 began
+# with half the unit, and let it grow more slowly and less far.
+FORM = 5
 PRINTED: tuple[str, dict[str, Any]] = ("adamasfl", {})
 
 # Data, model and who has what; sizes are those of `runs.DEFAULT` where nothing else is said.

@@ -7,10 +7,10 @@ mean square (1 % of a new square, corrected for the start), and the step keeps i
 age is the mean staleness of a buffer's updates, smoothed by a tenth, or all of it as long as an update of
 the first model is in every buffer. The part of the clients that is missing shrinks by 1 - S/N a step. A
 client that occurs twice in a step works from what its first occurrence left. The model is the mean of the
-path with weights that grow as a polynomial of degree 8. The unit begins at 1 % of the first model's norm, at
-most twice that. Each time that the buffers since the last look hold 20 local steps or more, it grows if the
-sum of their tasks' mean steps is longer than 1.6 sqrt(tasks / K): to 1 + b / (b + age) of itself, b being
-their tasks by those of the last buffer. `noisy`: it is the first model's norm.
+path with weights that grow as a polynomial of degree 8. The unit begins at 2 % of the first model's norm, at
+most twice that. Each time that the buffers since the last look hold 20 local steps or more, it grows by
+e b / (b + age) of itself: e is the square of the sum of their tasks' mean steps by that of 1.4 sqrt(tasks / K),
+less 1, from 0 to 2, and b their tasks by those of the last buffer. `noisy`: it is the first model's norm.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ def cadence(
     own = [np.zeros_like(path[0]) for _ in range(population)]
     squares, lengths, early = np.zeros_like(path[0]), 0.0, True
     norm = max(1.0, float(np.linalg.norm(path[0])))
-    units_of = [norm if noisy else 0.01 * norm]
+    units_of = [norm if noisy else 0.02 * norm]
     since: list[tuple[int, Vector]] = []
 
     for t, step in enumerate(steps):
@@ -78,9 +78,10 @@ def cadence(
         unit = units_of[-1]
         if tasks * local_steps >= 20:
             total = np.sum([count * mean for count, mean in since], axis=0)
-            if not noisy and np.linalg.norm(total) > 1.6 * np.sqrt(tasks / local_steps):
-                buffers = tasks / len(step)
-                unit *= 1 + buffers / (buffers + ages[-1])
+            excess = float(np.clip(np.sum(total**2) / (1.96 * tasks / local_steps) - 1, 0, 2))
+            buffers = tasks / len(step)
+            if not noisy:
+                unit *= 1 + excess * buffers / (buffers + ages[-1])
             since = []
         units_of.append(min(unit, 2 * norm))
         models.append(models[-1] + 9 / (t + 10) * (path[-1] - models[-1]))

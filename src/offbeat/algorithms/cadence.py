@@ -9,13 +9,14 @@ those that came), and trust is 1 / (1 + age), age being the mean staleness that 
 The server moves along the mean of the clients' unit steps, its coordinates evened out as far as `_EVENED`
 says: each is divided by that power of its root mean square lately, and the whole keeps its length.
 The unit of length is found on the way, from whether directions agree. Were they noise, the steps of m tasks
-would add up to sqrt(m / K) by their squares. A sum that is more than 1.6 times as long says that they agree
-over the lengths that they now have, and the unit grows, by at most 1 / (1 + age) of itself at a server step,
-since what has grown is seen only when those come back who were sent it. It begins at 1 % of the first
-model's norm, or of 1 where that is less, so that a model may begin at zero, and is at most twice that norm,
-since a model that fits its data grows without end. Sums are looked at when they have 20 local steps, so a
-buffer that has fewer waits for the next ones. Where noise is added for privacy (`noisy`), which hides what
-agrees, the unit is that norm. The constants are the same for every task:
+would add up to sqrt(m / K) by their squares. A sum that is more than 1.4 times as long says that they agree
+over the lengths that they now have, and the unit grows: by the part that the square of the sum is above
+that of the bound, at most twofold, and by 1 / (1 + age) of that at a server step, since what has grown is
+seen only when those come back who were sent it. It begins at 2 % of the first model's norm, or of 1 where
+that is less, so that a model may begin at zero, and is at most twice that norm, since a model that fits its
+data grows without end. Sums are looked at when they have 20 local steps, so a buffer that has fewer waits for
+the next ones. Where noise is added for privacy (`noisy`), which hides what agrees, the unit is that norm. The
+constants are the same for every task:
 
 - a local step is 0.12 / sqrt(K), so that a random walk of K steps gets 0.12 from its start,
 - while a client is at work the server goes at most 4 times as far as the client can: its rate times (1 +
@@ -48,8 +49,9 @@ from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
 
 _WALK, _LEAP = 0.12, 4.0
 _STRIDE = 0.75
-_LEAST_UNIT, _MOST_UNIT = 0.01, 2.0  # of the first model's norm
-_ACCORD, _ENOUGH = 1.6, 20  # a sum as long, by what noise would give, and of so many local steps, lets the unit grow
+_LEAST_UNIT, _MOST_UNIT = 0.02, 2.0  # of the first model's norm
+_ACCORD, _FASTEST = 1.4, 2.0  # from which length on of a sum, by that of noise, the unit grows, and how much
+_ENOUGH = 20  # local steps of a sum
 _TINY = 1e-12  # a gradient that is zero has no direction
 _DEGREE = 8  # of the weights of the path
 _LATELY = 0.1  # weight of a new staleness, or length
@@ -213,10 +215,10 @@ class Cadence:
         """The unit after a buffer of so many tasks, and what is gathered for the next look."""
         gathered, tasks = state.gathered + count * step, state.tasks + count
         enough = tasks * self.steps >= _ENOUGH
-        agree = gathered.norm() > _ACCORD * (tasks / self.steps).sqrt()
+        above = gathered.square().sum() * self.steps / (_ACCORD**2 * tasks) - 1
         buffers = tasks / count
-        grown = state.unit * (1 + buffers / (buffers + age))
-        unit = torch.where(enough & agree, grown, state.unit).clamp_max(_MOST_UNIT * state.size)
+        grown = state.unit * (1 + above.clamp(0, _FASTEST) * buffers / (buffers + age))
+        unit = torch.where(enough, grown, state.unit).clamp_max(_MOST_UNIT * state.size)
         kept = 1 - enough.to(step.dtype)
         return state.unit if self.noisy else unit, kept * gathered, kept * tasks
 

@@ -37,8 +37,9 @@ bench, bench_table, outcomes, systems, table, variants = scripts(
 )
 FORM = systems.FORM
 PAGE = (FOLDER / "README.md").read_text()
-BENCH = outcomes.outcomes(bench_table.recorded(bench_table.RECORDS))
-SECTIONS = table.sections() | bench_table.sections(BENCH)
+RECORDS = bench_table.recorded(bench_table.RECORDS)
+BENCH, HELD = outcomes.outcomes(RECORDS), outcomes.outcomes(RECORDS, systems.HELD_OUT)
+SECTIONS = table.sections() | bench_table.sections(BENCH, HELD)
 DIGITS = [system for system in systems.SYSTEMS if system["task"] == "digits, MLP" and "delays" not in system]
 
 
@@ -449,3 +450,24 @@ def test_what_the_page_says_of_the_fourth_exploration_holds() -> None:
     assert mended[0] > 0.94
     assert abs(mended[3] - found["k", final][3]) < 0.001
     assert found["l", f"{final}, leap 4"][1] < found["l", final][1] - 0.08
+
+
+def test_what_the_page_says_of_the_sixth_exploration_holds() -> None:
+    rows = json.loads((FOLDER / "exploration6.json").read_text())["rows"]
+    found = {(row["systems"], row["words"]): row["accuracy"] for row in rows}
+    assert len(found) == len(rows)
+    resnet = {words: accuracy[0] for (group, words), accuracy in found.items() if group == "resnet"}
+    fixed = {words: accuracy for words, accuracy in resnet.items() if words.endswith("fixed")}
+    assert max(fixed, key=lambda words: fixed[words]) == "2 % of the first norm, fixed"
+    assert max(resnet.values()) == max(fixed.values()) == pytest.approx(0.488, abs=5e-4)
+    for group, best in {"c": "200 %", "l": "10 %"}.items():
+        tried = {words: a[0] for (each, words), a in found.items() if each == group and "fixed" in words}
+        assert max(tried, key=lambda words: tried[words]) == f"{best} of the first norm, fixed"
+    assert resnet["two steps in a row: product above 0.008, from 1 %"] < 0.101
+    quick, slow = "by how much above 1.4, at most 4, from 2 %", "agreement above 1.6, from 1 % (form 4)"
+    ours, strict = "by how much above 1.4, at most 2, from 2 % (cadence)", "by how much above 1.6, at most 2, from 2 %"
+    theirs = found["h", "FedBuff, 0.3 / 1"][0]
+    assert found["h", slow][0] < found["h", ours][0] < theirs < found["h", quick][0]
+    assert 0 < found["l", ours][1] - found["l", quick][1] < 0.03
+    assert all(one > other for one, other in zip(found["c", ours], found["c", strict], strict=True))
+    assert all(one < other for one, other in zip(found["l", ours], found["l", strict], strict=True))

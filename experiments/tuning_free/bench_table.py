@@ -7,7 +7,7 @@ from statistics import mean, stdev
 
 from outcomes import Flatness, Outcome, costs, described, flatnesses, outcomes
 from runs import recorded
-from systems import GRIDS, OURS, PRINTED, SEEDS
+from systems import GRIDS, HELD_OUT, OURS, PRINTED, SEEDS
 
 from offbeat.report.scale import PERCENT
 from offbeat.reproduce.cost_figure import drawings
@@ -18,6 +18,7 @@ from offbeat.reproduce.tuning_cost import cost_table
 HERE = Path(__file__).parent
 PAGE, RECORDS = HERE / "README.md", HERE / "bench.jsonl"
 SUMMARY, SYSTEMS, COST = "<!-- bench summary -->\n", "<!-- bench systems -->\n", "<!-- bench cost -->\n"
+HELD = "<!-- bench held out -->\n"
 FIGURES = "bench-cost"
 MEAN, WORST, SPREAD = 0.5, 2.0, 1.5  # points that are aimed at
 RIVALS = tuple(dict.fromkeys(method for grids in GRIDS.values() for method in grids))
@@ -129,8 +130,8 @@ def systems(made: Sequence[Outcome]) -> str:
     ]
     if any(outcome.former for outcome in made):
         notes.append(
-            "\\*: an earlier form of the method (the first divided each gradient by its own norm, the second "
-            "had the model's norm for its unit); runs of the present form are missing."
+            "\\*: an earlier form of the method (systems.py says how they differ); runs of the present form are "
+            "missing."
         )
     return markdown(Table(head, tuple(map(_row, made)), tuple(notes)))
 
@@ -202,10 +203,11 @@ def cost(made: Sequence[Outcome]) -> str:
     return "\n\n".join([" ".join(shown), markdown(table._replace(notes=(meaning, *table.notes[1:])))])
 
 
-def sections(made: Sequence[Outcome]) -> dict[str, str]:
+def sections(made: Sequence[Outcome], held: Sequence[Outcome]) -> dict[str, str]:
     """What stands after each marker."""
     return {
         SUMMARY: f"{summary(made)}\n\n{concurrency(made)}",
+        HELD: systems(held),
         SYSTEMS: systems(made),
         COST: cost(made),
     }
@@ -215,12 +217,13 @@ def main() -> None:
     """Print it, or put it into the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true")
-    made = outcomes(recorded(RECORDS))
+    found = recorded(RECORDS)
+    made, held = outcomes(found), outcomes(found, HELD_OUT)
     if not parser.parse_args().write:
-        print("\n\n".join(sections(made).values()))
+        print("\n\n".join(sections(made, held).values()))
         return
     page = PAGE.read_text()
-    for start, text in sections(made).items():
+    for start, text in sections(made, held).items():
         page = written(page, start, text)
     PAGE.write_text(page)
     drawn = figures(made)

@@ -8,11 +8,12 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, cross_entropy
 from variants import Variant
 
@@ -124,6 +125,14 @@ def _source(data: str, folder: Path | None, side: int, writers: bool) -> Source:
     return source._replace(train=train, test=test)
 
 
+def _module(name: str, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
+    if name != "linear":
+        return models.build(name, shape, classes, seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), classes))
+
+
 def run(cell: dict[str, Any], given: argparse.Namespace) -> dict[str, Any]:
     """One cell: the accuracy of the last model and of its moving averages."""
     begun = time.monotonic()
@@ -133,12 +142,13 @@ def run(cell: dict[str, Any], given: argparse.Namespace) -> dict[str, Any]:
     parts = split.split(source.labels, at["clients"], at["seed"], source.groups)
     population = Population(source.train, parts, Steps(at["steps"], at["batch"])).to(given.device)
     shape = tuple(source.train.inputs.shape[1:])
-    module = models.build(at["model"], shape, source.classes, at["seed"]).to(given.device)
+    module = _module(at["model"], shape, source.classes, at["seed"]).to(given.device)
     precision = Precision[at["precision"].upper()]
     problem, test = Problem(module, losses, precision=precision), source.test.to(given.device)
     sizes = tuple(parameter.numel() for parameter in module.parameters())
     delays = parse_delay(at["delays"])
-    if given.device == "cpu" and at["model"] != "mlp":  # of which a CPU computes one client after another
+    small = at["model"] in ("mlp", "linear")
+    if given.device == "cpu" and not small:  # of others a CPU computes one client after another
         engine: Engine = Sequential(problem, population, delays)
     else:
         how = "compiled" if at["model"] == "resnet18" else given.how

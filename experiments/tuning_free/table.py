@@ -12,7 +12,7 @@ from offbeat.reproduce.study import Table
 
 HERE = Path(__file__).parent
 PAGE, RECORDS, THIRD = HERE / "README.md", HERE / "exploration.jsonl", HERE / "exploration3.jsonl"
-FOURTH, FIFTH = HERE / "exploration4.json", HERE / "exploration5.json"
+FOURTH, FIFTH, SIXTH = (HERE / f"exploration{number}.json" for number in (4, 5, 6))
 Record = dict[str, Any]
 Rows = dict[tuple[str, str], dict[tuple[Any, ...], Record]]  # by method and its words, and by setting
 
@@ -126,7 +126,7 @@ def grouped(path: Path, varied: str) -> str:
     tables = []
     for group, columns in found["columns"].items():
         lines = tuple(
-            (row["words"], *(f"{value:.3f}" for value in row["accuracy"]))
+            (row["words"], *("–" if value is None else f"{value:.3f}" for value in row["accuracy"]))
             for row in found["rows"]
             if row["systems"] == group
         )
@@ -146,6 +146,7 @@ def sections() -> dict[str, str]:
         ),
         "<!-- explored fourth -->\n": grouped(FOURTH, "gradients"),
         "<!-- explored fifth -->\n": grouped(FIFTH, "unit of length"),
+        "<!-- explored sixth -->\n": grouped(SIXTH, "unit of length"),
     }
 
 

@@ -10,8 +10,8 @@ The server moves along the mean of the clients' unit steps, its coordinates even
 says: each is divided by that power of its root mean square lately, and the whole keeps its length.
 The unit of length is found on the way, from whether directions agree. Were they noise, the steps of m tasks
 would add up to sqrt(m / K) by their squares. A sum that is more than 1.4 times as long says that they agree
-over the lengths that they now have, and the unit grows: by the part that the square of the sum is above
-that of the bound, at most twofold, and by 1 / (1 + age) of that at a server step, since what has grown is
+over the lengths that they now have, and the unit grows: by as many times itself as the square of the sum is
+above that of the bound, at most by 2, and by 1 / (1 + age) of that at a server step, since what has grown is
 seen only when those come back who were sent it. It begins at 2 % of the first model's norm, or of 1 where
 that is less, so that a model may begin at zero, and is at most twice that norm, since a model that fits its
 data grows without end. Sums are looked at when they have 20 local steps, so a buffer that has fewer waits for

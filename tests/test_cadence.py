@@ -23,6 +23,7 @@ from offbeat import (
 from offbeat.aggregate.summation import PlainSum
 from offbeat.algorithms.cadence import Upload
 from offbeat.core import Batch, Batches, Cohort, Vector, Visit
+from offbeat.errors import InputError
 from worlds import make_world, play
 
 VISIT = Visit(torch.tensor(0), torch.tensor(0))
@@ -87,6 +88,11 @@ def test_no_upload_is_longer_than_it_says(variates: bool, seed: int, scale: floa
         state = method.step(state, upload, Cohort(version, 9, (2, 0), (1.0, 1.0)))
 
 
+def test_a_task_without_steps_is_refused() -> None:
+    with pytest.raises(InputError, match=r"steps of Cadence must lie in \[1, inf\), not be 0"):
+        Cadence.tuned(0)
+
+
 def test_a_model_that_begins_at_zero_leaves_it() -> None:
     moved = walk(Cadence.tuned(4), torch.zeros(7, dtype=torch.float64), torch.ones(4, 7).double())
     assert float(moved[-1].norm()) > 0.01
@@ -135,12 +141,14 @@ def test_a_late_straggler_of_the_first_model_counts_as_one_among_many() -> None:
     assert ages == pytest.approx([0, 0.5, 2, 2, 2.1, 2.1 + 0.1 * 2.9])
 
 
-def units(method: Cadence, x: Tensor, steps: Tensor, tasks: int = 1, late: int = 0) -> list[float]:
+def units(
+    method: Cadence, x: Tensor, steps: Tensor, tasks: int = 1, late: int = 0, weight: float = 1.0
+) -> list[float]:
     """Of length, before and after each of these mean steps, by the first model's norm."""
     state, found = method.init(x), []
     for version, step in enumerate(steps):
         found.append(method.broadcast(state, version).stride)
-        cohort = Cohort(version, 99, (min(late, version),) * tasks, (1.0,) * tasks)
+        cohort = Cohort(version, 99, (min(late, version),) * tasks, (weight,) * tasks)
         state = method.step(state, Upload(step, torch.zeros_like(x)), cohort)
     return [float(stride / method.local_lr / x.norm()) for stride in found]
 
@@ -151,16 +159,19 @@ def test_directions_that_agree_lengthen_the_unit_and_noise_does_not() -> None:
     noise = torch.randn(60, 4000, generator=rng, dtype=torch.float64)
     noise /= noise.norm(dim=1, keepdim=True)
     usual = 1 / (10 * 5) ** 0.5  # length of a mean over 10 tasks of 5 steps that have nothing to do with another
-    method = Cadence.tuned(5)
+    method = Cadence.tuned(5, variates=False)
     assert max(units(method, x, usual * noise, 10)) == pytest.approx(0.02)
-    assert max(units(method, x, 1.39 * usual * noise, 10)) == pytest.approx(0.02)
-    a_half_more = 1.4 * 1.5**0.5 * usual
+    assert max(units(method, x, 1.29 * usual * noise, 10)) == pytest.approx(0.02)
+    a_half_more = 1.3 * 1.5**0.5 * usual
     assert units(method, x, a_half_more * noise[:4], 10) == pytest.approx([0.02, 0.03, 0.045, 0.0675])
     assert units(method, x, 9 * usual * noise[:3], 10) == pytest.approx([0.02, 0.06, 0.18])
     assert max(units(method, x, 9 * usual * noise, 10)) == pytest.approx(2)  # and no further
     # while those are at work who were sent the unit of before, it grows by less than e to the excess
     late = units(method, x, a_half_more * noise, 10, late=9)
     assert 1.5 < late[40] / late[30] < math.exp(0.5)
+    # what tasks share with variates makes noise as long by itself as trust says
+    variates = Cadence.tuned(5)
+    assert units(variates, x, 2**0.5 * a_half_more * noise[:3], 10) == pytest.approx([0.02, 0.03, 0.045])
     assert units(Cadence.tuned(5, noisy=True), x, noise, 10) == pytest.approx([1] * 60)
 
 
@@ -170,7 +181,7 @@ def test_a_buffer_that_is_too_small_to_tell_waits_for_the_next(steps: int) -> No
     x = torch.randn(4000, generator=rng, dtype=torch.float64)
     noise = torch.randn(200, 4000, generator=rng, dtype=torch.float64)
     noise /= noise.norm(dim=1, keepdim=True) * steps**0.5
-    method, look = Cadence.tuned(steps), 20 // steps
+    method, look = Cadence.tuned(steps, variates=False), 20 // steps
     assert max(units(method, x, noise)) == pytest.approx(0.02)
     one_direction = (0.8 * noise[:1] + 0.6 * noise)[: 2 * look + 1]  # that a step alone cannot tell
     found = units(method, x, one_direction)
@@ -178,8 +189,48 @@ def test_a_buffer_that_is_too_small_to_tell_waits_for_the_next(steps: int) -> No
     assert found[look] > 0.022
     assert found[look : 2 * look] == pytest.approx([found[look]] * look)
     assert found[-1] > 1.1 * found[look]
+    # updates that count for half make the mean half as long, and need four times as many
+    assert units(method, x, one_direction / 2, weight=0.5)[-1] == pytest.approx(0.02)
+    assert units(method, x, (noise[:1] / 2).expand(4 * look + 1, -1), weight=0.5)[-1] == pytest.approx(0.06)
     back_and_forth = noise[:1] * torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(100)[:, None]
     assert max(units(method, x, back_and_forth)) == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.7])
+@pytest.mark.parametrize("late", [0, 2])
+def test_clients_that_see_noise_alone_leave_the_unit(spread: float, late: int) -> None:
+    """Gradients without any direction, of unequal length, through the clients' own work."""
+    rng = torch.Generator().manual_seed(5)
+    method, x = Cadence.tuned(10), torch.randn(2000, generator=rng, dtype=torch.float64)
+    state = method.init(x)
+    memories: dict[int, Any] = {}
+    for version in range(40):
+        sums: list[Upload] = []
+        for place in range(10):
+            client = (10 * version + place) % 50
+            lengths = torch.exp(spread * torch.randn(10, 1, generator=rng, dtype=torch.float64))
+            seen = lengths * torch.randn(10, 2000, generator=rng, dtype=torch.float64)
+            batches = Batches(tuple(Batch((gradient,)) for gradient in seen))
+            memory = memories.get(client, method.memory(x))
+            upload, memories[client] = method.local(
+                method.broadcast(state, version), memory, batches, VISIT, Given()
+            )
+            assert isinstance(upload, Upload)
+            sums.append(upload)
+        mean = Upload(*(torch.stack(field).mean(0) for field in zip(*sums, strict=True)))
+        cohort = Cohort(version, 50, (min(late, version),) * 10, (1.0,) * 10)
+        state = method.step(state, mean, cohort)
+    assert float(state.unit / x.norm()) == pytest.approx(0.02)
+
+
+class Given(Bowl):
+    """The gradient is what the batch says, wherever the model is."""
+
+    def __init__(self) -> None:
+        super().__init__(1.0)
+
+    def __call__(self, x: Vector, batch: Batch) -> Vector:
+        return batch.data[0]
 
 
 def _towards(steps: int) -> Batches:

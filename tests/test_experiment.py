@@ -126,7 +126,9 @@ def test_a_private_run_takes_the_parameters_that_its_method_has_for_it_unless_th
     for value in (False, True):
         given = Experiment.of(**cadence, **HIDING, parameters=(("variates", value),))
         assert dict(given.parameters) == {"variates": value, "noisy": True}
-    for plain in (cadence, cadence | {"secure": True}, cadence | HIDING | {"clip": "shift=0.5"}):
+    clipped = Experiment.of(**cadence, **HIDING, clip="shift=0.5")
+    assert dict(clipped.parameters) == {"noisy": True}  # which noise asks for, however it is scaled
+    for plain in (cadence, cadence | {"secure": True}):
         assert Experiment.of(**plain).parameters == ()
     other = Experiment.of(algorithm="fedbuff", parameters=(("local_lr", 0.2),), clip="1", **HIDING)
     assert other.parameters == (("local_lr", 0.2),)

@@ -114,9 +114,11 @@ class Experiment:
         }
         values = own | given
         private = any(values.get(name, getattr(cls, name)) != getattr(cls, name) for name in _PRIVATE)
-        if private and values.get("clip") is None:
-            parameters = dict(entry.private) | dict(values.get("parameters", ()))
+        if private:
+            bare = entry.bare if values.get("clip") is None else ()
+            parameters = dict((*bare, *entry.private)) | dict(values.get("parameters", ()))
             values["parameters"] = tuple(sorted(parameters.items()))
+        if private and values.get("clip") is None:
             values["clip"] = clip_of(values.get("algorithm", cls.algorithm), values["parameters"])
         return cls(**values)
 

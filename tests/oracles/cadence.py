@@ -8,9 +8,10 @@ age is the mean staleness of a buffer's updates, smoothed by a tenth, or all of 
 the first model is in every buffer. The part of the clients that is missing shrinks by 1 - S/N a step. A
 client that occurs twice in a step works from what its first occurrence left. The model is the mean of the
 path with weights that grow as a polynomial of degree 8. The unit begins at 2 % of the first model's norm, at
-most twice that. Each time that the buffers since the last look hold 20 local steps or more, it grows by
-e b / (b + age) of itself: e is the square of the sum of their tasks' mean steps by that of 1.4 sqrt(tasks / K),
-less 1, from 0 to 2, and b their tasks by those of the last buffer. `noisy`: it is the first model's norm.
+most twice that. Each time that the b buffers since the last look hold 20 local steps or more, it grows by
+e b / (b + age) of itself: e is the square of the sum of their tasks' mean steps, by 1.69 tasks / K, with
+variates times 1 + trust^2 of the models before the last buffer, less 1, from 0 to 2. `noisy`: it is the first
+model's norm.
 """
 
 from collections.abc import Sequence
@@ -78,10 +79,10 @@ def cadence(
         unit = units_of[-1]
         if tasks * local_steps >= 20:
             total = np.sum([count * mean for count, mean in since], axis=0)
-            excess = float(np.clip(np.sum(total**2) / (1.96 * tasks / local_steps) - 1, 0, 2))
-            buffers = tasks / len(step)
+            noise = 1.69 * tasks / local_steps * (1 + (1 + ages[-2]) ** -2 if variates else 1)
+            excess = float(np.clip(np.sum(total**2) / noise - 1, 0, 2))
             if not noisy:
-                unit *= 1 + excess * buffers / (buffers + ages[-1])
+                unit *= 1 + excess * len(since) / (len(since) + ages[-1])
             since = []
         units_of.append(min(unit, 2 * norm))
         models.append(models[-1] + 9 / (t + 10) * (path[-1] - models[-1]))

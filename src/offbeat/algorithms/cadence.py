@@ -9,14 +9,14 @@ those that came), and trust is 1 / (1 + age), age being the mean staleness that 
 The server moves along the mean of the clients' unit steps, its coordinates evened out as far as `_EVENED`
 says: each is divided by that power of its root mean square lately, and the whole keeps its length.
 The unit of length is found on the way, from whether directions agree. Were they noise, the steps of m tasks
-would add up to sqrt(m / K) by their squares. A sum that is more than 1.4 times as long says that they agree
-over the lengths that they now have, and the unit grows: by as many times itself as the square of the sum is
-above that of the bound, at most by 2, and by 1 / (1 + age) of that at a server step, since what has grown is
-seen only when those come back who were sent it. It begins at 2 % of the first model's norm, or of 1 where
-that is less, so that a model may begin at zero, and is at most twice that norm, since a model that fits its
-data grows without end. Sums are looked at when they have 20 local steps, so a buffer that has fewer waits for
-the next ones. Where noise is added for privacy (`noisy`), which hides what agrees, the unit is that norm. The
-constants are the same for every task:
+would add up to sqrt(m (1 + trust^2) / K) by their squares; the second part is c_i, which all steps of a task
+share. A sum that is more than 1.3 times as long says that they agree over the lengths that they now have, and
+the unit grows: by as many times itself as the square of the sum is above that of the bound, at most by 2, and
+by b / (b + age) of that over b buffers, since what has grown is seen only when those come back who were sent
+it. It begins at 2 % of the first model's norm, or of 1 where that is less, so that a model may begin at zero,
+and is at most twice that norm, since a model that fits its data grows without end. Sums are looked at when
+they have 20 local steps, so a buffer that has fewer waits for the next ones. Where noise is added for privacy
+(`noisy`), which makes every sum long, the unit is that norm. The constants are the same for every task:
 
 - a local step is 0.12 / sqrt(K), so that a random walk of K steps gets 0.12 from its start,
 - while a client is at work the server goes at most 4 times as far as the client can: its rate times (1 +
@@ -44,13 +44,14 @@ import torch
 from torch import Tensor, zeros_like
 
 from offbeat.algorithms.adamasfl import add_unit
-from offbeat.algorithms.ranges import check
+from offbeat.algorithms.ranges import check, within
 from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
 
 _WALK, _LEAP = 0.12, 4.0
 _STRIDE = 0.75
 _LEAST_UNIT, _MOST_UNIT = 0.02, 2.0  # of the first model's norm
-_ACCORD, _FASTEST = 1.4, 2.0  # from which length on of a sum, by that of noise, the unit grows, and how much
+_ACCORD = 1.3  # length of a sum, by that of noise, from which on the unit grows
+_FASTEST = 2.0  # times itself that it grows at most
 _ENOUGH = 20  # local steps of a sum
 _TINY = 1e-12  # a gradient that is zero has no direction
 _DEGREE = 8  # of the weights of the path
@@ -71,8 +72,9 @@ class State(NamedTuple):
     early: Tensor  # () 1: every buffer so far had a client of the first model, 0: no longer
     size: Tensor  # () norm of the first model, or 1
     unit: Tensor  # () of length
-    gathered: Vector  # sum of the tasks' mean steps since the unit was last looked at
-    tasks: Tensor  # () how many those are
+    gathered: Vector  # sum of the tasks' mean steps, as weighted, since the unit was last looked at
+    tasks: Tensor  # () squares of their weights
+    buffers: Tensor  # () that they came in
     length: Tensor  # () of the clients' mean steps, lately
     second: Vector  # mean square of the clients' mean steps, lately, not yet corrected for its start at zero
 
@@ -117,6 +119,7 @@ class Cadence:
     @classmethod
     def tuned(cls, steps: int, variates: bool = True, noisy: bool = False) -> Self:
         """Every rate from K."""
+        within("steps of Cadence", steps, "[1, inf)")
         return cls(
             steps=steps,
             local_lr=_WALK / steps**0.5,
@@ -137,7 +140,7 @@ class Cadence:
         zero, c = x.new_zeros(()), zeros_like(x) if self.variates else ()
         size = x.norm().clamp_min(1.0)
         unit = size if self.noisy else _LEAST_UNIT * size
-        return State(x, x, c, zero, zero, zero + 1, size, unit, zeros_like(x), zero, zero, zeros_like(x))
+        return State(x, x, c, zero, zero, zero + 1, size, unit, zeros_like(x), zero, zero, zero, zeros_like(x))
 
     def memory(self, x: Vector) -> Vector | tuple[()]:
         return zeros_like(x) if self.variates else ()
@@ -192,35 +195,40 @@ class Cadence:
         second = state.second + _SECOND * (mean.descent.square() - state.second)
         evened = _evened(mean.descent, second / (1 - (1 - _SECOND) ** (cohort.version + 1)))
         path = state.path - rate * state.unit * evened
-        unit, gathered, tasks = self._looked(state, mean.descent, len(cohort.staleness), age)
+        grown = self._grown(state, mean.descent, cohort, age)
         c = state.c
         if isinstance(mean, Upload) and isinstance(c, Tensor):
             c = c + cohort.share * mean.shift
         weight = (_DEGREE + 1) / (cohort.version + _DEGREE + 2)
-        return state._replace(
+        return grown._replace(
             x=state.x + weight * (path - state.x),
             path=path,
             c=c,
             seen=seen,
             age=age,
             early=early,
-            unit=unit,
-            gathered=gathered,
-            tasks=tasks,
             length=length,
             second=second,
         )
 
-    def _looked(self, state: State, step: Vector, count: int, age: Tensor) -> tuple[Tensor, Vector, Tensor]:
-        """The unit after a buffer of so many tasks, and what is gathered for the next look."""
-        gathered, tasks = state.gathered + count * step, state.tasks + count
+    def _grown(self, state: State, step: Vector, cohort: Cohort, age: Tensor) -> State:
+        """With the unit after this buffer, and what is gathered for the next look."""
+        if self.noisy:
+            return state
+        gathered = state.gathered + len(cohort.weights) * step
+        tasks = state.tasks + sum(weight**2 for weight in cohort.weights)
+        buffers = state.buffers + 1
+        shared = 1 + (1 + state.age) ** -2 if self.variates else 1.0
+        excess = gathered.square().sum() * self.steps / (_ACCORD**2 * shared * tasks.clamp_min(_TINY)) - 1
+        unit = state.unit * (1 + excess.clamp(0, _FASTEST) * buffers / (buffers + age))
         enough = tasks * self.steps >= _ENOUGH
-        above = gathered.square().sum() * self.steps / (_ACCORD**2 * tasks) - 1
-        buffers = tasks / count
-        grown = state.unit * (1 + above.clamp(0, _FASTEST) * buffers / (buffers + age))
-        unit = torch.where(enough, grown, state.unit).clamp_max(_MOST_UNIT * state.size)
         kept = 1 - enough.to(step.dtype)
-        return state.unit if self.noisy else unit, kept * gathered, kept * tasks
+        return state._replace(
+            unit=torch.where(enough, unit, state.unit).clamp_max(_MOST_UNIT * state.size),
+            gathered=kept * gathered,
+            tasks=kept * tasks,
+            buffers=kept * buffers,
+        )
 
 
 def _evened(step: Vector, squares: Vector) -> Vector:

@@ -43,7 +43,8 @@ CATALOGUE: Mapping[str, Entry] = MappingProxyType(
             "asynchronous",
             theory="none: local 0.12/sqrt(K), server 0.48 sqrt(K) while a client is at work, both by trying",
             # noise on two vectors drowns both, and hides whether steps agree
-            private=(("variates", False), ("noisy", True)),
+            private=(("noisy", True),),
+            bare=(("variates", False),),
         ),
         "defedavg": Entry(
             makers.fedavg,

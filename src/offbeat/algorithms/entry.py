@@ -34,6 +34,7 @@ class Entry:
     limit: int | None = None  # of staleness, in the paper's protocol
     theory: str = ""  # the rates that the paper's theorem asks for
     private: tuple[tuple[str, bool | float | str], ...] = ()  # parameters of private runs, unless given
+    bare: tuple[tuple[str, bool | float | str], ...] = ()  # and of those without a clip of their own
 
     def parameters(self) -> Mapping[str, inspect.Parameter]:
         """The hyperparameters, with defaults."""

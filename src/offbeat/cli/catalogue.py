@@ -42,12 +42,14 @@ def _describe(name: str) -> dict[str, Any]:
         "vectors": entry.vectors(),
         "parameters": {key: each.default for key, each in entry.parameters().items()},
         "parameters of private runs": dict(entry.private),
+        "parameters of private runs without a clip": dict(entry.bare),
     }
 
 
 def _show_one(name: str, described: dict[str, Any]) -> None:
     vectors, values = described.pop("vectors"), described.pop("parameters")
     private, buffer = described.pop("parameters of private runs"), described.pop("buffer")
+    bare = described.pop("parameters of private runs without a clip")
     described["buffer"] = "any" if buffer is None else buffer
     tuned = described["rates in theory"] != _NO_THEORY
     words = {
@@ -61,8 +63,9 @@ def _show_one(name: str, described: dict[str, Any]) -> None:
     open_ = "from S, K and T" if tuned else "none"
     shown = {key: open_ if value is None else value for key, value in values.items()}
     show.pairs("parameters (--set NAME=VALUE) and their defaults", shown)
-    if private:
-        taken = ", ".join(f"{key}={show.figure(value)}" for key, value in private.items())
-        print(f"Private runs take {taken}, unless that or --clip is given.")
+    for taken, unless in ((private, "that"), (bare, "that or --clip")):
+        if taken:
+            told = ", ".join(f"{key}={show.figure(value)}" for key, value in taken.items())
+            print(f"Private runs take {told}, unless {unless} is given.")
     if tuned:
         print("S: updates per server step; K: local steps of a task; T: server steps.")

@@ -158,7 +158,9 @@ def test_directions_that_agree_lengthen_the_unit_and_noise_does_not() -> None:
     x = torch.randn(4000, generator=rng, dtype=torch.float64)
     noise = torch.randn(60, 4000, generator=rng, dtype=torch.float64)
     noise /= noise.norm(dim=1, keepdim=True)
-    usual = 1 / (10 * 5) ** 0.5  # length of a mean over 10 tasks of 5 steps that have nothing to do with another
+    usual = (
+        1 / (10 * 5) ** 0.5
+    )  # length of a mean over 10 tasks of 5 steps that have nothing to do with another
     method = Cadence.tuned(5, variates=False)
     assert max(units(method, x, usual * noise, 10)) == pytest.approx(0.02)
     assert max(units(method, x, 1.29 * usual * noise, 10)) == pytest.approx(0.02)

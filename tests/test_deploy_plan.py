@@ -100,9 +100,9 @@ def test_a_method_that_bounds_all_it_uploads_needs_no_clip() -> None:
     assert plan(privacy=table, training=both).experiment.clip == "descent=1,shift=2"
 
 
-def test_a_method_is_as_it_is_without_privacy_where_a_clip_is_given_by_field() -> None:
+def test_a_method_keeps_its_uploads_where_a_clip_is_given_by_field() -> None:
     own = plan(privacy=PRIVATE | {"clip": {"shift": 0.5}}, training={"algorithm": "cadence"}).experiment
-    assert (own.parameters, own.clip) == ((), "shift=0.5")
+    assert (dict(own.parameters), own.clip) == ({"noisy": True}, "shift=0.5")
 
 
 @pytest.mark.parametrize(

@@ -81,11 +81,11 @@ def test_a_table_is_made_from_the_records(start: str) -> None:
 
 def test_what_is_said_of_the_systems_held_out_holds() -> None:
     behind = [100 * outcome.shortfall for outcome in HELD]
-    assert [round(points, 1) for points in behind if points > 0] == [1.8, 1.0, 7.3]
+    assert [round(points, 1) for points in behind if points > 0] == [1.8, 1.0, 7.5]
     assert sum(points < 0 for points in behind) == 2
     assert [outcome.system["rounds"] for outcome in HELD if 100 * outcome.shortfall > 1.5] == [30, 40]
     said = (FOLDER.parents[1] / "docs" / "cadence.md").read_text()
-    assert "ahead in two, and behind by 1.0, 1.8 and 7.3 points in three" in said
+    assert "ahead in two, and behind by 1.0, 1.8 and 7.5 points in three" in said
 
 
 def test_the_method_of_the_page_is_the_default() -> None:

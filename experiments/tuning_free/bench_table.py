@@ -130,7 +130,8 @@ def systems(made: Sequence[Outcome]) -> str:
     ]
     if any(outcome.former for outcome in made):
         notes.append(
-            "\\*: an earlier form of the method, of which the log below tells; runs of the present form are missing."
+            "\\*: an earlier form of the method, of which the log below tells; runs of the present form are "
+            "missing."
         )
     return markdown(Table(head, tuple(map(_row, made)), tuple(notes)))
 

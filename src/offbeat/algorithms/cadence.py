@@ -140,7 +140,9 @@ class Cadence:
         zero, c = x.new_zeros(()), zeros_like(x) if self.variates else ()
         size = x.norm().clamp_min(1.0)
         unit = size if self.noisy else _LEAST_UNIT * size
-        return State(x, x, c, zero, zero, zero + 1, size, unit, zeros_like(x), zero, zero, zero, zeros_like(x))
+        return State(
+            x, x, c, zero, zero, zero + 1, size, unit, zeros_like(x), zero, zero, zero, zeros_like(x)
+        )
 
     def memory(self, x: Vector) -> Vector | tuple[()]:
         return zeros_like(x) if self.variates else ()

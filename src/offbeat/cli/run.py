@@ -38,11 +38,11 @@ def run(given: argparse.Namespace) -> int:
     own = parameters(algorithm, given.set)
     experiment = Experiment.of(**options | {"parameters": own})
     taken = ", ".join(f"{name}={value}" for name, value in experiment.parameters if name not in dict(own))
-    if taken:
-        print(f"offbeat: {algorithm} takes {taken} since this run is private.", file=sys.stderr)
     if given.out is not None:
         check_free(Path(given.out))
     trial = prepare(experiment, folder=Path(given.out or "runs"))
+    if taken:
+        print(f"offbeat: {algorithm} takes {taken} since this run is private.", file=sys.stderr)
     if experiment.epsilon is not None and experiment.noise is None:
         experiment = settled(experiment, trial)
         print(

@@ -200,6 +200,8 @@ def cost(made: Sequence[Outcome]) -> str:
         f"over the task's systems that have all runs, on seed {SEEDS[0]}. A run that diverged counts as "
         "guessing."
     )
+    if any(outcome.former for outcome in made):
+        meaning += f" Where {OURS[0]} has an asterisk above, its point here is of that earlier form, too."
     return "\n\n".join([" ".join(shown), markdown(table._replace(notes=(meaning, *table.notes[1:])))])
 
 

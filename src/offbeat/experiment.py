@@ -115,11 +115,12 @@ class Experiment:
         values = own | given
         private = any(values.get(name, getattr(cls, name)) != getattr(cls, name) for name in _PRIVATE)
         if private:
-            bare = entry.bare if values.get("clip") is None else ()
-            parameters = dict((*bare, *entry.private)) | dict(values.get("parameters", ()))
+            bare = values.get("clip") is None
+            chosen = (*entry.private, *entry.bare) if bare else entry.private
+            parameters = dict(chosen) | dict(values.get("parameters", ()))
             values["parameters"] = tuple(sorted(parameters.items()))
-        if private and values.get("clip") is None:
-            values["clip"] = clip_of(values.get("algorithm", cls.algorithm), values["parameters"])
+            if bare:
+                values["clip"] = clip_of(values.get("algorithm", cls.algorithm), values["parameters"])
         return cls(**values)
 
     def __post_init__(self) -> None:

@@ -73,7 +73,7 @@ class State(NamedTuple):
     size: Tensor  # () norm of the first model, or 1
     unit: Tensor  # () of length
     gathered: Vector  # sum of the tasks' mean steps, as weighted, since the unit was last looked at
-    tasks: Tensor  # () squares of their weights
+    tasks: Tensor  # () how many those are, each by the square of its weight
     buffers: Tensor  # () that they came in
     length: Tensor  # () of the clients' mean steps, lately
     second: Vector  # mean square of the clients' mean steps, lately, not yet corrected for its start at zero

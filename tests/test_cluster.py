@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def cluster() -> Iterator[None]:
     """One for all tests: its start takes seconds."""
     assert reach.connect(None, 3)
     yield
-    ray.shutdown()
+    reach.disconnect(ray)
 
 
 @pytest.fixture(scope="module")
@@ -160,6 +161,19 @@ def test_without_ray_the_extra_is_named(
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main(["run", "--engine", "ray", "--out", str(tmp_path / "run")]) == 2
     assert "needs the package ray: install it with pip install 'offbeat[ray]'" in capsys.readouterr().err
+
+
+def test_a_process_of_rays_that_dies_slowly_is_no_warning_of_ours() -> None:
+    class Closing:
+        def __init__(self, word: str) -> None:
+            self.word = word
+
+        def shutdown(self) -> None:
+            warnings.warn(self.word, ResourceWarning, stacklevel=1)
+
+    reach.disconnect(Closing("subprocess 12 is still running"))
+    with pytest.raises(ResourceWarning, match="unclosed"):
+        reach.disconnect(Closing("unclosed socket"))
 
 
 def test_the_command_line_starts_a_cluster_of_its_own_and_leaves_no_trace_at_home(tmp_path: Path) -> None:

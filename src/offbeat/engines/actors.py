@@ -17,7 +17,7 @@ from torch import Tensor
 from offbeat.engines import packing
 from offbeat.engines.body import Body, attempt
 from offbeat.engines.orders import Done, Failed, Lost, Order
-from offbeat.engines.reach import connect, find_ray
+from offbeat.engines.reach import connect, disconnect, find_ray
 from offbeat.errors import InputError
 from offbeat.trees import Tree
 
@@ -113,7 +113,7 @@ class Actors:
     def close(self) -> None:
         if self._connected:
             self._connected = False
-            self._ray.shutdown()
+            disconnect(self._ray)
         elif self._ray.is_initialized():
             for actor in self._crew:
                 self._ray.kill(actor)

@@ -6,6 +6,7 @@ import secrets
 import signal
 import socket
 import threading
+import warnings
 from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
@@ -32,7 +33,7 @@ def check_cluster(address: str | None) -> None:
     """Refuse an address where no cluster answers, before anything is begun."""
     ray = find_ray()
     if address is not None and connect(address, 1):
-        ray.shutdown()
+        disconnect(ray)
 
 
 def connect(address: str | None, cpus: int) -> bool:
@@ -52,6 +53,17 @@ def connect(address: str | None, cpus: int) -> bool:
         except (ConnectionError, RuntimeError, SystemExit, ray.exceptions.RayError) as error:
             raise _refused(address, str(error).strip().partition("\n")[0]) from None
     return True
+
+
+def disconnect(ray: Any) -> None:
+    """Leave a cluster, and end it if it was started here.
+
+    Ray kills its processes and forgets them a second later, whether or not they are gone; where one is not,
+    Python would warn of it.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"subprocess \d+ is still running", ResourceWarning)
+        ray.shutdown()
 
 
 def _knock(address: str) -> None:

@@ -1,20 +1,23 @@
 """The bench: every system of systems.py under `cadence`, and under each competitor's grid.
 
-A run that has a record in bench.jsonl is left out, so a bench that was cut short goes on. Ours run on three
-seeds; the best setting of all competitors of each system runs on two seeds more, once all their others
-are recorded: the same command with `--finals`.
+A run that has a record in bench.jsonl is left out, so a bench that was cut short goes on. Once the grids are
+recorded, the same command with `--wider` goes on around the best setting of each, until rates on every side
+of it do worse. Ours run on three seeds; the best setting of each competitor runs on two seeds more, once all
+that is recorded: the same command with `--finals`.
 """
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from runs import DEFAULT, NAMES, named, options, recorded, spread
-from systems import HELD_OUT, PRINTED, SEEDS, SYSTEMS, TASKS, cells, whole
+from systems import GRIDS, HELD_OUT, PRINTED, SEEDS, SYSTEMS, TASKS, cells, whole
+from widening import Rates, beyond
 
 HERE = Path(__file__).parent
 RECORDS = HERE / "bench.jsonl"
-FINALISTS = 1
+ADAPTIVE = "fadas-da"  # its server's rates are no multiples of a mean
 
 
 def score(record: dict[str, Any]) -> float:
@@ -25,17 +28,40 @@ def score(record: dict[str, Any]) -> float:
 
 
 def finals(found: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The best setting of competitors in each system, on the other seeds; where it fails there, the next."""
+    """Each competitor's best setting in each system, on the other seeds; where it fails there, the next."""
     found = list({named(record): record for record in found}.values())  # the later of two
     failed = {named(record | {"seed": SEEDS[0]}) for record in found if record["failure"]}
     for system in (*SYSTEMS, *HELD_OUT):
-        tried = [record for record in found if competes(record) and within(record, system)]
-        tried = [record for record in tried if record["seed"] == SEEDS[0] and named(record) not in failed]
-        for record in sorted(tried, key=score, reverse=True)[:FINALISTS]:
-            yield from (
-                {name: value for name, value in record.items() if name in NAMES} | {"seed": seed}
-                for seed in SEEDS[1:]
-            )
+        best: dict[str, dict[str, Any]] = {}
+        for record in found:
+            if competes(record) and record["seed"] == SEEDS[0] and within(record, system):
+                before = best.get(record["method"])
+                if named(record) not in failed and (before is None or score(record) > score(before)):
+                    best[record["method"]] = record
+        for record in best.values():
+            cell = {name: value for name, value in record.items() if name in NAMES}
+            yield from (cell | {"seed": seed} for seed in SEEDS[1:])
+
+
+def wider(found: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """What encloses the best setting of each competitor in each system; more may follow from it."""
+    found = list({named(record): record for record in found}.values())
+    failed = {named(record | {"seed": SEEDS[0]}) for record in found if record["failure"]}
+    for system in (*SYSTEMS, *HELD_OUT):
+        there = [record for record in found if record["seed"] == SEEDS[0] and within(record, system)]
+        for method in GRIDS[system["task"]]:
+            tried = {
+                Rates(record["words"]["local_lr"], record["words"]["server_lr"]): record
+                for record in there
+                if competes(record) and record["method"] == method
+            }
+            scores = {
+                rates: 0.0 if named(record) in failed else score(record) for rates, record in tried.items()
+            }
+            like = next(iter(tried.values()), {})
+            cell = {name: value for name, value in like.items() if name in NAMES}
+            for local, server in beyond(scores, method == ADAPTIVE):
+                yield cell | {"words": {"local_lr": local, "server_lr": server}}
 
 
 def competes(record: dict[str, Any]) -> bool:
@@ -56,12 +82,18 @@ def main() -> None:
     """What is not recorded yet."""
     parser = options(__doc__)
     parser.add_argument("--tasks", nargs="*", default=list(TASKS), help="some of systems.py")
+    parser.add_argument("--wider", action="store_true", help="only what encloses the best of each grid")
     parser.add_argument("--finals", action="store_true", help="only the other seeds of the best")
     given = parser.parse_args()
-    found = recorded(RECORDS)
-    wanted = finals(found) if given.finals else cells()
-    chosen = [cell for cell in wanted if cell["task"] in given.tasks]
-    spread(sorted(chosen, key=lambda cell: given.tasks.index(cell["task"])), RECORDS, given)
+    until = time.monotonic() + 60 * given.minutes
+    while True:
+        found = recorded(RECORDS)
+        wanted = finals(found) if given.finals else wider(found) if given.wider else cells()
+        chosen = [cell for cell in wanted if cell["task"] in given.tasks]
+        spread(sorted(chosen, key=lambda cell: given.tasks.index(cell["task"])), RECORDS, given)
+        given.minutes = (until - time.monotonic()) / 60
+        if not given.wider or not chosen or given.minutes <= 0:
+            return
 
 
 if __name__ == "__main__":

@@ -121,10 +121,12 @@ def systems(made: Sequence[Outcome]) -> str:
     )
     notes = [
         f"Accuracy in %. {OURS[0]}: its last model, mean over {len(SEEDS)} seeds ± their standard deviation. "
-        "Competitors: the best of the last model and two averages of it, at the setting of their grids that "
-        f"is highest on seed {SEEDS[0]}. The best competitor has its local and server rate, and the mean "
-        "over the seeds that it was run on; a setting that diverged on another seed gives way to the next. "
-        f"The column of {PRINTED[0]} has its last model, without averages.",
+        "Competitors: the best of the last model and two averages of it, at the setting that is highest on "
+        f"seed {SEEDS[0]}, of their grids and of what was tried beyond: a grid goes on around its best "
+        "setting until higher and lower rates do worse. The best competitor is the one that is highest in "
+        "the mean over the seeds that it was run on, with its local and server rate; a setting that diverged on "
+        f"another seed gives way to the next. Columns of methods are of seed {SEEDS[0]}; that of "
+        f"{PRINTED[0]} has its last model, without averages.",
         "Shortfall: points behind the best competitor, negative: ahead; over the seeds that both have, which "
         "are named where they are not all.",
     ]
@@ -144,7 +146,7 @@ def _row(outcome: Outcome) -> tuple[str, ...]:
     return (
         *(name, sizes, own + (" \\*" if outcome.former else ""), _best(outcome)),
         "missing" if behind is None else points(behind) + _over(outcome.shared),
-        *(points(max(grid)) if (grid := outcome.grid(method)) else "missing" for method in RIVALS),
+        *(points(max(tried)) if (tried := outcome.tried(method)) else "missing" for method in RIVALS),
         "missing" if outcome.printed is None else points(outcome.printed),
         _gaps(outcome),
     )
@@ -159,20 +161,22 @@ def _best(outcome: Outcome) -> str:
     if best is None:
         return "missing"
     told, spent = len(best.scores), len(outcome.grid(best.method))
+    beyond = len(outcome.grid(best.method, wider=True))
     mean_score, seeds = _mean(list(best.scores.values())), f"{told} seed{'s' if told > 1 else ''}"
     if not best.words:
         return f"{best.method} as printed, averaged: {mean_score} ({seeds})"
     asked = spent + outcome.missing.get(best.method, 0)
     setting = " / ".join(f"{value:g}" for value in best.words.values())
     runs = f"{spent} of {asked}" if spent < asked else spent
-    return f"{best.method} {setting}: {mean_score} ({seeds}; grid: {runs} runs)"
+    runs = f"{runs} and {beyond} beyond" if beyond else f"{runs} runs"
+    return f"{best.method} {setting}: {mean_score} ({seeds}; grid: {runs})"
 
 
 def _gaps(outcome: Outcome) -> str:
     count = sum(outcome.missing.values())
     if not outcome.ours and not outcome.rivals and outcome.printed is None:
         return f"all {count}"
-    names = {"finals": "the best on other seeds"}
+    names = {"wider": "beyond grids", "finals": "on other seeds"}
     told = ", ".join(f"{names.get(name, name)} {gap}" for name, gap in outcome.missing.items())
     return told or NONE
 
@@ -196,9 +200,9 @@ def cost(made: Sequence[Outcome]) -> str:
     ]
     table = cost_table(spent, points)
     meaning = (
-        "Accuracy in % to expect of the best of so many settings of a method's grid, taken at random; mean "
-        f"over the task's systems that have all runs, on seed {SEEDS[0]}. A run that diverged counts as "
-        "guessing."
+        "Accuracy in % to expect of the best of so many settings of a method's grid, taken at random, and "
+        "then of those beyond it, in the order in which they were tried; mean over the task's systems that "
+        f"have all their grids, on seed {SEEDS[0]}. A run that diverged counts as guessing."
     )
     if any(outcome.former for outcome in made):
         meaning += f" Where {OURS[0]} has an asterisk above, its point here is of that earlier form, too."

@@ -1,10 +1,11 @@
 """What the bench's records come to: an outcome for each system, and the figures that were aimed at."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from statistics import mean
 from typing import Any, NamedTuple
 
-from bench import competes, score, within
+from bench import competes, score, wider, within
 from runs import DEFAULT, named
 from systems import FORM, GRIDS, OURS, PRINTED, SEEDS, SYSTEMS, TASKS, cells, whole
 
@@ -36,18 +37,27 @@ class Outcome(NamedTuple):
     former: bool  # ours are of an earlier form
     rivals: tuple[Rival, ...]  # every setting that was tried
     printed: float | None  # AdaMasFL, last model
-    missing: dict[str, int]  # runs by method; finals: the best setting's on other seeds
+    missing: dict[str, int]  # runs by method; wider: beyond grids; finals: on other seeds
+
+    @property
+    def finalists(self) -> tuple[Rival, ...]:
+        """Each competitor's setting that is highest on the grids' seed, of those that diverged on none."""
+        best: dict[str, Rival] = {}
+        for rival in self.rivals:
+            if FIRST in rival.scores and not rival.failed:
+                before = best.setdefault(rival.method, rival)
+                best[rival.method] = max(before, rival, key=lambda each: each.scores[FIRST])
+        return tuple(best.values())
 
     @property
     def best(self) -> Rival | None:
-        """The setting that is highest on the grids' seed, of those that diverged on none."""
-        tried = [rival for rival in self.rivals if FIRST in rival.scores and not rival.failed]
-        return max(tried, key=lambda rival: rival.scores[FIRST], default=None)
+        """The finalist that is highest in the mean over the seeds that it has."""
+        return max(self.finalists, key=lambda rival: mean(rival.scores.values()), default=None)
 
     @property
     def judged(self) -> bool:
-        """Whether all our seeds and all grids are there; the best setting's other seeds may be missing."""
-        return not self.missing.keys() - {"finals"}
+        """Whether all our seeds and all grids are there; not what lies beyond, or is on other seeds."""
+        return not self.missing.keys() - {"wider", "finals"}
 
     @property
     def shortfall(self) -> float | None:
@@ -62,11 +72,24 @@ class Outcome(NamedTuple):
         """The seeds that ours and the best have."""
         return sorted(self.ours.keys() & (self.best.scores.keys() if self.best else ()))
 
-    def grid(self, method: str) -> list[float]:
-        """The settings of a competitor's grid that were tried, on its seed."""
+    def grid(self, method: str, wider: bool = False) -> list[float]:
+        """What a competitor's grid gave, or the settings beyond it that were tried, on the grids' seed."""
         asked = GRIDS[self.system["task"]].get(method, ())
-        tried = [rival for rival in self.rivals if rival.method == method and rival.words in asked]
-        return [rival.scores[FIRST] for rival in tried if FIRST in rival.scores]
+        tried = [rival for rival in self.rivals if rival.method == method]
+        return [
+            rival.scores[FIRST]
+            for rival in tried
+            if FIRST in rival.scores and (rival.words in asked) != wider
+        ]
+
+    def tried(self, method: str) -> list[float]:
+        """Both."""
+        return self.grid(method) + self.grid(method, wider=True)
+
+    def curve(self, method: str) -> tuple[float, ...]:
+        """The best to expect by runs spent: on the grid, at random, then one after another beyond it."""
+        expected = expected_best(self.grid(method))
+        return (*expected, *list(accumulate(self.grid(method, wider=True), max, initial=expected[-1]))[1:])
 
 
 class Flatness(NamedTuple):
@@ -84,9 +107,14 @@ class Flatness(NamedTuple):
 def outcomes(found: Iterable[Record], systems: Sequence[System] = SYSTEMS) -> tuple[Outcome, ...]:
     """One for each system, whether it has runs or not; of two records of one run the later counts."""
     kept = list({(named(record), _form(record)): record for record in found}.values())
-    wanted = list(cells())
+    wanted, more = list(cells()), list(wider(kept))
     return tuple(
-        _outcome(system, [r for r in kept if within(r, system)], [c for c in wanted if within(c, system)])
+        _outcome(
+            system,
+            [record for record in kept if within(record, system)],
+            [cell for cell in wanted if within(cell, system)],
+            sum(within(cell, system) for cell in more),
+        )
         for system in systems
     )
 
@@ -107,8 +135,7 @@ def costs(made: Sequence[Outcome]) -> tuple[Cost, ...]:
         there = [outcome for outcome in made if outcome.system["task"] == task and outcome.judged]
         spent.append(Cost(OURS[0], task, _mean([(outcome.ours[FIRST],) for outcome in there]), tuned=False))
         spent += [
-            Cost(method, task, _mean([expected_best(outcome.grid(method)) for outcome in there]))
-            for method in GRIDS[task]
+            Cost(method, task, _mean([outcome.curve(method) for outcome in there])) for method in GRIDS[task]
         ]
         known = [outcome.printed for outcome in there if outcome.printed is not None]
         if known and len(known) == len(there):
@@ -117,7 +144,9 @@ def costs(made: Sequence[Outcome]) -> tuple[Cost, ...]:
 
 
 def _mean(curves: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
-    return tuple(map(mean, zip(*curves, strict=True)))
+    """One that ends before others stays where it is."""
+    longest = max(map(len, curves), default=0)
+    return tuple(mean(curve[min(place, len(curve) - 1)] for curve in curves) for place in range(longest))
 
 
 def _form(record: Record) -> int:
@@ -131,7 +160,7 @@ def _worth(record: Record, task: str, own: bool) -> float:
     return float(record["last"]) if own else score(record)
 
 
-def _outcome(system: System, found: Sequence[Record], wanted: Sequence[Record]) -> Outcome:
+def _outcome(system: System, found: Sequence[Record], wanted: Sequence[Record], beyond: int) -> Outcome:
     task = system["task"]
     every = [record for record in found if (record["method"], record["words"]) == OURS]
     form = max((_form(record) for record in every), default=FORM)
@@ -150,6 +179,7 @@ def _outcome(system: System, found: Sequence[Record], wanted: Sequence[Record]) 
     for cell in wanted:
         if named(cell) not in known:
             missing[cell["method"]] = missing.get(cell["method"], 0) + 1
+    missing |= {"wider": beyond} if beyond else {}
     made = Outcome(
         system,
         {seed: _worth(record, task, own=True) for seed, record in sorted(own.items())},
@@ -159,7 +189,7 @@ def _outcome(system: System, found: Sequence[Record], wanted: Sequence[Record]) 
         None if printed is None else _worth(printed, task, own=True),
         missing,
     )
-    finals = 0 if made.best is None else len(SEEDS) - len(made.best.scores)
+    finals = sum(len(SEEDS) - len(rival.scores) for rival in made.finalists)
     return made._replace(missing=missing | {"finals": finals}) if finals else made
 
 

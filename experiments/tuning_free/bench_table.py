@@ -124,8 +124,8 @@ def systems(made: Sequence[Outcome]) -> str:
         "Competitors: the best of the last model and two averages of it, at the setting that is highest on "
         f"seed {SEEDS[0]}, of their grids and of what was tried beyond: a grid goes on around its best "
         "setting until higher and lower rates do worse. The best competitor is the one that is highest in "
-        "the mean over the seeds that it was run on, with its local and server rate; a setting that diverged on "
-        f"another seed gives way to the next. Columns of methods are of seed {SEEDS[0]}; that of "
+        "the mean over the seeds that it was run on, with its local and server rate; a setting that diverged "
+        f"on another seed gives way to the next. Columns of methods are of seed {SEEDS[0]}; that of "
         f"{PRINTED[0]} has its last model, without averages.",
         "Shortfall: points behind the best competitor, negative: ahead; over the seeds that both have, which "
         "are named where they are not all.",

@@ -18,13 +18,16 @@ from offbeat import (
     Private,
     Secure,
     Sequential,
+    Steps,
     train,
 )
 from offbeat.aggregate.summation import PlainSum
+from offbeat.algorithms import cadence as cadence_module
 from offbeat.algorithms.cadence import Upload
 from offbeat.core import Batch, Batches, Cohort, Vector, Visit
 from offbeat.errors import InputError
-from worlds import make_world, play
+from oracles.cadence import cadence
+from worlds import make_world, play, trace
 
 VISIT = Visit(torch.tensor(0), torch.tensor(0))
 
@@ -81,12 +84,13 @@ def test_a_larger_space_is_crossed_in_as_many_steps(variates: bool, seed: int, s
         torch.testing.assert_close(size * one, other, rtol=1e-8, atol=1e-8 * size)
 
 
+@pytest.mark.parametrize("steps", [4, 40])
 @pytest.mark.parametrize("variates", [True, False])
 @given(seed=st.integers(0, 1000), scale=st.floats(-12, 12))
 @settings(max_examples=20, deadline=None)
-def test_no_upload_is_longer_than_it_says(variates: bool, seed: int, scale: float) -> None:
+def test_no_upload_is_longer_than_it_says(steps: int, variates: bool, seed: int, scale: float) -> None:
     rng = np.random.default_rng(seed)
-    method = Cadence.tuned(4, variates)
+    method = Cadence.tuned(steps, variates)
     x, goals = torch.from_numpy(rng.normal(size=5)), torch.from_numpy(10**scale * rng.normal(size=(4, 5)))
     state, memory = method.init(x), method.memory(x)
     for version in range(3):
@@ -96,6 +100,49 @@ def test_no_upload_is_longer_than_it_says(variates: bool, seed: int, scale: floa
         for name, bound in method.bounds.items():
             assert float(getattr(upload, name).norm()) <= bound + 1e-12
         state = method.step(state, upload, Cohort(version, 9, (2, 0), (1.0, 1.0)))
+
+
+@pytest.mark.parametrize(
+    ("steps", "lengths"), [(10, (1, 1, 1, 1)), (20, (1, 0.8, 0.5, 0.5)), (40, (1, 0.8, 0.4, 0.25))]
+)
+def test_a_client_that_has_fitted_its_data_follows_the_others_ten_steps_at_most(
+    steps: int, lengths: tuple[float, ...]
+) -> None:
+    method, x = Cadence.tuned(steps), torch.ones(3, dtype=torch.float64)
+    slopes = torch.tensor([2.0, -0.4, 0.2, -0.002], dtype=torch.float64)
+    gradients = slopes[:, None] * torch.eye(3, dtype=torch.float64)[[0, 1, 2, 2]]
+    batches = Batches(tuple(Batch((gradient,)) for gradient in gradients))
+    message = method.broadcast(method.init(x), 0)
+    upload, memory = method.local(message, method.memory(x), batches, VISIT, Given())
+    first, second, third, fourth = lengths
+    expected = torch.tensor([first, -second, third - fourth], dtype=torch.float64) / 4
+    torch.testing.assert_close(upload.descent, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(memory, gradients.sum(0) / 8, rtol=0, atol=1e-12)  # which is not cut short
+    # what the others found is followed at the same lengths
+    message = message._replace(anchor=gradients[3])
+    nothing = Batches((Batch((torch.zeros(3, dtype=torch.float64),)),) * 4)
+    upload, _ = method.local(message, method.memory(x), nothing, VISIT, Given())
+    assert float(upload.descent.norm()) == pytest.approx(fourth)
+
+
+def test_long_tasks_follow_their_oracle_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    short = []
+
+    def noted(total: Vector, u: Vector, least: float) -> Vector:
+        short.append(float(u.norm()) < 0.25)
+        return some(total, u, least)
+
+    some = cadence_module._add_some
+    monkeypatch.setattr(cadence_module, "_add_some", noted)
+    world = make_world(work=Steps(30, 4))
+    engine = Sequential(world.problem, world.population, Exponential(1.0))
+    shots = play(Cadence.tuned(30, noisy=True), engine, Asynchronous(5), rounds=12)
+    assert 0.02 < sum(short) / len(short) < 0.98
+    models = cadence(
+        world.oracle, len(world.population), shots[0].x.numpy(), trace(shots), local_steps=30, noisy=True
+    )
+    for shot, model in zip(shots, models, strict=True):
+        np.testing.assert_allclose(shot.x.numpy(), model, rtol=0, atol=1e-10)
 
 
 def test_a_task_without_steps_is_refused() -> None:
@@ -210,18 +257,19 @@ def test_a_buffer_that_is_too_small_to_tell_waits_for_the_next(steps: int) -> No
 
 @pytest.mark.parametrize("spread", [0.0, 0.7])
 @pytest.mark.parametrize("late", [0, 2])
-def test_clients_that_see_noise_alone_leave_the_unit(spread: float, late: int) -> None:
+@pytest.mark.parametrize("steps", [10, 30])
+def test_clients_that_see_noise_alone_leave_the_unit(steps: int, spread: float, late: int) -> None:
     """Gradients without any direction, of unequal length, through the clients' own work."""
     rng = torch.Generator().manual_seed(5)
-    method, x = Cadence.tuned(10), torch.randn(2000, generator=rng, dtype=torch.float64)
+    method, x = Cadence.tuned(steps), torch.randn(2000, generator=rng, dtype=torch.float64)
     state = method.init(x)
     memories: dict[int, Any] = {}
     for version in range(40):
         sums: list[Upload] = []
         for place in range(10):
             client = (10 * version + place) % 50
-            lengths = torch.exp(spread * torch.randn(10, 1, generator=rng, dtype=torch.float64))
-            seen = lengths * torch.randn(10, 2000, generator=rng, dtype=torch.float64)
+            lengths = torch.exp(spread * torch.randn(steps, 1, generator=rng, dtype=torch.float64))
+            seen = lengths * torch.randn(steps, 2000, generator=rng, dtype=torch.float64)
             batches = Batches(tuple(Batch((gradient,)) for gradient in seen))
             memory = memories.get(client, method.memory(x))
             upload, memories[client] = method.local(

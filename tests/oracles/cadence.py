@@ -1,8 +1,10 @@
 """Cadence: unit steps in a unit found on the way, control variates trusted by 1 / (1 + age).
 
 Gradients count by the largest norm that the client has met in the task. Without control variates they are
-not brought to unit length after that. The server's coordinates are divided by the square root of their root
-mean square (1 % of a new square, corrected for the start), and the step keeps its length.
+not brought to unit length after that; with them steps are units, but for tasks of more than 10: what is
+shorter than 1/4 is then made four times as long, and at least 10 / K. The server's coordinates are divided by
+the square root of their root mean square (1 % of a new square, corrected for the start), and the step keeps
+its length.
 
 age is the mean staleness of a buffer's updates, smoothed by a tenth, or all of it as long as an update of
 the first model is in every buffer. The part of the clients that is missing shrinks by 1 - S/N a step. A
@@ -55,7 +57,10 @@ def cadence(
                 largest = max(largest, float(np.linalg.norm(gradient)))
                 towards = gradient / largest
                 u = towards + trust * (means[version] - (1 - missing[version]) * own[client])
-                y = y - length * (u / max(float(np.linalg.norm(u)), 1e-12) if variates else u)
+                if variates:
+                    short = max(float(np.linalg.norm(u)), 1e-12)
+                    u *= min(1, max(4 * short, 10 / local_steps)) / short
+                y = y - length * u
                 units += towards / count
             descent += (start - y) / (length * count) / len(step)
             shift += units - own[client]

@@ -4,7 +4,9 @@ The local step is u / |u| with u = g / G + trust (c - seen c_i). g is the gradie
 one that the client has met in this task, so that a client which has fitted its data follows the others. c_i
 is the mean of g / G over the client's last task, c the mean of all c_i, seen the part of the clients that
 came at least once, as if all came equally often (c_i is zero for the others, so that c / seen is the mean of
-those that came), and trust is 1 / (1 + age), age being the mean staleness that the server saw lately.
+those that came), and trust is 1 / (1 + age), age being the mean staleness that the server saw lately. Where u
+is shorter than 1/4, as when the client has fitted its data, a task of more than 10 steps would follow the
+others too far: a step is then 4 |u| long, though at least 10 / K.
 
 The server moves along the mean of the clients' unit steps, its coordinates evened out as far as `_EVENED`
 says: each is divided by that power of its root mean square lately, and the whole keeps its length.
@@ -54,6 +56,10 @@ _ACCORD = 1.3  # length of a sum, by that of noise, from which on the unit grows
 _FASTEST = 2.0  # times itself that it grows at most
 _ENOUGH = 20  # local steps of a sum
 _TINY = 1e-12  # a gradient that is zero has no direction
+_FITTED, _FOLLOWED = (
+    0.25,
+    10,
+)  # u that is shorter has steps that are, too, if a task has more of them than that
 _DEGREE = 8  # of the weights of the path
 _LATELY = 0.1  # weight of a new staleness, or length
 _EVENED = 0.5  # 0: coordinates as they are, 1: all about as long
@@ -176,11 +182,14 @@ class Cadence:
             descent, _ = scan(plain, (zero, none), batches)
             return Descent(descent / batches.steps), ()
         rest = message.anchor - message.weight * c_i
+        least = _FOLLOWED / self.steps
 
         def step(carry: tuple[Vector, Vector, Tensor], batch: Batch) -> tuple[Vector, Vector, Tensor]:
             descent, total, largest = carry
             v, largest = towards(descent, largest, batch)
-            return add_unit(descent, rest + v), total + v, largest
+            u = rest + v
+            after = add_unit(descent, u) if least >= 1 else _add_some(descent, u, least)
+            return after, total + v, largest
 
         descent, total, _ = scan(step, (zero, zero, none), batches)
         c_new = total / batches.steps
@@ -231,6 +240,12 @@ class Cadence:
             tasks=kept * tasks,
             buffers=kept * buffers,
         )
+
+
+def _add_some(total: Vector, u: Vector, least: float) -> Vector:
+    """Total + u / |u|, times |u| by `_FITTED` where that is less than 1, though at least so much."""
+    norm = u.norm().clamp_min(_TINY)
+    return torch.addcmul(total, u, (norm / _FITTED).clamp(least, 1) / norm)
 
 
 def _evened(step: Vector, squares: Vector) -> Vector:

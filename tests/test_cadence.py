@@ -19,6 +19,7 @@ from offbeat import (
     Secure,
     Sequential,
     Steps,
+    Vectorised,
     train,
 )
 from offbeat.aggregate.summation import PlainSum
@@ -143,6 +144,10 @@ def test_long_tasks_follow_their_oracle_too(monkeypatch: pytest.MonkeyPatch) -> 
     )
     for shot, model in zip(shots, models, strict=True):
         np.testing.assert_allclose(shot.x.numpy(), model, rtol=0, atol=1e-10)
+    monkeypatch.undo()
+    together = Vectorised(world.problem, world.population, Exponential(1.0))
+    same = play(Cadence.tuned(30, noisy=True), together, Asynchronous(5), rounds=12)
+    torch.testing.assert_close(same[-1].x, shots[-1].x, rtol=0, atol=1e-10)
 
 
 def test_a_task_without_steps_is_refused() -> None:

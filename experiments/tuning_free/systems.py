@@ -81,6 +81,9 @@ HELD_OUT: tuple[dict[str, Any], ...] = (
     _at("MNIST of 14 x 14, MLP", 30, 0.3, buffer=5, steps=20, rounds=100, delays="tiers:large"),
     _at("CIFAR-10 of 8 x 8, MLP", 60, 0.5, buffer=20, steps=5, rounds=300),
     _at("digits, linear", 10, 0.5, buffer=5, steps=3, rounds=40),
+    # these two for the rule for long tasks, once it had been taken
+    _at(_DIGITS, 40, 0.3, buffer=8, steps=40, rounds=60),
+    _at("MNIST of 14 x 14, MLP", 25, 0.1, steps=30, rounds=80),
 )
 
 

@@ -106,7 +106,7 @@ def test_no_upload_is_longer_than_it_says(steps: int, variates: bool, seed: int,
 @pytest.mark.parametrize(
     ("steps", "lengths"), [(10, (1, 1, 1, 1)), (20, (1, 0.8, 0.5, 0.5)), (40, (1, 0.8, 0.4, 0.25))]
 )
-def test_a_client_that_has_fitted_its_data_follows_the_others_ten_steps_at_most(
+def test_in_a_long_task_a_client_that_has_fitted_its_data_takes_shorter_steps(
     steps: int, lengths: tuple[float, ...]
 ) -> None:
     method, x = Cadence.tuned(steps), torch.ones(3, dtype=torch.float64)
@@ -133,8 +133,8 @@ def test_long_tasks_follow_their_oracle_too(monkeypatch: pytest.MonkeyPatch) -> 
         short.append(float(u.norm()) < 0.25)
         return some(total, u, least)
 
-    some = cadence_module._add_some
-    monkeypatch.setattr(cadence_module, "_add_some", noted)
+    some = cadence_module._add_step
+    monkeypatch.setattr(cadence_module, "_add_step", noted)
     world = make_world(work=Steps(30, 4))
     engine = Sequential(world.problem, world.population, Exponential(1.0))
     shots = play(Cadence.tuned(30, noisy=True), engine, Asynchronous(5), rounds=12)

@@ -208,7 +208,7 @@ def test_a_grid_goes_on_until_its_best_is_enclosed() -> None:
 def test_a_grid_that_goes_on_ends_at_the_top_of_a_hill(top: tuple[float, float], adaptive: bool) -> None:
     def height(rates: Any) -> float:
         base = 1 if adaptive else 0.3
-        away = math.log10(rates.local) - top[0], math.log10(rates.server) - base * top[1]
+        away = math.log10(rates.local_lr) - top[0], math.log10(rates.server_lr) - base * top[1]
         return 1 / (1 + away[0] ** 2 + away[1] ** 2)
 
     tried = {rates: height(rates) for rates in (widening.Rates(0.1, 1.0), widening.Rates(0.3, 1.0))}
@@ -221,7 +221,7 @@ def test_a_grid_that_goes_on_ends_at_the_top_of_a_hill(top: tuple[float, float],
     else:
         pytest.fail("it does not end")
     best = max(tried, key=lambda rates: tried[rates])
-    assert abs(math.log10(best.local) - top[0]) < 0.3  # half of a step, and a little
+    assert abs(math.log10(best.local_lr) - top[0]) < 0.3  # half of a step, and a little
 
 
 def test_what_lies_beyond_a_grid_is_asked_for_and_counted() -> None:

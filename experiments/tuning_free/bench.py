@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from runs import DEFAULT, NAMES, named, options, recorded, spread
-from systems import GRIDS, HELD_OUT, PRINTED, SEEDS, SYSTEMS, TASKS, cells, whole
+from systems import HELD_OUT, PRINTED, SEEDS, SYSTEMS, TASKS, cells, whole
 from widening import Rates, beyond
 
 HERE = Path(__file__).parent
@@ -29,39 +29,43 @@ def score(record: dict[str, Any]) -> float:
 
 def finals(found: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Each competitor's best setting in each system, on the other seeds; where it fails there, the next."""
-    found = list({named(record): record for record in found}.values())  # the later of two
-    failed = {named(record | {"seed": SEEDS[0]}) for record in found if record["failure"]}
-    for system in (*SYSTEMS, *HELD_OUT):
-        best: dict[str, dict[str, Any]] = {}
-        for record in found:
-            if competes(record) and record["seed"] == SEEDS[0] and within(record, system):
-                before = best.get(record["method"])
-                if named(record) not in failed and (before is None or score(record) > score(before)):
-                    best[record["method"]] = record
-        for record in best.values():
-            cell = {name: value for name, value in record.items() if name in NAMES}
-            yield from (cell | {"seed": seed} for seed in SEEDS[1:])
+    for tried in _grids(found):
+        sound = [pair for pair in tried if pair[1] is not None]
+        if sound:
+            best, _ = max(sound, key=lambda pair: pair[1])
+            yield from (_cell(best) | {"seed": seed} for seed in SEEDS[1:])
 
 
 def wider(found: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """What encloses the best setting of each competitor in each system; more may follow from it."""
-    found = list({named(record): record for record in found}.values())
+    for tried in _grids(found):
+        like = tried[0][0]
+        if like["method"] == PRINTED[0]:
+            continue
+        scores = {Rates(**record["words"]): worth or 0.0 for record, worth in tried}
+        for rates in beyond(scores, like["method"] == ADAPTIVE):
+            yield _cell(like) | {"words": rates._asdict()}
+
+
+def _grids(found: list[dict[str, Any]]) -> Iterator[list[tuple[dict[str, Any], float | None]]]:
+    """Each competitor's runs in each system on the first seed, and what they are worth.
+
+    None: the setting diverged, there or on another seed.
+    """
+    found = list({named(record): record for record in found}.values())  # the later of two
     failed = {named(record | {"seed": SEEDS[0]}) for record in found if record["failure"]}
     for system in (*SYSTEMS, *HELD_OUT):
-        there = [record for record in found if record["seed"] == SEEDS[0] and within(record, system)]
-        for method in GRIDS[system["task"]]:
-            tried = {
-                Rates(record["words"]["local_lr"], record["words"]["server_lr"]): record
-                for record in there
-                if competes(record) and record["method"] == method
-            }
-            scores = {
-                rates: 0.0 if named(record) in failed else score(record) for rates, record in tried.items()
-            }
-            like = next(iter(tried.values()), {})
-            cell = {name: value for name, value in like.items() if name in NAMES}
-            for local, server in beyond(scores, method == ADAPTIVE):
-                yield cell | {"words": {"local_lr": local, "server_lr": server}}
+        grids: dict[str, list[tuple[dict[str, Any], float | None]]] = {}
+        for record in found:
+            if competes(record) and record["seed"] == SEEDS[0] and within(record, system):
+                worth = None if named(record) in failed else score(record)
+                grids.setdefault(record["method"], []).append((record, worth))
+        yield from grids.values()
+
+
+def _cell(record: dict[str, Any]) -> dict[str, Any]:
+    """What was run, without what came of it."""
+    return {name: value for name, value in record.items() if name in NAMES}
 
 
 def competes(record: dict[str, Any]) -> bool:

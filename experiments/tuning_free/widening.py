@@ -10,8 +10,8 @@ _HALVES = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 class Rates(NamedTuple):
     """One setting."""
 
-    local: float
-    server: float
+    local_lr: float
+    server_lr: float
 
 
 def beyond(tried: Mapping[Rates, float], adaptive: bool) -> Iterator[Rates]:
@@ -23,7 +23,7 @@ def beyond(tried: Mapping[Rates, float], adaptive: bool) -> Iterator[Rates]:
     if not tried:
         return
     best = max(tried, key=lambda rates: tried[rates])
-    for name, ladder in (("local", _THIRDS), ("server", _THIRDS if adaptive else _HALVES)):
+    for name, ladder in (("local_lr", _THIRDS), ("server_lr", _THIRDS if adaptive else _HALVES)):
         at = getattr(best, name)
         line = [getattr(rates, name) for rates in tried if rates._replace(**{name: at}) == best]
         higher = [rung for rung in ladder if rung > at * 1.01]

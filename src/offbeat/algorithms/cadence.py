@@ -45,7 +45,6 @@ from typing import ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor, zeros_like
 
-from offbeat.algorithms.adamasfl import add_unit
 from offbeat.algorithms.ranges import check, within
 from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
 
@@ -182,14 +181,12 @@ class Cadence:
             descent, _ = scan(plain, (zero, none), batches)
             return Descent(descent / batches.steps), ()
         rest = message.anchor - message.weight * c_i
-        least = _FOLLOWED / self.steps
+        least = min(1.0, _FOLLOWED / self.steps)
 
         def step(carry: tuple[Vector, Vector, Tensor], batch: Batch) -> tuple[Vector, Vector, Tensor]:
             descent, total, largest = carry
             v, largest = towards(descent, largest, batch)
-            u = rest + v
-            after = add_unit(descent, u) if least >= 1 else _add_some(descent, u, least)
-            return after, total + v, largest
+            return _add_step(descent, rest + v, least), total + v, largest
 
         descent, total, _ = scan(step, (zero, zero, none), batches)
         c_new = total / batches.steps
@@ -242,8 +239,8 @@ class Cadence:
         )
 
 
-def _add_some(total: Vector, u: Vector, least: float) -> Vector:
-    """Total + u / |u|, times |u| by `_FITTED` where that is less than 1, though at least so much."""
+def _add_step(total: Vector, u: Vector, least: float) -> Vector:
+    """Total + u / |u|, times |u| by `_FITTED` where that is less than 1, though times `least` or more."""
     norm = u.norm().clamp_min(_TINY)
     return torch.addcmul(total, u, (norm / _FITTED).clamp(least, 1) / norm)
 

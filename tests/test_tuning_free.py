@@ -610,3 +610,32 @@ def test_what_the_page_says_of_the_seventh_exploration_holds() -> None:
     theirs = next(words for _, words in found if words.startswith("FedBuff"))
     assert found["k", theirs][0] == pytest.approx(0.936, abs=5e-4)
     assert found["K", theirs][2] == pytest.approx(0.81)
+
+
+def test_what_the_page_says_of_the_eighth_exploration_holds() -> None:
+    rows = json.loads((FOLDER / "exploration8.json").read_text())["rows"]
+    found = {(row["systems"], row["words"]): np.array(row["accuracy"]) for row in rows}
+    assert len(found) == len(rows)
+
+    def gain(group: str, words: str) -> Any:
+        """Points above the method as it is."""
+        return 100 * (found[group, words] - found[group, "as it is (cadence)"])
+
+    sent = "sent unit, at most 8"
+    shrunk = gain("g", f"{sent}, from 15 %, shrinking until directions agree")
+    assert shrunk[0] < -12.5
+    assert (shrunk[5] < -7, shrunk[6] < -11) == (True, True)
+    assert np.abs(gain("g", sent)).max() < 1.35
+    few = gain("h", f"{sent}, by 100 steps")
+    assert few[4] == pytest.approx(4.2)
+    assert np.abs(np.delete(few, 4)).max() < 0.4
+    assert gain("k", f"{sent}, by 100 steps")[0] < -1
+    assert (gain("H", "from 100 %")[-2:] < 0.51).all()
+    assert gain("H", "from 15 %")[[1, 4]] == pytest.approx([1.0, 3.1])
+    longer = gain("h", "local step 0.24 / sqrt(K)")
+    assert longer[[3, 6]] == pytest.approx([-0.6, 2.0])
+    assert gain("m", "local step 0.24 / sqrt(K)")[3] == pytest.approx(-1.2)
+    assert gain("h", "leap 8").min() == pytest.approx(-13.1)
+    assert gain("h", "coordinates not evened").min() == pytest.approx(-4.1)
+    assert gain("h", "local step 0.06 / sqrt(K)").min() == pytest.approx(-3.8)
+    assert round(gain("h", "path weighed by degree 5").mean(), 1) == 0.3

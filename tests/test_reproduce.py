@@ -188,7 +188,6 @@ def test_the_best_rates_are_those_with_the_best_mean_over_seeds() -> None:
     other = cell("b", lr=0.4, seed=0)
     table = Best(LastModel(), {})((first, unfinished, other), found({first: curve(1.0)}))
     assert table.rows == (("a", "seeds are missing", "1 of 2"), ("b", "not run", "0 of 1"))
-    assert table.notes == ()
     assert (entry.rates, entry.figure.text, entry.tried) == ("local 0.2", "0.750 ± 0.071", 3)
 
 
@@ -256,6 +255,12 @@ def test_a_sweep_orders_its_columns_by_value_and_sums_up_each_row(
     ]
     assert tuple(row[3] for row in table.rows) == whole
     assert [row[4] for row in table.rows] == ["flat", "–", "–"]
+    never = cell("dd", "9", seed=10), cell("dd", "10", seed=10)
+    longer = Swept(LastModel(), "whole", of_row, {"a": "flat"})((*pairs, missing, *never), found(pairs))
+    assert longer.rows == table.rows
+    assert (table.notes[-1].startswith("Shown"), longer.notes[-1]) == (True, "Not run: dd.")
+    nothing = Swept(LastModel(), "whole", of_row, {})(never, {})
+    assert [row[:3] for row in nothing.rows] == [("dd", "not run", "not run")]
 
 
 def test_a_speed_up_is_steps_of_the_best_baseline_over_steps_to_the_same() -> None:

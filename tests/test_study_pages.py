@@ -128,6 +128,37 @@ def test_what_the_page_on_padamfed_says_holds() -> None:
     assert min(least, key=least.__getitem__) == "scaffold-m, server"
 
 
+def test_what_the_page_says_of_padamfed_in_full_holds() -> None:
+    study = STUDIES["padamfed-fig1"]
+    found = recorded(EXPERIMENTS / "padamfed" / "records" / "full.jsonl")
+    cells = [cell for cell in study.full.cells if cell.experiment.seed == 0]
+    best = {place: entry.figure.merit for place, entry in entries_of(cells, found, LastModel()).items()}
+    ours, others = ("padamfed", "padamfed-vr"), ("fedavg", "scaffold", "scaffold-m")
+    splits = {cell.column for cell in cells}
+    gaps = {
+        split: [best[row, split] - best[one, split] for row in others for one in ours] for split in splits
+    }
+    assert all(gap > 0 for each in gaps.values() for gap in each)
+    digits = [gap for split, each in gaps.items() if split.startswith("MNIST") for gap in each]
+    clothes = [gap for split, each in gaps.items() if split.startswith("Fashion") for gap in each]
+    assert (round(min(digits), 2), round(max(digits), 2)) == (0.04, 0.06)
+    assert (round(min(clothes), 2), round(max(clothes), 2)) == (0.01, 0.19)
+    assert sum(best["padamfed-vr", split] < best["padamfed", split] for split in splits) == 3
+    even, skewed = "Fashion-MNIST i.i.d.", "Fashion-MNIST 2 shards"
+    lost = [round(best[row, even] - best[row, skewed], 3) for row in ("padamfed", *others)]
+    assert lost == pytest.approx([0.0, 0.074, 0.116, 0.058], abs=1.5e-3)
+    failed = [cell.row for cell in cells if found[cell.key].failure]
+    assert (len(failed), failed.count("scaffold")) == (13, 8)
+    assert not set(failed) & set(ours)
+    curves = {(cell.row, cell.column): found[cell.key] for cell in cells if cell.row in ours}
+    for split, gain in ((even, 0.016), (skewed, 0.014)):
+        curve = curves["padamfed", split]
+        late = curve.accuracies[-1] - curve.accuracies[curve.versions.index(300)]
+        assert late == pytest.approx(gain, abs=5e-4)
+    swings = [round(value, 3) for value in curves["padamfed-vr", skewed].accuracies[-5:]]
+    assert swings == [0.656, 0.731, 0.728, 0.701, 0.671]
+
+
 def test_what_the_page_on_fadas_says_holds() -> None:
     large, mild = merits("fadas-table2", LastRounds()), merits("fadas-table4", LastRounds())
     rows, columns = ("fedasync", "fedbuff", "fadas", "fadas-da"), ("Dir(0.1)", "Dir(0.3)")

@@ -128,3 +128,13 @@ def test_only_a_table_that_chooses_rates_by_accuracy_has_a_cost() -> None:
     assert spent[0].rows == (("fedbuff", "0.650", "0.800", "0.800 (2 runs)"),)
     assert spent[1:] == [None, None]
     assert cost(Version(tuple(held), tables[0], 1.0), {}) is None
+
+
+def test_what_tuning_costs_is_of_the_seeds_that_are_whole_as_the_table_is() -> None:
+    held = {cell("fedbuff", 0.1): curve(0.5), cell("fedbuff", 0.2): curve(0.8)}
+    begun = cell("fedbuff", 0.1, seed=1)
+    found = {one.key: seen for one, seen in (held | {begun: curve(0.1)}).items()}
+    cells = (*held, begun, cell("fedbuff", 0.2, seed=1))
+    spent = cost(Version(cells, Best(LastModel(), {}), 1.0), found)
+    assert spent is not None
+    assert spent.rows == (("fedbuff", "0.650", "0.800", "0.800 (2 runs)"),)

@@ -7,7 +7,7 @@ from offbeat.reproduce.cost_figure import drawings
 from offbeat.reproduce.measures import Graded
 from offbeat.reproduce.records import Curve
 from offbeat.reproduce.study import Study, Table, Version
-from offbeat.reproduce.tabulate import Best
+from offbeat.reproduce.tabulate import Best, whole_seeds
 from offbeat.reproduce.tuning_cost import Cost, cost_table, costs
 from offbeat.reproduce.weights import FINE_TUNED
 
@@ -87,7 +87,8 @@ def _graded(version: Version, found: Mapping[str, Curve]) -> tuple[Graded | None
     if not isinstance(version.tabulate, Best) or not isinstance(version.tabulate.measure, Graded):
         return None, ()
     measure = version.tabulate.measure
-    made = costs(version.cells, found, measure.accuracy)
+    shown, _ = whole_seeds(version.cells, found)
+    made = costs(shown, found, measure.accuracy)
     return (measure, made) if any(each.best for each in made) else (None, ())
 
 

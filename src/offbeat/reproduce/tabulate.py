@@ -31,7 +31,7 @@ class Best:
 
     def __call__(self, cells: tuple[Cell, ...], found: Mapping[str, Curve]) -> Table:
         rows, columns = _distinct(cell.row for cell in cells), _distinct(cell.column for cell in cells)
-        shown, notes = _whole_seeds(cells, found)
+        shown, notes = whole_seeds(cells, found)
         entries = entries_of(shown, found, self.measure)
         told = {column: any((row, column) in self.claimed for row in rows) for column in columns}
         head = [""]
@@ -59,7 +59,10 @@ class Best:
 
 @dataclass(frozen=True)
 class Swept:
-    """Rows by the values of what is swept; then one figure for the whole row, beside what is claimed."""
+    """Rows by the values of what is swept; then one figure for the whole row, beside what is claimed.
+
+    Once some rows have runs, those without any are named below the table.
+    """
 
     measure: Measure
     whole: str
@@ -69,14 +72,18 @@ class Swept:
     def __call__(self, cells: tuple[Cell, ...], found: Mapping[str, Curve]) -> Table:
         rows = _distinct(cell.row for cell in cells)
         columns = sorted(_distinct(cell.column for cell in cells), key=float)
-        shown, notes = _whole_seeds(cells, found)
+        shown, notes = whole_seeds(cells, found)
         entries = entries_of(shown, found, self.measure)
+        begun = {cell.row for cell in cells if cell.key in found}
         lines = []
-        for row in rows:
+        for row in [row for row in rows if row in begun] or rows:
             merits = [entries[row, column].figure.merit for column in columns if (row, column) in entries]
             whole = self.of_row(merits) if len(merits) == len(columns) else ""
             texts = [_text(entries.get((row, column)), (row, column), cells, found) for column in columns]
             lines.append((row, *texts, whole, self.claimed.get(row, UNTOLD), _runs(row, cells, found)))
+        waiting = [row for row in rows if begun and row not in begun]
+        if waiting:
+            notes.append(f"Not run: {'; '.join(waiting)}.")
         return Table(("", *columns, self.whole, "claimed", "runs"), tuple(lines), tuple(notes))
 
 
@@ -111,7 +118,7 @@ def entries_of(
     return entries
 
 
-def _whole_seeds(cells: tuple[Cell, ...], found: Mapping[str, Curve]) -> tuple[tuple[Cell, ...], list[str]]:
+def whole_seeds(cells: tuple[Cell, ...], found: Mapping[str, Curve]) -> tuple[tuple[Cell, ...], list[str]]:
     """The cells of seeds all of whose runs are there, where some are, and a note that others are not."""
     seeds = sorted({cell.experiment.seed for cell in cells})
     lacking = {cell.experiment.seed for cell in cells if cell.key not in found}

@@ -639,3 +639,29 @@ def test_what_the_page_says_of_the_eighth_exploration_holds() -> None:
     assert gain("h", "coordinates not evened").min() == pytest.approx(-4.1)
     assert gain("h", "local step 0.06 / sqrt(K)").min() == pytest.approx(-3.8)
     assert round(gain("h", "path weighed by degree 5").mean(), 1) == 0.3
+
+
+def test_what_the_page_says_of_the_ninth_exploration_holds() -> None:
+    rows = json.loads((FOLDER / "exploration9.json").read_text())["rows"]
+    found = {(row["systems"], row["words"]): row["accuracy"] for row in rows}
+    assert len(found) == len(rows)
+    ahead = {
+        words: 100 * (ours - theirs) for (group, words), (ours, theirs, *_) in found.items() if group == "o"
+    }
+    assert (len(ahead), sum(points > -2 for points in ahead.values())) == (13, 9)
+    worst = {words for words, points in ahead.items() if points < -4.5}
+    assert {words.partition(",")[0] for words in worst} == {"digits", "bags of 500 words"}
+    before = found["r", "as it is (cadence)"]
+
+    def back(words: str) -> list[float]:
+        return [100 * (new - old) for new, old in zip(found["r", words], before, strict=True)]
+
+    told, alone = "all steps by calm / 0.5", "each client's steps by the square of its own calm / 0.5"
+    assert back(told) == pytest.approx([3.8, 4.7])
+    assert back(alone) == pytest.approx([3.3, 3.2])
+    usual = np.array(found["c", "as it is (cadence)"])
+    lost = {words: 100 * (usual - found["c", words]) for group, words in found if group == "c"}
+    assert lost[told] == pytest.approx([0, 0, 0.25, 0, 0], abs=0.03)
+    assert lost[alone][2] == pytest.approx(0.65)
+    assert max(lost["all steps fade with (1 + t / 20)^-1/2"]) < 1
+    assert back("local steps alone fade with (1 + t / 10)^-1/2")[1] < 0

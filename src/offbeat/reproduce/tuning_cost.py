@@ -12,7 +12,8 @@ _SHOWN = 3  # numbers of runs that have a column of their own
 _UNTOLD = "–"
 _MEANING = (
     "Accuracy to expect of the best of so many settings of a method's grid, taken at random; mean over "
-    "seeds, each with a grid of its own. A run that diverged counts as the untrained model."
+    "seeds, each with a grid of its own. A run that diverged counts as the untrained model, or as 0 where "
+    "not even that was recorded."
 )
 
 

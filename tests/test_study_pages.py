@@ -242,3 +242,13 @@ def test_a_page_without_markers_gets_no_drawings(tmp_path: Path, capsys: pytest.
     assert main(words) == 2
     assert "must have one line" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["page.md"]
+
+
+def test_what_the_guide_says_of_synchronous_methods_holds() -> None:
+    study = STUDIES["padamfed-fig1"]
+    found = recorded(EXPERIMENTS / "padamfed" / "records" / "full.jsonl")
+    cells = [cell for cell in study.full.cells if cell.experiment.seed == 0]
+    best = {place: entry.figure.merit for place, entry in entries_of(cells, found, LastModel()).items()}
+    for split in {cell.column for cell in cells}:
+        assert best["fedavg", split] > best["scaffold", split]
+        assert best["fedavg", split] > max(best["padamfed", split], best["padamfed-vr", split]) + 0.045

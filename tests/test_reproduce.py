@@ -188,6 +188,7 @@ def test_the_best_rates_are_those_with_the_best_mean_over_seeds() -> None:
     other = cell("b", lr=0.4, seed=0)
     table = Best(LastModel(), {})((first, unfinished, other), found({first: curve(1.0)}))
     assert table.rows == (("a", "seeds are missing", "1 of 2"), ("b", "not run", "0 of 1"))
+    assert table.notes == ()
     assert (entry.rates, entry.figure.text, entry.tried) == ("local 0.2", "0.750 ± 0.071", 3)
 
 

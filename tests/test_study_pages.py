@@ -12,8 +12,8 @@ from offbeat.reproduce.measures import LastModel, LastRounds, Measure, TimeTo
 from offbeat.reproduce.page import figures, marker, section, written
 from offbeat.reproduce.records import Curve, append, recorded
 from offbeat.reproduce.studies import STUDIES
-from offbeat.reproduce.study import Study, Version
-from offbeat.reproduce.tabulate import Best, entries_of
+from offbeat.reproduce.study import Cell, Study, Version
+from offbeat.reproduce.tabulate import Best, entries_of, whole_seeds
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 
@@ -79,12 +79,18 @@ def test_markers_of_the_pages_are_those_of_studies() -> None:
         assert set(re.findall(r"<!-- .+? -->", page.read_text())) - {"<!-- end -->"} <= known
 
 
-def merits(name: str, measure: Measure = LastModel()) -> dict[tuple[str, str], float]:
-    """The best figure of each row and column of a quick study, from its records."""
+def merits(name: str, measure: Measure = LastModel(), version: str = "quick") -> dict[tuple[str, str], float]:
+    """The best figure of each row and column of a study, from its records."""
+    cells, found = shown(name, version)
+    return {place: entry.figure.merit for place, entry in entries_of(cells, found, measure).items()}
+
+
+def shown(name: str, version: str) -> tuple[tuple[Cell, ...], dict[str, Curve]]:
+    """The cells of the seeds that the page shows, and all records."""
     study = STUDIES[name]
-    found = recorded(EXPERIMENTS / study.paper / "records" / "quick.jsonl")
-    entries = entries_of(study.quick.cells, found, measure)
-    return {place: entry.figure.merit for place, entry in entries.items()}
+    found = recorded(EXPERIMENTS / study.paper / "records" / f"{version}.jsonl")
+    cells, _ = whole_seeds(getattr(study, version).cells, found)
+    return cells, found
 
 
 def test_what_the_page_on_adamasfl_says_holds() -> None:
@@ -129,10 +135,8 @@ def test_what_the_page_on_padamfed_says_holds() -> None:
 
 
 def test_what_the_page_says_of_padamfed_in_full_holds() -> None:
-    study = STUDIES["padamfed-fig1"]
-    found = recorded(EXPERIMENTS / "padamfed" / "records" / "full.jsonl")
-    cells = [cell for cell in study.full.cells if cell.experiment.seed == 0]
-    best = {place: entry.figure.merit for place, entry in entries_of(cells, found, LastModel()).items()}
+    best = merits("padamfed-fig1", version="full")
+    cells, found = shown("padamfed-fig1", "full")
     ours, others = ("padamfed", "padamfed-vr"), ("fedavg", "scaffold", "scaffold-m")
     splits = {cell.column for cell in cells}
     gaps = {
@@ -245,10 +249,7 @@ def test_a_page_without_markers_gets_no_drawings(tmp_path: Path, capsys: pytest.
 
 
 def test_what_the_guide_says_of_synchronous_methods_holds() -> None:
-    study = STUDIES["padamfed-fig1"]
-    found = recorded(EXPERIMENTS / "padamfed" / "records" / "full.jsonl")
-    cells = [cell for cell in study.full.cells if cell.experiment.seed == 0]
-    best = {place: entry.figure.merit for place, entry in entries_of(cells, found, LastModel()).items()}
-    for split in {cell.column for cell in cells}:
+    best = merits("padamfed-fig1", version="full")
+    for split in {column for _, column in best}:
         assert best["fedavg", split] > best["scaffold", split]
         assert best["fedavg", split] > max(best["padamfed", split], best["padamfed-vr", split]) + 0.045

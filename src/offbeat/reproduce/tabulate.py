@@ -74,14 +74,14 @@ class Swept:
         columns = sorted(_distinct(cell.column for cell in cells), key=float)
         shown, notes = whole_seeds(cells, found)
         entries = entries_of(shown, found, self.measure)
-        begun = {cell.row for cell in cells if cell.key in found}
+        begun = _distinct(cell.row for cell in cells if cell.key in found) or rows
         lines = []
-        for row in [row for row in rows if row in begun] or rows:
+        for row in begun:
             merits = [entries[row, column].figure.merit for column in columns if (row, column) in entries]
             whole = self.of_row(merits) if len(merits) == len(columns) else ""
             texts = [_text(entries.get((row, column)), (row, column), cells, found) for column in columns]
             lines.append((row, *texts, whole, self.claimed.get(row, UNTOLD), _runs(row, cells, found)))
-        waiting = [row for row in rows if begun and row not in begun]
+        waiting = [row for row in rows if row not in begun]
         if waiting:
             notes.append(f"Not run: {'; '.join(waiting)}.")
         return Table(("", *columns, self.whole, "claimed", "runs"), tuple(lines), tuple(notes))

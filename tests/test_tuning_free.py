@@ -665,3 +665,27 @@ def test_what_the_page_says_of_the_ninth_exploration_holds() -> None:
     assert lost[alone][2] == pytest.approx(0.65)
     assert max(lost["all steps fade with (1 + t / 20)^-1/2"]) < 1
     assert back("local steps alone fade with (1 + t / 10)^-1/2")[1] < 0
+
+
+def test_what_the_page_says_of_the_tenth_exploration_holds() -> None:
+    rows = json.loads((FOLDER / "exploration10.json").read_text())["rows"]
+    means = {row["words"]: np.array(row["accuracy"]) for row in rows if row["systems"] == "b"}
+    lost = 100 * (means["as it is (cadence)"] - means["all steps by calm / 0.5"])
+    assert lost == pytest.approx([0.33, -0.06, 0.01])
+    eased = [json.loads(line) for line in (FOLDER / "exploration10.jsonl").read_text().splitlines()]
+    usual = [record for record in RECORDS if record["method"] == "cadence" and record.get("form", 1) >= 5]
+    groups = (
+        [system for system in systems.SYSTEMS if system["task"] == "digits, MLP"],
+        [system for system in systems.SYSTEMS if system["task"].startswith("Fashion-MNIST of")],
+        systems.HELD_OUT,
+    )
+    for words, found in (("as it is (cadence)", usual), ("all steps by calm / 0.5", eased)):
+        for group, told in zip(groups, means[words], strict=True):
+            last = [
+                {record["seed"]: record["last"] for record in found if bench.within(record, system)}
+                for system in group
+            ]
+            assert {len(seeds) for seeds in last} == {3}
+            assert np.mean([[*seeds.values()] for seeds in last]) == pytest.approx(told, abs=5e-5)
+    for usual, *others in (row["accuracy"] for row in rows if row["systems"] == "m"):
+        assert all(abs(other - usual) < 0.1 for other in others)

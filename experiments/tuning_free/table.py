@@ -12,7 +12,9 @@ from offbeat.reproduce.study import Table
 
 HERE = Path(__file__).parent
 PAGE, RECORDS, THIRD = HERE / "README.md", HERE / "exploration.jsonl", HERE / "exploration3.jsonl"
-FOURTH, FIFTH, SIXTH, SEVENTH, EIGHTH, NINTH = (HERE / f"exploration{number}.json" for number in range(4, 10))
+FOURTH, FIFTH, SIXTH, SEVENTH, EIGHTH, NINTH, TENTH = (
+    HERE / f"exploration{number}.json" for number in range(4, 11)
+)
 Record = dict[str, Any]
 Rows = dict[tuple[str, str], dict[tuple[Any, ...], Record]]  # by method and its words, and by setting
 
@@ -150,6 +152,7 @@ def sections() -> dict[str, str]:
         "<!-- explored seventh -->\n": grouped(SEVENTH, "steps whose direction was short"),
         "<!-- explored eighth -->\n": grouped(EIGHTH, "what differs"),
         "<!-- explored ninth -->\n": grouped(NINTH, "task, or what differs"),
+        "<!-- explored tenth -->\n": grouped(TENTH, "what differs, or what was measured"),
     }
 
 

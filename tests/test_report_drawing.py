@@ -51,6 +51,15 @@ def test_each_run_is_named_at_the_end_of_its_line() -> None:
     assert names["high"] < names["low"]
 
 
+def test_pieces_of_a_line_are_not_joined_and_have_one_name() -> None:
+    later = Line(0, "broken", np.array([3.0, 4.0]), np.array([2.0, 3.0]))
+    drawn = draw(figure(line(0, [1.0, 2.0], "broken"), later, line(1, [3.0, 1.0], "other")))
+    root = ET.fromstring(drawn)
+    assert [each.text for each in root.iter("text")].count("broken") == 1
+    assert len([each for each in root.iter("path") if each.attrib["class"].startswith("line")]) == 3
+    assert "broken ends at 3, other ends at 1." in root.attrib["aria-label"]
+
+
 def test_a_single_run_needs_no_name() -> None:
     root = ET.fromstring(draw(figure(line(0, [1.0, 5.0], "alone"))))
     assert "alone" not in {each.text for each in root.iter("text")}

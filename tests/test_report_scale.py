@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.report.scale import BYTES, COUNT, PERCENT, PLAIN, SECONDS, Size, Unit, say, scale
+from offbeat.report.scale import BYTES, COUNT, PERCENT, PLAIN, SECONDS, Size, Unit, decades, say, scale
 
 NUMBERS = st.floats(-1e100, 1e100)
 UNITS = st.sampled_from([PLAIN, COUNT, SECONDS, BYTES, PERCENT])
@@ -40,6 +40,24 @@ def test_ticks_are_round_and_say_as_much_as_they_need() -> None:
     assert [name for _, name in scale(0.07, 0.96, Size(0, 1, ""), 5, snug=False).ticks] == [
         *("0.0", "0.2", "0.4", "0.6", "0.8", "1.0")
     ]
+
+
+@given(st.floats(-200, 200), st.floats(0, 30))
+def test_an_axis_by_factors_holds_its_numbers_between_its_ends(power: float, wide: float) -> None:
+    low = 10**power
+    high = low * 10**wide
+    axis = decades(low, high)
+    assert axis.low <= low <= high <= axis.high
+    for value in (low, high, *(value for value, _ in axis.ticks)):
+        assert -0.01 <= axis.place(value) <= 1.01
+    assert axis.place((axis.low**0.5) * axis.high**0.5) == pytest.approx(0.5)
+    assert len({name for _, name in axis.ticks}) == len(axis.ticks)
+
+
+def test_ticks_by_factors_are_ones_and_threes_of_few_decades() -> None:
+    assert [name for _, name in decades(0.001, 0.3).ticks] == ["0.001", "0.003", "0.01", "0.03", "0.1", "0.3"]
+    assert [name for _, name in decades(1e-4, 1e4).ticks] == [f"{10.0**power:g}" for power in range(-4, 5)]
+    assert decades(0.2, 0.2).low < 0.2 < decades(0.2, 0.2).high
 
 
 @pytest.mark.parametrize(

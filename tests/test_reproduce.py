@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import struct
 import time
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from offbeat.population.partition import parse_partition
 from offbeat.population.population import Examples
 from offbeat.population.published import published
 from offbeat.population.sources import Source, load
+from offbeat.report.figure import Axis
 from offbeat.reproduce.crew import results
 from offbeat.reproduce.fadas import TABLE2, TABLE4, TABLE7
 from offbeat.reproduce.measures import LastModel, LastRounds, TimeTo
@@ -32,6 +34,7 @@ from offbeat.reproduce.page import aligned, markdown, marker, terms, written
 from offbeat.reproduce.records import Curve, append, recorded
 from offbeat.reproduce.studies import STUDIES, find
 from offbeat.reproduce.study import Cell, Study, Table, Version
+from offbeat.reproduce.sweep_figure import drawings
 from offbeat.reproduce.tabulate import Best, Swept, change, entries_of, least
 from offbeat.reproduce.writers import by_writer
 from offbeat.schedule.clock import Clock
@@ -262,6 +265,36 @@ def test_a_sweep_orders_its_columns_by_value_and_sums_up_each_row(
     assert (table.notes[-1].startswith("Shown"), longer.notes[-1]) == (True, "Not run: dd.")
     nothing = Swept(LastModel(), "whole", of_row, {})(never, {})
     assert [row[:3] for row in nothing.rows] == [("dd", "not run", "not run")]
+
+
+def test_a_sweep_is_drawn_row_by_row_and_breaks_where_a_run_diverged() -> None:
+    places = {
+        ("a: x", "0.01"): 0.1,
+        ("a: x", "0.1"): 0.2,
+        ("a: x", "1"): 0.3,
+        ("a: y", "0.01"): 0.4,
+        ("a: y", "0.1"): None,
+        ("a: y", "1"): 0.5,
+        ("b: y", "0.01"): None,
+        ("b: y", "1"): 0.6,
+        ("c: x", "1"): None,
+    }
+    pairs = {
+        cell(row, step, seed=n): curve(failure="it diverged") if score is None else curve(score)
+        for n, ((row, step), score) in enumerate(places.items())
+    }
+    made = Swept(LastModel(), "whole", least, {}, Axis("step size", log=True))
+    drawn = drawings(made, tuple(pairs), found(pairs), "s")
+    assert [*drawn] == ["s-1.svg", "s-2.svg"]  # nothing of c is left to draw
+    first, second = drawn.values()
+    assert "a: accuracy" in first
+    told = re.findall(r"<title>([xy]: \S+ at \S+)</title>", first)
+    assert told == ["x: 0.1 at 0.01", "x: 0.2 at 0.1", "x: 0.3 at 1", "y: 0.4 at 0.01", "y: 0.5 at 1"]
+    looks = [re.findall(r'class="line (c\d)', each) for each in (first, second)]
+    assert looks == [["c0", "c1", "c1"], ["c1"]]
+    assert drawings(made, tuple(pairs), {}, "s") == {}
+    alone = {one: each for one, each in pairs.items() if one.row == "a: x"}
+    assert [*drawings(made, tuple(alone), found(alone), "s")] == ["s.svg"]
 
 
 def test_a_speed_up_is_steps_of_the_best_baseline_over_steps_to_the_same() -> None:

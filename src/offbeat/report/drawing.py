@@ -7,11 +7,11 @@ from offbeat.report.figure import Axis, Figure, Line, thinned
 from offbeat.report.labels import shortened, spread, width
 from offbeat.report.markup import element, text
 from offbeat.report.palette import LIGHT, colour, dark_rules, dash, rules
-from offbeat.report.scale import Scale, Size, scale
+from offbeat.report.scale import Scale, Size, decades, scale
 
 WIDTH, HEIGHT = 420, 270
 _TOP, _BOTTOM = 24, 40
-_NAME = 125  # pixels that a run's name may take
+_NAME = 135  # pixels that a run's name may take
 _GAP = 15  # between names
 _MARKS = 7  # on a line with many points
 _FEW = 30  # points of a line that are all marked
@@ -70,7 +70,7 @@ def _tell(figure: Figure) -> str:
     """For whoever cannot see it: where each line ends."""
     ends = (
         f"{line.label} ends at {figure.y.unit.say(float(line.ys[-1]))}"
-        for line in figure.lines
+        for line in _last_pieces(figure.lines)
         if len(line.ys)
     )
     return f"{figure.title}: {figure.y.label} over {figure.x.label}; {', '.join(ends)}."
@@ -92,6 +92,8 @@ def _size(axis: Axis, numbers: Sequence[float]) -> Size:
 
 
 def _scale(axis: Axis, numbers: Sequence[float], size: Size, *, snug: bool) -> Scale:
+    if axis.log:
+        return decades(min(numbers), max(numbers))
     low = min(0.0, *numbers) if axis.zero else min(numbers)
     return scale(low, max(numbers), size, 5, snug=snug, whole=axis.unit.whole)
 
@@ -153,7 +155,13 @@ def _band(line: Line, plane: _Plane) -> str:
     return inside + element("path", {"class": f"line edge {colour(line.style)}", "d": _path(above)})
 
 
+def _last_pieces(lines: Sequence[Line]) -> list[Line]:
+    """Of each run the line that ends last."""
+    return list({(line.style, line.label): line for line in lines}.values())
+
+
 def _names(lines: Sequence[Line], plane: _Plane) -> Iterable[str]:
+    lines = _last_pieces(lines)
     ends = [plane.at(float(line.xs[-1]), float(line.ys[-1])) for line in lines]
     places = spread([y for _, y in ends], _GAP, _TOP, HEIGHT - _BOTTOM)
     for line, (x, y), place in zip(lines, ends, places, strict=True):

@@ -16,7 +16,7 @@ _FORMULA = ("=", "+", "-", "@")  # how spreadsheets know one
 
 @dataclass(frozen=True)
 class Line:
-    """One run's part of a figure."""
+    """One run's part of a figure; several of the same style and label are pieces of one line."""
 
     style: int  # the same for a run in all figures
     label: str
@@ -32,6 +32,7 @@ class Axis:
     label: str
     unit: Unit = PLAIN
     zero: bool = False  # whether it begins at zero
+    log: bool = False  # whether the same factor is the same length everywhere; all numbers are positive
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 _NICE = (1.0, 2.0, 5.0, 10.0)
 _FLAT = 1e-4  # of the largest number: what spreads less is shown as all the same
+_DECADES = 5  # up to which an axis by factors has ticks at threes, too
 _AROUND = 0.05  # of it: how far an axis then goes to both sides
 
 
@@ -56,9 +57,12 @@ class Scale(NamedTuple):
     low: float
     high: float
     ticks: tuple[tuple[float, str], ...]
+    log: bool = False  # whether the same factor is the same length everywhere
 
     def place(self, value: float) -> float:
         """Where a number lies, from 0 to 1."""
+        if self.log:
+            return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
 
@@ -79,6 +83,17 @@ def scale(low: float, high: float, size: Size, wanted: int, *, snug: bool, whole
         low, high = min(low, first * unit), max(high, last * unit)
     ticks = tuple((n * unit, _tick(n * step, step)) for n in range(first, last + 1))
     return Scale(low, high, ticks)
+
+
+def decades(low: float, high: float) -> Scale:
+    """An axis for positive numbers on which the same factor is the same length; ticks are ones and threes."""
+    if high <= (1 + _FLAT) * low:
+        low, high = low / 2, high * 2
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    digits = (1, 3) if len(powers) <= _DECADES else (1,)
+    ticks = (digit * 10.0**power for power in powers for digit in digits)
+    shown = tuple((tick, f"{tick:g}") for tick in ticks if low / 1.001 <= tick <= high * 1.001)
+    return Scale(low, high, shown, log=True)
 
 
 def say(value: float, *, whole: bool = False) -> str:

@@ -7,6 +7,8 @@ are those of experiments/concurrency.
 from typing import Any
 
 from offbeat.experiment import Experiment
+from offbeat.report.figure import Axis
+from offbeat.report.scale import COUNT
 from offbeat.reproduce.fadas_cells import Rates, both
 from offbeat.reproduce.measures import LastModel
 from offbeat.reproduce.study import Cell, Study, Version
@@ -106,6 +108,7 @@ _FLAT = Swept(
     "change",
     change,
     {"adamasfl": "nearly flat", **dict.fromkeys(_TUNED, "falls")},
+    Axis("clients at work", COUNT),
 )
 
 FIG1 = Study(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from offbeat.experiment import Experiment
+from offbeat.report.figure import Axis
 from offbeat.reproduce.fadas_cells import Rates, both
 from offbeat.reproduce.measures import LastModel
 from offbeat.reproduce.study import Cell, Study, Version
@@ -134,6 +135,8 @@ _RANKED = Best(
     (("padamfed-vr", ("padamfed",)), ("padamfed", _METHODS[2:])),
 )
 
+_STEP = Axis("step size", log=True)
+
 FIG1 = Study(
     "padamfed-fig1",
     "padamfed",
@@ -148,10 +151,10 @@ FIG2 = Study(
     "padamfed",
     f"{_SOURCE}, Fig. 2",
     "accuracy by step size: PAdaMFed and PAdaMFed-VR learn at any from 0.003 to 0.1, the others at few",
-    Version(_fig2(SPLITS, _CNN, _STEPS), Swept(LastModel(), "least", least, _claimed(SPLITS)), 5000),
+    Version(_fig2(SPLITS, _CNN, _STEPS), Swept(LastModel(), "least", least, _claimed(SPLITS), _STEP), 5000),
     Version(
         _fig2(SMALL_SPLITS[1:], _MLP | {"rounds": 100}, _CLAIMED_STEPS),
-        Swept(LastModel(), "least", least, _claimed(SMALL_SPLITS[1:])),
+        Swept(LastModel(), "least", least, _claimed(SMALL_SPLITS[1:]), _STEP),
         2000,
     ),
     _UNKNOWN,

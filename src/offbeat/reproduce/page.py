@@ -1,13 +1,13 @@
 """A table as text and as Markdown, with what it took, and its place in a page."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from offbeat.errors import InputError
-from offbeat.reproduce.cost_figure import drawings
+from offbeat.reproduce import cost_figure, sweep_figure
 from offbeat.reproduce.measures import Graded
 from offbeat.reproduce.records import Curve
 from offbeat.reproduce.study import Study, Table, Version
-from offbeat.reproduce.tabulate import Best, whole_seeds
+from offbeat.reproduce.tabulate import Best, Swept, whole_seeds
 from offbeat.reproduce.tuning_cost import Cost, cost_table, costs
 from offbeat.reproduce.weights import FINE_TUNED
 
@@ -61,12 +61,12 @@ def section(
     """What stands between the markers of a page: the table, its terms, and what tuning costs."""
     table = version.tabulate(version.cells, found)
     parts = [markdown(table), terms(study, version, found, quick, rounds)]
+    names = figures(study, version, found, quick)
+    if names and isinstance(version.tabulate, Swept):
+        parts.append(_shown(sweep_figure.caption(version.tabulate), names))
     spent = cost(version, found)
     if spent is not None:
-        shown = (
-            f"![Accuracy by runs spent on a grid]({name})" for name in figures(study, version, found, quick)
-        )
-        parts += ["The cost of tuning:", " ".join(shown), markdown(spent)]
+        parts += ["The cost of tuning:", _shown("Accuracy by runs spent on a grid", names), markdown(spent)]
     return "\n\n".join(parts)
 
 
@@ -77,10 +77,16 @@ def cost(version: Version, found: Mapping[str, Curve]) -> Table | None:
 
 
 def figures(study: Study, version: Version, found: Mapping[str, Curve], quick: bool) -> dict[str, str]:
-    """The same as drawings, by the names of their files."""
+    """What tuning costs, or what a sweep gives, as drawings, by the names of their files."""
+    name = f"{study.name}{'-quick' if quick else ''}"
+    if isinstance(version.tabulate, Swept):
+        return sweep_figure.drawings(version.tabulate, version.cells, found, f"{name}-sweep")
     measure, made = _graded(version, found)
-    name = f"{study.name}{'-quick' if quick else ''}-cost"
-    return {} if measure is None else drawings(made, name, measure.unit)
+    return {} if measure is None else cost_figure.drawings(made, f"{name}-cost", measure.unit)
+
+
+def _shown(caption: str, names: Iterable[str]) -> str:
+    return " ".join(f"![{caption}]({name})" for name in names)
 
 
 def _graded(version: Version, found: Mapping[str, Curve]) -> tuple[Graded | None, tuple[Cost, ...]]:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from offbeat.report.figure import Axis
 from offbeat.reproduce.measures import Figure, Measure
 from offbeat.reproduce.records import Curve
 from offbeat.reproduce.study import Cell, Table
@@ -68,6 +69,7 @@ class Swept:
     whole: str
     of_row: Callable[[Sequence[float]], str]  # from merits, in the order of the columns
     claimed: Mapping[str, str]  # by row
+    over: Axis = Axis("what is swept")
 
     def __call__(self, cells: tuple[Cell, ...], found: Mapping[str, Curve]) -> Table:
         rows = _distinct(cell.row for cell in cells)

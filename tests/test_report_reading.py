@@ -43,6 +43,15 @@ def test_a_last_line_that_a_kill_cut_short_is_left_out(run: Path) -> None:
     assert not read.whole  # the checkpoint is of another version
 
 
+@pytest.mark.parametrize("left", [1, 3, 7])
+def test_a_trace_that_ends_before_the_records_is_damaged(run: Path, left: int) -> None:
+    write_lines(run, "trace", lines(run, "trace")[:left])
+    with pytest.raises(
+        InputError, match=f"trace.jsonl is damaged .it ends at server step {left}, .* of 8.: put"
+    ):
+        read_runs([run])
+
+
 def test_long_lines_are_found_at_the_end_of_a_trace(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("offbeat.report.reading._PIECE", 16)
     (read,) = read_runs([run])

@@ -1,4 +1,5 @@
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,17 @@ def test_participation_is_sorted_and_complete(made: Path) -> None:
             counts[client] += 1
     assert line.ys.tolist() == sorted(counts, reverse=True)
     assert line.xs[-1] == 1
+
+
+def test_the_figures_have_every_client_however_many(made: Path) -> None:
+    (run,) = read_runs([made])
+    assert run.trace is not None
+    taken = np.arange(1000)
+    (line,) = participation([replace(run, trace=replace(run.trace, taken=taken))]).lines
+    assert line.ys.tolist() == taken[::-1].tolist()
+    np.testing.assert_allclose(line.xs, np.arange(1, 1001) / 1000)
+    (line,) = fairness([run], {"run": Spread(8, taken / 1000)}).lines
+    assert line.ys.tolist() == (taken / 1000).tolist()
 
 
 def test_accuracies_are_those_of_each_clients_own_examples(made: Path) -> None:

@@ -11,7 +11,7 @@ from offbeat.checkpoint import Checkpoint
 from offbeat.errors import DivergedError
 from offbeat.evaluate import accuracy, ema, evaluate
 from offbeat.experiment import Experiment
-from offbeat.folder import Folder, read_lines
+from offbeat.folder import FAILURE, Folder, read_lines
 from offbeat.running import run
 from offbeat.train import train
 from offbeat.trial import prepare
@@ -179,6 +179,28 @@ def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_records_before(
     clients = sorted({task[0] for task in last["tasks"]})
     assert f"clients {', '.join(map(str, clients))})" in str(caught.value)
     assert [record["version"] for record in read_lines(tmp_path, "records")] == [0, 3]
+
+
+def test_a_folder_keeps_why_training_diverged_until_it_goes_on(trial, tmp_path):
+    high = dataclasses.replace(SMALL, parameters=(("local_lr", 1e30),))
+    with Folder.begin(tmp_path, high.settings()) as folder:
+        with pytest.raises(DivergedError) as caught:
+            list(run(high, prepare(high), folder))
+        assert json.loads((tmp_path / FAILURE).read_text()) == {"diverged": str(caught.value)}
+    Folder.resume(tmp_path, high.settings()).close()
+    assert not (tmp_path / FAILURE).exists()
+    assert [path.name for path in tmp_path.glob(".*")] == []
+
+
+@pytest.mark.parametrize(("rounds", "every"), [(4000, 33), (4000, 200), (4000, 1), (40, 7), (5, 1), (30, 30)])
+def test_epsilon_is_told_about_twenty_times_whatever_is_recorded(rounds, every):
+    experiment = dataclasses.replace(SMALL, rounds=rounds, every=every)
+    due = range(0, rounds, every)
+    told = [version for version in due if running._counts(version, experiment)]
+    assert told[0] == 0
+    assert len(told) <= 21
+    apart = max(every, rounds // 20 + every)
+    assert all(later - earlier <= apart for earlier, later in itertools.pairwise([*told, due[-1]]))
 
 
 def test_the_model_is_the_same_whether_or_not_it_is_written(trial, tmp_path):

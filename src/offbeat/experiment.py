@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, get_args, get_type_hints
 
 from offbeat import models
 from offbeat.aggregate.private import own_bounds
@@ -191,10 +191,22 @@ class Experiment:
         """What `settings` gave, back again."""
         known = {field.name for field in dataclasses.fields(cls)}
         values = {name: value for name, value in settings.items() if name in known}
+        hints = get_type_hints(cls)
+        for name, value in values.items():
+            if name != "parameters" and not _fits(value, hints[name]):
+                raise InputError(
+                    f"the settings of this run are damaged ({name} is {value!r}): put them back."
+                )
         try:
             return cls(**values | {"parameters": tuple(settings["parameters"].items())})
         except (KeyError, AttributeError, TypeError):
             raise InputError("these settings are not of a run: start it anew in another folder.") from None
+
+
+def _fits(value: object, hint: Any) -> bool:
+    """Whether a value from JSON is of a type, or of one of several."""
+    kinds = get_args(hint) or (hint,)
+    return type(value) in kinds or (type(value) is int and float in kinds)
 
 
 def clip_of(algorithm: str, parameters: Iterable[tuple[str, Any]]) -> str | None:

@@ -19,7 +19,8 @@ from offbeat import checkpoint, settings
 from offbeat.checkpoint import Checkpoint
 from offbeat.errors import InputError
 
-_LINES = ("records", "trace")
+_LINES = ("trace", "records")  # in the order in which they reach the disk: no record is ahead of the trace
+FAILURE = "failure.json"
 
 
 class Folder:
@@ -34,6 +35,7 @@ class Folder:
         for name in _LINES:
             _check_length(path / f"{name}.jsonl", lengths[name])
         self._files = {name: _cut(path / f"{name}.jsonl", lengths[name]) for name in _LINES}
+        (path / FAILURE).unlink(missing_ok=True)  # of before: it goes on, or begins
 
     @classmethod
     def begin(cls, path: Path, asked: Mapping[str, Any]) -> Self:
@@ -88,6 +90,12 @@ class Folder:
         """Let other processes see the lines so far."""
         for file in self._files.values():
             file.flush()
+
+    def fail(self, why: str) -> None:
+        """Keep why the run went no further, until it goes on."""
+        part = self.path / f".{FAILURE}.part"
+        part.write_text(json.dumps({"diverged": why}) + "\n")
+        part.replace(self.path / FAILURE)
 
     def close(self) -> None:
         """Let go of the folder."""

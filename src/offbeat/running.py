@@ -60,8 +60,25 @@ def run(
     """Train, and yield after every server step; when `stop` says so, save and end early.
 
     A checkpoint is taken at once, and then every `save_every` versions or so rarely that they cost little.
+    Where training diverges, the folder keeps why.
     `observe_start` is told how many clients of the full-participation start are done, and of how many.
     """
+    try:
+        yield from _run(experiment, trial, folder, save_every, stop, observe_start)
+    except DivergedError as error:
+        if folder:
+            folder.fail(str(error))
+        raise
+
+
+def _run(
+    experiment: Experiment,
+    trial: Trial,
+    folder: Folder | None,
+    save_every: int | None,
+    stop: Callable[[], bool],
+    observe_start: Callable[[int, int], None],
+) -> Iterator[Progress]:
     if folder:
         _go_past_end(folder, experiment.rounds)
     state = _Ongoing(folder.resumed if folder else None)
@@ -89,7 +106,7 @@ def run(
         if due or final:
             record = state.record(shot, trial, experiment.average, due)
             if isinstance(trial.aggregate, Private):
-                counted = final or shot.version % max(1, experiment.rounds // _EPSILONS) == 0
+                counted = final or _counts(shot.version, experiment)
                 record["epsilon"] = _epsilon(shot) if counted else None
             if folder:
                 folder.append("records", record)
@@ -196,6 +213,12 @@ def _go_past_end(folder: Folder, rounds: int) -> None:
     if early is not None and ended is None:
         running = facts["running"] | {"ages": early, "early": None}
         folder.take_back("records", Checkpoint(facts | {"running": running}, tensors))
+
+
+def _counts(version: int, experiment: Experiment) -> bool:
+    """Whether so many versions went by with this record that epsilon is due again."""
+    span = max(1, experiment.rounds // _EPSILONS)
+    return version // span > (version - experiment.every) // span
 
 
 def _epsilon(shot: Snapshot) -> float | None:

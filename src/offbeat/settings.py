@@ -31,7 +31,7 @@ def read(folder: Path) -> dict[str, Any]:
         settings = json.loads((folder / "settings.json").read_text())
     except (FileNotFoundError, NotADirectoryError):
         raise InputError(f"{folder} holds no run to resume: leave out --resume to start one there.") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         settings = None
     if not isinstance(settings, dict):
         raise InputError(f"{folder / 'settings.json'} is damaged: start the run anew in another folder.")

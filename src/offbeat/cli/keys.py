@@ -7,7 +7,7 @@ from pathlib import Path
 from cryptography import x509
 
 from offbeat.cli import show
-from offbeat.cli.numbers import whole
+from offbeat.cli.numbers import place, whole
 from offbeat.deploy.keys import add_site, make
 from offbeat.errors import InputError
 
@@ -17,7 +17,9 @@ _LOOPBACK = "localhost,127.0.0.1"
 
 def add_options(command: argparse.ArgumentParser) -> None:
     """The words of this command."""
-    command.add_argument("--out", default="keys", metavar="FOLDER", help="a new folder to write [keys]")
+    command.add_argument(
+        "--out", default="keys", type=place, metavar="FOLDER", help="a new folder to write [keys]"
+    )
     command.add_argument(
         "--hosts", metavar="HOST,...", help="names and addresses that sites reach the server by"
     )

@@ -1,9 +1,16 @@
-"""Numbers as the command line has them."""
+"""Numbers and places as the command line has them."""
 
 import argparse
 from decimal import Decimal, InvalidOperation
 
 _DIGITS = 18  # that a count may have
+
+
+def place(text: str) -> str:
+    """Of a folder; an empty one would be the folder of now, which nobody means."""
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty: name a folder, or leave it out")
+    return text
 
 
 def whole(text: str) -> int:

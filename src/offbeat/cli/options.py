@@ -10,7 +10,7 @@ from importlib.metadata import version
 from typing import Any, NoReturn, TypeAlias
 
 from offbeat.cli import helper, join, keys, new, privacy, replay, report, reproduce, serve
-from offbeat.cli.numbers import number, whole
+from offbeat.cli.numbers import number, place, whole
 from offbeat.cli.tracking import add_tracking
 from offbeat.errors import InputError, unknown
 from offbeat.experiment import Experiment
@@ -224,7 +224,11 @@ def _add_experiment(command: argparse.ArgumentParser) -> None:
         help="a hyperparameter; may be repeated; METHOD.NAME for one of several",
     )
     command.add_argument(
-        "--out", default=None, metavar="DIR", help="where to write; default: the next free folder in runs/"
+        "--out",
+        default=None,
+        type=place,
+        metavar="DIR",
+        help="where to write; default: the next free folder in runs/",
     )
     _add_json(command)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from offbeat.aggregate.secure import Secure as InSecret
 from offbeat.cli import show
-from offbeat.cli.numbers import whole
+from offbeat.cli.numbers import place, whole
 from offbeat.cli.process import Stop, stop_signals
 from offbeat.deploy.flower_home import Link
 from offbeat.deploy.flower_link import Started
@@ -45,7 +45,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
     """The words of this command."""
     command.add_argument("settings", metavar="SETTINGS", help="a TOML file; 'offbeat new' writes one")
     command.add_argument(
-        "--out", metavar="DIR", help="where to write; default: the next free folder in runs/"
+        "--out", type=place, metavar="DIR", help="where to write; default: the next free folder in runs/"
     )
     command.add_argument("--resume", action="store_true", help="go on with the run in --out")
     command.add_argument(

@@ -1,10 +1,10 @@
 """A figure as SVG: two axes, lines with marks, and each run's name where its line ends."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from offbeat.report.figure import Axis, Figure, Line, thinned
-from offbeat.report.labels import shortened, spread, width
+from offbeat.report.labels import spread, told_apart, width
 from offbeat.report.markup import element, text
 from offbeat.report.palette import LIGHT, colour, dark_rules, dash, rules
 from offbeat.report.scale import Scale, Size, decades, scale
@@ -35,7 +35,8 @@ class _Plane(NamedTuple):
 
 def draw(figure: Figure) -> str:
     """The drawing, styled by the page that it is in."""
-    named = len(figure.lines) > 1
+    named = max(len(figure.lines), len(figure.runs)) > 1
+    short = told_apart([*figure.runs, *(line.label for line in figure.lines)], _NAME)
     sizes = [
         _size(axis, numbers) for axis, numbers in zip((figure.x, figure.y), _numbers(figure), strict=True)
     ]
@@ -43,7 +44,7 @@ def draw(figure: Figure) -> str:
         _scale(axis, numbers, size, snug=axis is figure.x)
         for axis, numbers, size in zip((figure.x, figure.y), _numbers(figure), sizes, strict=True)
     )
-    longest = max(width(_short(line.label)) for line in figure.lines)
+    longest = max(width(short[line.label]) for line in figure.lines)
     left = 8 + max((width(word) for _, word in y.ticks), default=0)
     plane = _Plane(left, WIDTH - (18 + longest if named else 16), x, y)
     inside = [
@@ -51,7 +52,7 @@ def draw(figure: Figure) -> str:
         *_axes(figure, plane, *sizes),
         *(_band(line, plane) for line in figure.lines if line.tops is not None),
         *(_line(figure, line, plane) for line in figure.lines),
-        *(_names(figure.lines, plane) if named else ()),
+        *(_names(figure.lines, short, plane) if named else ()),
     ]
     box = f"0 0 {WIDTH} {HEIGHT}"
     return element("svg", {"viewBox": box, "role": "img", "aria-label": _tell(figure)}, "".join(inside))
@@ -160,7 +161,7 @@ def _last_pieces(lines: Sequence[Line]) -> list[Line]:
     return list({(line.style, line.label): line for line in lines}.values())
 
 
-def _names(lines: Sequence[Line], plane: _Plane) -> Iterable[str]:
+def _names(lines: Sequence[Line], short: Mapping[str, str], plane: _Plane) -> Iterable[str]:
     lines = _last_pieces(lines)
     ends = [plane.at(float(line.xs[-1]), float(line.ys[-1])) for line in lines]
     places = spread([y for _, y in ends], _GAP, _TOP, HEIGHT - _BOTTOM)
@@ -171,7 +172,7 @@ def _names(lines: Sequence[Line], plane: _Plane) -> Iterable[str]:
         yield element(
             "text",
             {"class": "name", "x": _number(side + 7), "y": _number(place + 4)},
-            text(_short(line.label)),
+            text(short[line.label]),
         )
 
 
@@ -200,10 +201,6 @@ def _segment(kind: str, x1: float, y1: float, x2: float, y2: float) -> str:
 def _text(x: float, y: float, words: str, anchor: str = "start") -> str:
     look = {"x": _number(x), "y": _number(y)} | ({} if anchor == "start" else {"text-anchor": anchor})
     return element("text", look, text(words))
-
-
-def _short(label: str) -> str:
-    return shortened(label, _NAME)
 
 
 def _number(value: float) -> str:

@@ -1,5 +1,6 @@
 """What a run's last checkpoint says of its end; nothing else of it is looked at, for some of it is secret."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 from offbeat import checkpoint
 from offbeat.errors import InputError
+from offbeat.folder import FAILURE
 from offbeat.report.digest import Flight
 
 
@@ -29,23 +31,32 @@ class Ending:
     privacy: Privacy | None = None
     flights: tuple[Flight, ...] | None = None  # tasks under way; None: it does not say
     unread: str | None = None  # why the checkpoint could not be read
+    diverged: str | None = None  # why it went no further
 
 
 def read_ending(folder: Path) -> Ending:
     """What there is to be read; a checkpoint may be missing, or be its owner's alone."""
-    place = folder / "checkpoint" / "state.safetensors"
+    place, diverged = folder / "checkpoint" / "state.safetensors", _diverged(folder / FAILURE)
     if not place.exists():
-        return Ending(unread="the run has no checkpoint")
+        return Ending(unread="the run has no checkpoint", diverged=diverged)
     try:
         facts = checkpoint.load_facts(place)
     except InputError:
-        return Ending(unread="the run's checkpoint cannot be read")
+        return Ending(unread="the run's checkpoint cannot be read", diverged=diverged)
     version = facts.get("version")
     return Ending(
         version if isinstance(version, int) else None,
         *_outcome(facts),
         _flights(facts),
+        diverged=diverged,
     )
+
+
+def _diverged(place: Path) -> str | None:
+    try:
+        return str(json.loads(place.read_bytes())["diverged"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
 
 
 def _outcome(facts: Mapping[str, Any]) -> tuple[str | None, Privacy | None]:

@@ -47,20 +47,33 @@ class Figure:
     notes: tuple[str, ...] = ()
     top: str = "at most"  # what a band's upper edge is
     stair: float = 0.0  # how wide each point is; 0: points are joined by straight lines
+    runs: tuple[str, ...] = ()  # of its page: where there are several, each line is named
 
 
 def table(figure: Figure) -> str:
-    """Its numbers as CSV, all of them."""
+    """Its numbers as CSV, all of them.
+
+    They are in base units, whatever size the drawing shows them in, and each column's name ends in its
+    unit: seconds, bytes, or the part of 1 that the drawing has in percent. Counts have none,
+    and a rate is what its label says.
+    """
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     banded = any(line.tops is not None for line in figure.lines)
-    writer.writerow(["run", figure.x.label, figure.y.label, *([figure.top] if banded else [])])
+    heads = [(figure.x.label, figure.x.unit), (figure.y.label, figure.y.unit)]
+    heads += [(figure.top, figure.y.unit)] if banded else []
+    writer.writerow(["run", *(", ".join(filter(None, (label, _base(unit)))) for label, unit in heads)])
     for line in figure.lines:
         name = f"'{line.label}" if line.label.startswith(_FORMULA) else line.label
         columns = [line.xs, line.ys] + ([line.ys if line.tops is None else line.tops] if banded else [])
         for row in zip(*(column.tolist() for column in columns), strict=True):
-            writer.writerow([name, *(f"{value:.10g}" for value in row)])
+            writer.writerow([name, *(f"{value:.15g}" for value in row)])
     return file.getvalue()
+
+
+def _base(unit: Unit) -> str:
+    """What one of it is; percent have no name for that."""
+    return next((size.name for size in unit.sizes if size.each == 1), "part of 1")
 
 
 def thinned(xs: Numbers, ys: Numbers) -> Sequence[int]:

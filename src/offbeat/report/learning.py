@@ -64,10 +64,10 @@ def privacy(runs: Sequence[Run]) -> Iterator[Figure]:
     for style, run in private:
         xs, ys = run.records["version"], run.records["epsilon"]
         there = ~np.isnan(ys)
-        if there.any():
+        if (there & (xs > 0)).any():
             lines.append(Line(style, run.label, xs[there], ys[there]))
         else:
-            notes.append(f"{run.label} has no finite epsilon in its records.")
+            notes.append(f"{run.label} has no finite epsilon of a server step in its records.")
     plain = [run.label for run in runs if run.settings.get("clip") is None]
     notes += [f"Not private: {', '.join(plain)}."] if plain else []
     yield Figure(

@@ -1,8 +1,11 @@
 """From folders of runs to a report: read, compare, draw, write."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import quote
 
 from offbeat.errors import InputError
 from offbeat.report.comparing import check_comparable
@@ -51,19 +54,16 @@ def make(folders: Sequence[Path], out: Path, *, anyway: bool = False, with_fairn
     runs = read_runs(folders)
     if not anyway:
         check_comparable(runs)
-    learned = [tuple(learning(runs, metric)) for metric in _METRICS]
+    labels = tuple(run.label for run in runs)
+    learned = [_together(learning(runs, metric), labels) for metric in _METRICS]
     served = spreads(runs) if with_fairness else {}
-    others = [
-        *privacy(runs),
-        *working(runs),
-        participation(runs),
-        *([fairness(runs, served)] if with_fairness else []),
-    ]
+    single = [participation(runs), *([fairness(runs, served)] if with_fairness else [])]
+    others = _together([*privacy(runs), *working(runs), *single], labels)
     figures = [*(figure for each in learned for figure in each), *others]
     contents, without_png = _files(figures)
     links = {
         figure.name: {
-            kind.upper(): f"{spot.folder.name}/{figure.name}.{kind}"
+            kind.upper(): quote(os.fsencode(f"{spot.folder.name}/{figure.name}.{kind}"))
             for kind in _KINDS
             if f"{figure.name}.{kind}" in contents
         }
@@ -71,10 +71,14 @@ def make(folders: Sequence[Path], out: Path, *, anyway: bool = False, with_fairn
     }
     text = page(runs, learned, others, summary(runs, served), links)
     write(spot, text, contents, (f"{name}.{kind}" for name in _NAMES for kind in _KINDS))
-    labels = tuple(run.label for run in runs)
     drawn = tuple(figure.name for figure in figures if figure.lines)
     secret = tuple(run.label for run in runs if run.hides_sample)
     return Made(spot.page, spot.folder, labels, len(text.encode()), drawn, without_png, secret)
+
+
+def _together(figures: Iterable[Figure], labels: tuple[str, ...]) -> tuple[Figure, ...]:
+    """The figures, as those of a page of all these runs."""
+    return tuple(replace(figure, runs=labels) for figure in figures)
 
 
 def _files(figures: Sequence[Figure]) -> tuple[dict[str, bytes], str | None]:

@@ -80,12 +80,17 @@ def _about(runs: Sequence[Run]) -> str:
         if len(values) == 1:
             words.append(f"{values.pop()}{word}")
     ended = [
-        f"{f'{run.label} ' if len(runs) > 1 else ''}{state(run)}"
-        + (f": {run.ending.ended}" if run.ending.ended else "")
+        f"{f'{run.label} ' if len(runs) > 1 else ''}{state(run)}" + _why(run)
         for run in runs
         if state(run) != "finished"
     ]
     return "; ".join([", ".join(words), *ended])
+
+
+def _why(run: Run) -> str:
+    """Why it went no further, though not by whose update where nobody may learn who took part."""
+    words = run.ending.ended if run.hides_sample else run.ending.diverged or run.ending.ended
+    return f": {words.removesuffix('.')}" if words else ""
 
 
 def _legend(runs: Sequence[Run]) -> str:
@@ -145,12 +150,18 @@ def _privacy(runs: Sequence[Run]) -> str:
             continue
         privacy, value = run.ending.privacy, epsilon(run)
         if privacy is None or value is None:
-            why = run.ending.unread or "its checkpoint does not say"
+            why = run.ending.unread or "the run has not ended, and no record of a server step says"
             parts.append((run.label, f"What was spent is not known: {why}."))
         else:
-            pair = f"(epsilon, delta) = ({say(value)}, {privacy.delta:g})"
+            pair = f"(epsilon, delta) = ({say(value.value)}, {privacy.delta:g})"
             terms = f"{privacy.terms[:1].upper()}{privacy.terms[1:]}"
-            parts.append((run.label, f"{pair} after {privacy.releases:,} releases. {terms}"))
+            since = f"after {privacy.releases:,} releases"
+            if value.version is not None:
+                since = (
+                    f"up to server step {value.version:,}, and more since: the run has not ended, and its "
+                    f"checkpoint counts {privacy.releases:,} releases"
+                )
+            parts.append((run.label, f"{pair} {since}. {terms}"))
         if run.hides_sample:
             parts[-1] = (run.label, f"{parts[-1][1]} {SECRET}")
     if not parts:

@@ -74,16 +74,20 @@ def _read(folder: Path, label: str) -> Run:
     if not len(records["version"]):
         raise _unbegun(folder)
     ending = read_ending(folder)
-    trace, whole = _trace(folder / "trace.jsonl", clients, buffer, ending)
+    trace, whole = _trace(folder / "trace.jsonl", clients, buffer, ending, int(records["version"][-1]))
     return Run(label, folder, known, records, trace, whole, ending)
 
 
-def _trace(path: Path, clients: int, buffer: int, ending: Ending) -> tuple[Digest | None, bool]:
+def _trace(
+    path: Path, clients: int, buffer: int, ending: Ending, recorded: int
+) -> tuple[Digest | None, bool]:
     last, size = _last_line(path) if path.is_file() else (b"", 0)
     if not last:
         return None, False
     try:
         end = reached(_parsed(last))
+        if end.version < recorded:
+            raise DamagedError(f"it ends at server step {end.version}, and there is a record of {recorded}")
         if end.version == 0:
             return None, False
         known = ending.flights is not None and ending.version == end.version

@@ -38,18 +38,31 @@ def state(run: Run) -> str:
     version, rounds = int(run.records["version"][-1]), run.settings.get("rounds")
     if version == rounds:
         return "finished"
+    if run.ending.diverged:
+        return "diverged"
     if run.ending.ended:
         return "ended early"
     return f"at server step {version:,}" + (f" of {rounds:,}" if isinstance(rounds, int) else "")
 
 
-def epsilon(run: Run) -> float | None:
-    """At the end, or as it was recorded last."""
+class Epsilon(NamedTuple):
+    """What was spent."""
+
+    value: float
+    version: int | None  # up to which; more has been spent since. None: this is all
+
+    def __str__(self) -> str:
+        return say(self.value) if self.version is None else f"at least {say(self.value)}"
+
+
+def epsilon(run: Run) -> Epsilon | None:
+    """At the end, or as it was recorded last; None: that is not known of any server step."""
     privacy = run.ending.privacy
     if privacy and privacy.epsilon is not None:
-        return privacy.epsilon
-    known = run.records["epsilon"][~np.isnan(run.records["epsilon"])]
-    return float(known[-1]) if len(known) else None
+        return Epsilon(privacy.epsilon, None)
+    versions, values = run.records["version"], run.records["epsilon"]
+    known = np.flatnonzero(~np.isnan(values) & (versions > 0))
+    return Epsilon(float(values[known[-1]]), int(versions[known[-1]])) if len(known) else None
 
 
 def _state(run: Run) -> dict[str, str | None]:
@@ -122,7 +135,7 @@ def _told(run: Run) -> dict[str, str | None]:
     privacy, value = run.ending.privacy, epsilon(run)
     if value is None or privacy is None:
         return {}
-    return {"epsilon": say(value), "delta": f"{privacy.delta:g}"}
+    return {"epsilon": str(value), "delta": f"{privacy.delta:g}"}
 
 
 def _target(runs: Sequence[Run]) -> float | None:

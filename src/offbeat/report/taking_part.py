@@ -10,8 +10,6 @@ from offbeat.report.figure import Axis, Figure, Line
 from offbeat.report.reading import Run
 from offbeat.report.scale import COUNT, PERCENT, PLAIN
 
-_POINTS = 200  # of a curve over clients
-
 
 def gini(counts: Places) -> float:
     """0 where all have the same, near 1 where one has all."""
@@ -69,7 +67,6 @@ def fairness(runs: Sequence[Run], spreads: Mapping[str, Spread | str]) -> Figure
 
 
 def _curve(ordered: Numbers | Places) -> tuple[Numbers, Numbers]:
-    """Values over the share of clients, thinned to what can be seen."""
+    """Values over the share of clients."""
     count = len(ordered)
-    places = np.unique(np.linspace(0, count - 1, min(count, _POINTS)).round().astype(np.int64))
-    return (places + 1) / count, ordered[places].astype(np.float64)
+    return np.arange(1, count + 1) / count, ordered.astype(np.float64)

@@ -2,12 +2,16 @@
 
 import json
 import math
+import operator
 import os
 import re
+import signal
 import struct
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -354,10 +358,108 @@ def test_records_are_read_back_and_a_torn_line_is_left_out(tmp_path: Path) -> No
     assert held[one.key].device == "CPU"
 
 
-def test_a_line_that_is_no_record_is_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "x.jsonl").write_text('{"key": "a"}\n')
-    with pytest.raises(InputError, match="no record"):
-        recorded(tmp_path / "x.jsonl")
+RECORD: dict[str, Any] = {
+    "key": "a",
+    "version": [0, 4],
+    "time": [0.0, 2.5],
+    "accuracy": [0.1, 1],
+    "staleness_of_worst": [6, 3.5, 3.0],
+    "failure": None,
+    "seconds": 2,
+    "device": "CPU",
+    "date": "2026-01-02",
+}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"staleness_of_worst": None, "weights": "c0ffee"},
+        {"failure": "it diverged.", "version": [], "time": [], "accuracy": []},
+        {"time": []},  # as the first records have it
+    ],
+)
+def test_a_record_is_read_back_as_it_is(change: dict[str, Any], tmp_path: Path) -> None:
+    path, record = tmp_path / "x.jsonl", RECORD | change
+    append(path, record)
+    held = recorded(path)["a"]
+    assert held.versions == tuple(record["version"])
+    assert held.accuracies == tuple(record["accuracy"])
+    assert held.times == (
+        tuple(record["time"]) or pytest.approx((math.nan,) * len(held.versions), nan_ok=True)
+    )
+    assert held.worst == (record["staleness_of_worst"] and tuple(record["staleness_of_worst"]))
+    assert held[5:] == (2, "CPU", "2026-01-02", record.get("weights"))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"key": "a"}',
+        b"[1]",
+        b"1",
+        b"\xff\xfe\0",
+        b"[" * 100_000,
+        b"1" * 5000,
+        *(
+            json.dumps(RECORD | change).encode()
+            for change in (
+                {"key": 1},
+                {"staleness_of_worst": [1]},
+                {"staleness_of_worst": [1, 2, "3"]},
+                {"staleness_of_worst": 3},
+                {"version": [0, 4.5]},
+                {"version": [4, 0]},
+                {"version": [0, 0]},
+                {"version": [-4, 0]},
+                {"version": [False, True]},
+                {"version": "04"},
+                {"version": [0]},
+                {"version": None},
+                {"time": [0.0]},
+                {"time": [0.0, math.nan]},
+                {"time": [0.0, math.inf]},
+                {"time": [0, 10**400]},
+                {"accuracy": ["0.1", "0.2"]},
+                {"accuracy": [0.1, 10.0]},
+                {"accuracy": [0.1, None]},
+                {"accuracy": [0.1, math.nan]},
+                {"accuracy": [0.1, [0.2]]},
+                {"accuracy": {}},
+                {"version": [], "time": [], "accuracy": []},
+                {"failure": 1},
+                {"seconds": "2"},
+                {"seconds": -1},
+                {"seconds": None},
+                {"device": None},
+                {"device": "CPU\n<!-- end -->"},
+                {"device": "\ud800"},
+                {"date": 20260102},
+                {"weights": 1},
+            )
+        ),
+    ],
+)
+def test_a_line_that_is_no_record_is_one_sentence(
+    line: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "quick.jsonl"
+    append(path, RECORD)
+    with path.open("ab") as file:
+        file.write(line)
+    sentence = f"line 2 of {path} is no record: remove that line, or name another --out."
+    for words in (["fadas-table2", "--quick", "--table"], []):
+        assert main(["reproduce", *words, "--out", str(tmp_path)]) == 2
+        assert capsys.readouterr().err == f"offbeat: {sentence}\n"
+
+
+def test_records_that_cannot_be_read_are_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "quick.jsonl").mkdir()
+    assert main(["reproduce", "fadas-table2", "--quick", "--table", "--out", str(tmp_path)]) == 2
+    assert "quick.jsonl cannot be read (Is a directory): name another --out.\n" in capsys.readouterr().err
 
 
 def test_a_record_holds_what_it_takes_to_judge_it() -> None:
@@ -419,6 +521,56 @@ def test_a_cell_whose_process_dies_is_given_up_and_the_others_run() -> None:
 def test_what_a_process_refuses_is_told() -> None:
     ((_, answer),) = results([cell("a")], Spot(device="cuda"), 1, math.inf)
     assert answer == "the device 'cuda' is not to be had here: use --device cpu."
+
+
+@dataclass(frozen=True)
+class Struck(Spot):
+    """A spot that comes with a Ctrl-C, at the one who starts a process or in the process that starts."""
+
+    starter: bool = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.starter:
+            signal.raise_signal(signal.SIGINT)
+            return Spot, ()
+        return operator.getitem, ([Strike(), Spot()], 1)
+
+
+class Strike:
+    """A Ctrl-C to whoever reads it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return signal.raise_signal, (signal.SIGINT,)
+
+
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize("thread", [False, True])
+def test_a_process_never_hears_ctrl_c_not_even_while_it_starts(thread: bool) -> None:
+    one = cell("a")
+
+    def answers() -> list[Any]:
+        return list(results([one], Struck(), 1, math.inf))
+
+    if thread:
+        with ThreadPoolExecutor(1) as pool:
+            ((_, record),) = pool.submit(answers).result()
+    else:
+        ((_, record),) = answers()
+    assert isinstance(record, dict), record
+    assert record["key"] == one.key
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_ctrl_c_while_a_process_starts_comes_once_it_has_started(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        list(results([cell("a")], Struck(starter=True), 1, math.inf))
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    for process in active_children():
+        process.join()
+    assert capfd.readouterr().err == ""
 
 
 def test_nothing_is_waited_for_after_the_deadline() -> None:
@@ -487,7 +639,20 @@ def test_the_list_tells_what_each_shows_costs_and_has(
         (["fadas-table2", "--quick", "--write", "file"], "must have one line '<!-- fadas-table2 quick -->'"),
         (["fadas-table2", "--write", "other"], "other is not a page"),
         (["fadas-table2", "--precision", "half"], "unknown precision"),
-        (["fadas-table2", "--out", "file"], "is a file"),
+        (["fadas-table2", "--out", "file"], "file is a file: name a folder with --out."),
+        (["fadas-table2", "--quick", "--out", "file/x"], "file is a file: name a folder with --out."),
+        (["fadas-table2", "--quick", "--out", "file/x/y", "--table"], "file is a file: name a folder"),
+        (
+            ["fadas-table2", "--quick", "--out", "x" * 300],
+            "cannot be made (File name too long): name a folder",
+        ),
+        (["fadas-table2", "--quick", "--out", "/proc/foo"], "/proc/foo cannot be made ("),
+        (["fadas-table2", "--quick", "--out", "/proc/foo", "--table"], "/proc/foo cannot be made ("),
+        (["fadas-table2", "--quick", "--out", "/proc"], "/proc/quick.jsonl cannot be written to ("),
+        (["fadas-table2", "--quick", "--out", ""], "--out is empty: name a folder."),
+        (["fadas-table2", "--quick", "--out", "", "--table"], "--out is empty: name a folder."),
+        (["--out", ""], "--out is empty: name a folder."),
+        (["--out", "file/x"], "file is a file: name a folder with --out."),
         (["fadas-table2", "--quick", "--device", "tpu"], "unknown device"),
     ],
 )
@@ -541,6 +706,20 @@ def test_a_table_becomes_markdown_and_text() -> None:
 def test_a_page_without_its_markers_is_one_sentence(page: str, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         written(page, "<!-- a -->\n", "text")
+
+
+@pytest.mark.parametrize("other", ["<!-- b -->", "  <!-- b -->", "<!-- b", "<!-- a-b --> text", "<!--b-->"])
+def test_another_section_is_never_written_over(other: str) -> None:
+    page = f"<!-- a -->\ntext\n{other}\nof others\n<!-- end -->\n"
+    with pytest.raises(InputError, match=f"'<!-- end -->' after '<!-- a -->' and before '{other.strip()}'"):
+        written(page, "<!-- a -->\n", "text")
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_page_keeps_its_line_ends(end: str) -> None:
+    page = f"one\ntwo\r\n<!-- a -->{end}old\r\nold\n<!-- end -->\r\nlast"
+    made = f"one\ntwo\r\n<!-- a -->{end}{end}| x |{end}| y |{end}{end}<!-- end -->\r\nlast"
+    assert written(page, "<!-- a -->\n", "| x |\n| y |") == made
 
 
 def test_what_is_written_twice_is_the_same() -> None:

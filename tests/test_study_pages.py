@@ -382,12 +382,70 @@ def test_the_command_shows_the_cost_and_writes_its_table_and_drawings(
     assert ["digits i.i.d.: fedavg", "0.530", "0.537", "0.540", "0.540 (3 runs)"] in facts["cost"]["rows"]
 
 
+ADAMASFL = ["reproduce", "adamasfl-fig1", "--quick", "--table", "--out"]
+ADAMASFL.append(str(EXPERIMENTS / "adamasfl" / "records"))
+
+
+def test_a_page_is_written_with_its_own_line_ends_and_whole_after_its_drawings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page, link = tmp_path / "deep" / "page.md", tmp_path / "link.md"
+    page.parent.mkdir()
+    link.symlink_to(page)
+    old = b"\xc3\xa9\r\n<!-- adamasfl-fig1 quick -->\r\nold\r\n<!-- end -->\r\nafter\r\n"
+    page.write_bytes(old)
+    moved: list[str] = []
+    move = Path.replace
+
+    def stopped(part: Path, target: Path) -> Path:
+        moved.append(target.name)
+        if target.name == "page.md":
+            raise OSError(28, "No space left on device", str(target))
+        return move(part, target)
+
+    monkeypatch.setattr(Path, "replace", stopped)
+    assert main([*ADAMASFL, "--write", str(link)]) == 1
+    assert "page.md could not be read or written (No space left" in capsys.readouterr().err
+    assert page.read_bytes() == old
+    assert moved[-1] == "page.md"
+    assert sorted(path.name for path in tmp_path.glob("*.svg")) == sorted(moved[:-1]) != []
+    monkeypatch.undo()
+
+    assert main([*ADAMASFL, "--write", str(link)]) == 0
+    text = page.read_bytes()
+    assert text.startswith(b"\xc3\xa9\r\n<!-- adamasfl-fig1 quick -->\r\n\r\n|")
+    assert text.endswith(b"\r\n\r\n<!-- end -->\r\nafter\r\n")
+    assert text.count(b"\n") == text.count(b"\r\n") > 20
+    assert link.is_symlink()
+    assert not [*tmp_path.rglob("*.part")]
+
+
+def test_a_page_that_lacks_an_end_keeps_the_section_after_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.md"
+    old = "<!-- adamasfl-fig1 quick -->\ntext\n<!-- adamasfl-fig2 quick -->\n\nOLD\n\n<!-- end -->\n"
+    page.write_text(old)
+    assert main([*ADAMASFL, "--write", str(page)]) == 2
+    assert "and before '<!-- adamasfl-fig2 quick -->': add it." in capsys.readouterr().err
+    assert page.read_text() == old
+    assert [path.name for path in tmp_path.iterdir()] == ["page.md"]
+
+
+def test_a_page_where_nothing_can_be_written_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("<!-- adamasfl-fig1 quick -->\n<!-- end -->\n")
+    monkeypatch.setattr("os.access", lambda place, mode: False)
+    assert main([*ADAMASFL, "--write", str(page)]) == 2
+    assert f"{tmp_path} cannot be written to: name a page elsewhere." in capsys.readouterr().err
+
+
 def test_a_page_without_markers_gets_no_drawings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "page.md"
     page.write_text("nothing\n")
-    out = str(EXPERIMENTS / "adamasfl" / "records")
-    words = ["reproduce", "adamasfl-fig1", "--quick", "--table", "--out", out, "--write", str(page)]
-    assert main(words) == 2
+    assert main([*ADAMASFL, "--write", str(page)]) == 2
     assert "must have one line" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["page.md"]
 

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import json
 import math
+import os
 import sys
 import time
 from pathlib import Path
@@ -11,10 +12,11 @@ from typing import Any
 
 from offbeat.cli.numbers import number, whole
 from offbeat.errors import InputError
+from offbeat.report.writing import Place, write
 from offbeat.reproduce.crew import results
 from offbeat.reproduce.outcome import Spot, trial_of
 from offbeat.reproduce.page import aligned, cost, figures, marker, section, terms, written
-from offbeat.reproduce.records import Curve, append, recorded
+from offbeat.reproduce.records import Curve, append, begin, check_place, recorded
 from offbeat.reproduce.studies import STUDIES, find
 from offbeat.reproduce.study import Cell, Study, Version, summary_of
 from offbeat.reproduce.weights import check_same_weights
@@ -50,6 +52,8 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 def reproduce(given: argparse.Namespace) -> int:
     """List the studies, or run what a study lacks and show its table."""
+    if given.out == "":
+        raise InputError("--out is empty: name a folder.")
     if given.name is None:
         return _list(given)
     study = find(given.name)
@@ -63,6 +67,7 @@ def reproduce(given: argparse.Namespace) -> int:
     code = 0
     if missing and not given.table:
         _check_cells(missing, spot)
+        begin(path)
         code = _run(missing, spot, path, given.processes, given.minutes)
         found = recorded(path)
     _show(given, study, version, found, path)
@@ -70,6 +75,8 @@ def reproduce(given: argparse.Namespace) -> int:
 
 
 def _list(given: argparse.Namespace) -> int:
+    if given.out is not None:
+        check_place(Path(given.out))
     rows = []
     for study in STUDIES.values():
         row = summary_of(study)
@@ -107,14 +114,19 @@ def _check(given: argparse.Namespace, study: Study) -> None:
     if given.minutes is not None and not 0 < given.minutes < math.inf:
         raise InputError(f"--minutes must be above 0 and finite, not {given.minutes}.")
     if given.write is not None:
-        written(_read(Path(given.write)), marker(study, given.quick), "")  # or complains, before all the work
-    if given.out is not None and Path(given.out).is_file():
-        raise InputError(f"{given.out} is a file: name a folder with --out.")
+        page = Path(given.write)
+        written(_read(page), marker(study, given.quick), "")  # or complains, before all the work
+        for folder in (page.parent, page.resolve().parent):
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise InputError(f"{folder} cannot be written to: name a page elsewhere.")
+    if given.out is not None or not given.table:
+        check_place(_path(given.out, study, given.quick).parent)
 
 
 def _read(page: Path) -> str:
+    """With line ends as they are."""
     try:
-        return page.read_text("utf-8")
+        return page.read_bytes().decode("utf-8")
     except (OSError, UnicodeDecodeError):
         raise InputError(
             f"{page} is not a page: name a Markdown file that has the study's markers."
@@ -185,9 +197,9 @@ def _show(
     if given.write is not None:
         page, text = Path(given.write), section(study, version, found, given.quick, given.rounds)
         whole = written(_read(page), marker(study, given.quick), text)
-        for name, drawing in figures(study, version, found, given.quick).items():
-            (page.parent / name).write_text(drawing, "utf-8")
-        page.write_text(whole, "utf-8")
+        drawn = figures(study, version, found, given.quick)
+        contents = {name: drawing.encode() for name, drawing in drawn.items()}
+        write(Place(page.resolve(), page.parent), whole, contents, known=())
     spent = cost(version, found)
     if given.json:
         facts: dict[str, Any] = summary_of(study) | table._asdict()

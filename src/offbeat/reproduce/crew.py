@@ -4,10 +4,13 @@ import signal
 import time
 import traceback
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
+from multiprocessing.resource_tracker import ensure_running
+from threading import current_thread, main_thread
 from typing import Any
 
 import torch
@@ -35,8 +38,9 @@ def results(
 ) -> Iterator[tuple[Cell, dict[str, Any] | str]]:
     """Each cell with its record, or with what went wrong, in the order they end; none after the deadline."""
     waiting, tries = list(cells), dict[str, int]()
-    workers = [_start(spot) for _ in range(min(processes, len(waiting)))]
+    workers: list[_Worker] = []
     try:
+        workers.extend(_start(spot) for _ in range(min(processes, len(waiting))))
         while True:
             for worker in workers:
                 if worker.cell is None and waiting:
@@ -91,6 +95,26 @@ def _start(spot: Spot) -> _Worker:
     context = get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=serve, args=(there, spot), daemon=True)
-    process.start()
+    with _undisturbed():
+        process.start()
     there.close()  # so that its end is noticed here
     return _Worker(process, here)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """A Ctrl-C waits until this is over; processes that are started meanwhile never hear one."""
+    ensure_running()  # its start would let signals through again
+    heard: list[int] = []
+    before = None
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # is handed down, handlers are not
+    try:
+        if current_thread() is main_thread():  # no other can set one, nor is one interrupted
+            before = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+        yield
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        if heard:  # in a thread that does not block it
+            signal.raise_signal(signal.SIGINT)

@@ -11,6 +11,7 @@ from offbeat.reproduce.tabulate import Best, Swept, whole_seeds
 from offbeat.reproduce.tuning_cost import Cost, cost_table, costs
 from offbeat.reproduce.weights import FINE_TUNED
 
+_END = "<!-- end -->"
 _SHOWN = 16  # digits of a digest, enough to tell folders apart
 
 
@@ -104,10 +105,17 @@ def marker(study: Study, quick: bool) -> str:
 
 
 def written(page: str, start: str, text: str) -> str:
-    """The page with a table between its marker and the next end."""
-    if page.count(start) != 1:
-        raise InputError(f"the page must have one line '{start.strip()}', not {page.count(start)}: add it.")
-    before, _, rest = page.partition(start)
-    if "<!-- end -->" not in rest:
-        raise InputError(f"the page must have a line '<!-- end -->' after '{start.strip()}': add it.")
-    return f"{before}{start}\n{text}\n\n<!-- end -->{rest.partition('<!-- end -->')[2]}"
+    """The page with a table between its marker and the next end; lines end as the marker's does."""
+    name = start.strip()
+    lines = page.splitlines(keepends=True)
+    places = [place for place, line in enumerate(lines) if line.rstrip("\r\n") == name]
+    if len(places) != 1:
+        raise InputError(f"the page must have one line '{name}', not {len(places)}: add it.")
+    first = places[0] + 1
+    comments = (place for place in range(first, len(lines)) if lines[place].lstrip().startswith("<!--"))
+    last = next(comments, None)
+    if last is None or lines[last].strip() != _END:
+        before = "" if last is None else f" and before '{lines[last].strip()}'"
+        raise InputError(f"the page must have a line '{_END}' after '{name}'{before}: add it.")
+    made = f"\n{text}\n\n".replace("\n", lines[first - 1].removeprefix(name))
+    return "".join([*lines[:first], made, *lines[last:]])

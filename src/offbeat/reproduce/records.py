@@ -2,8 +2,10 @@
 
 import json
 import os
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from math import nan
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +16,7 @@ class Curve(NamedTuple):
     """What a run gave, by version, and under which circumstances."""
 
     versions: tuple[int, ...]
-    times: tuple[float, ...]
+    times: tuple[float, ...]  # NaN: not recorded
     accuracies: tuple[float, ...]
     failure: str | None
     worst: tuple[float, float, float] | None  # of each buffer's stalest update: largest, mean, median
@@ -33,16 +35,53 @@ class Curve(NamedTuple):
         return max(self.accuracies, default=0.0)
 
 
+def check_place(folder: Path) -> None:
+    """Refuse a folder that cannot be made; one that is made to see that is removed."""
+    made: list[Path] = []
+    try:
+        made += [each for each in (folder, *folder.parents) if not each.exists()]
+        file = next((each for each in (folder, *folder.parents) if each.is_file()), None)
+        if file is not None:
+            raise InputError(f"{file} is a file: name a folder with --out.")
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"{folder} cannot be made ({error.strerror or error}): name a folder with --out."
+        ) from None
+    finally:
+        for each in made:
+            with suppress(OSError):  # it was not made, or others have put something there
+                each.rmdir()
+
+
+def begin(path: Path) -> None:
+    """Make the file where there is none, or refuse one that cannot be written to."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("ab").close()
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be written to ({error.strerror or error}): name another --out."
+        ) from None
+
+
 def recorded(path: Path) -> dict[str, Curve]:
     """The runs of a file, by the key of their cell; a line that a kill cut short is left out."""
+    try:
+        lines = path.read_bytes().splitlines() if path.exists() else []
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror or error}): name another --out.") from None
     found = {}
-    for line in path.read_text().splitlines() if path.exists() else ():
-        with suppress(json.JSONDecodeError):
-            one = json.loads(line)
-            try:
-                found[str(one["key"])] = _curve(one)
-            except (KeyError, TypeError):
-                raise InputError(f"{path} holds a line that is no record: name another --out.") from None
+    for number, line in enumerate(lines, 1):
+        try:
+            one = json.loads(line.decode())
+            found[_text(one["key"])] = _curve(one)
+        except json.JSONDecodeError:
+            continue
+        except (KeyError, TypeError, ValueError, RecursionError):
+            raise InputError(
+                f"line {number} of {path} is no record: remove that line, or name another --out."
+            ) from None
     return found
 
 
@@ -57,15 +96,31 @@ def append(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def _curve(one: Mapping[str, Any]) -> Curve:
-    worst = one["staleness_of_worst"]
-    return Curve(
-        tuple(one["version"]),
-        tuple(one["time"]),
-        tuple(one["accuracy"]),
-        one["failure"],
-        None if worst is None else (worst[0], worst[1], worst[2]),
-        one["seconds"],
-        one["device"],
-        one["date"],
-        one.get("weights"),
-    )
+    versions, accuracies = _numbers(one["version"], whole=True), _numbers(one["accuracy"], most=1.0)
+    times = _numbers(one["time"]) or (nan,) * len(versions)
+    worst = None if one["staleness_of_worst"] is None else _numbers(one["staleness_of_worst"])
+    failure = one["failure"]
+    weights = None if one.get("weights") is None else _text(one["weights"])
+    if not len(versions) == len(times) == len(accuracies) or [*versions] != sorted({*versions}):
+        raise ValueError("a curve goes from version to version")
+    if not isinstance(failure, str) and (failure is not None or not versions):
+        raise ValueError("a run has a curve, or says why not")
+    if worst is not None and len(worst) != 3:
+        raise ValueError("largest, mean and median are three")
+    (seconds,) = _numbers([one["seconds"]])
+    device, date = _text(one["device"]), _text(one["date"])
+    return Curve(versions, times, accuracies, failure, worst, seconds, device, date, weights)
+
+
+def _numbers(values: Any, *, most: float = sys.float_info.max, whole: bool = False) -> tuple[Any, ...]:
+    kinds = (int,) if whole else (int, float)
+    if not isinstance(values, list) or not all(type(each) in kinds and 0 <= each <= most for each in values):
+        raise ValueError("these are no such numbers")
+    return tuple(values)
+
+
+def _text(value: Any) -> str:
+    """What a page can show."""
+    if not isinstance(value, str) or not value.isprintable():
+        raise ValueError("this is no line of text")
+    return value

@@ -83,6 +83,22 @@ def test_privacy_that_nobody_counts_is_not_shown_as_zero() -> None:
     assert (found["offbeat_epsilon_spent",], found["offbeat_epsilon_budget",]) == (1.5, 8.0)
 
 
+def test_privacy_is_told_with_the_version_up_to_which_it_was_counted() -> None:
+    watch = make(epsilon=8.0)
+    for version, epsilon in enumerate((0.0, 0.5, None, None)):
+        watch.stepped(Progress(version, 1.0, 0, 0.0, {"epsilon": epsilon}), [])
+        watch.spent(epsilon)
+    assert watch.status()["privacy"] | {"delta": None} == {
+        "spent": 0.5,
+        "version": 1,
+        "budget": 8.0,
+        "delta": None,
+    }
+    found = samples(watch)
+    assert (found["offbeat_epsilon_spent",], found["offbeat_epsilon_version",]) == (0.5, 1)
+    assert ("offbeat_epsilon_version",) not in samples(make())
+
+
 def test_two_runs_in_one_process_do_not_share_counts() -> None:
     one, other = make(), make()
     one.saved(1)

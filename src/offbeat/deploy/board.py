@@ -58,6 +58,7 @@ class Board:
     time: float = 0.0
     saved: int | None = None
     epsilon: float | None = None
+    counted: int = 0  # the version up to which that is
     ended: bool = False
     sentence: str | None = None  # why it ended
     trouble: str | None = None  # why the network cannot be reached
@@ -113,7 +114,11 @@ class Board:
         if self.scores:
             self.points.add(_Point(version, time, tuple(map(self.scores.get, SCORES))))
         if record.get("epsilon") is not None:
-            self.epsilon = float(record["epsilon"])
+            self.spend(float(record["epsilon"]))
+
+    def spend(self, epsilon: float) -> None:
+        """Privacy up to this version."""
+        self.epsilon, self.counted = epsilon, self.version
 
     def count_aside(self, now: float) -> int:
         return sum(each.aside > now for each in self.clients.values())
@@ -157,6 +162,7 @@ class Board:
             "clients": list(self._listed(now)),
             "privacy": {
                 "spent": _number(self.epsilon),
+                "version": self.counted,
                 "budget": _number(self.outline.epsilon),
                 "delta": _number(self.outline.delta),
             },

@@ -26,6 +26,7 @@ class Gauges(NamedTuple):
     buffer_waiting: int
     buffer_size: int
     epsilon_spent: float | None
+    epsilon_version: int | None
     epsilon_budget: float | None
     scores: Mapping[str, float]  # accuracy, loss
 
@@ -40,7 +41,8 @@ _SAYS = {
     "clients_aside": "Clients put aside for failing",
     "buffer_waiting": "Uploads that wait for the next server step",
     "buffer_size": "Uploads that make a server step",
-    "epsilon_spent": "Privacy spent so far",
+    "epsilon_spent": "Privacy spent up to the version of offbeat_epsilon_version, where it was counted last",
+    "epsilon_version": "Server steps up to which privacy spent was counted",
     "epsilon_budget": "Privacy that may be spent",
 }
 

@@ -171,7 +171,7 @@ class Watch:
         """Privacy so far; None is not known now, and leaves what was."""
         with self._lock:
             if epsilon is not None:
-                self._board.epsilon = epsilon
+                self._board.spend(epsilon)
                 self._events.tell("spent", epsilon=epsilon)
 
     def ended(self, sentence: str | None) -> None:
@@ -218,6 +218,7 @@ class Watch:
                 buffer_waiting=board.waiting,
                 buffer_size=outline.buffer,
                 epsilon_spent=board.epsilon,
+                epsilon_version=None if board.epsilon is None else board.counted,
                 epsilon_budget=outline.epsilon,
                 scores=dict(board.scores),
             )

@@ -12,6 +12,7 @@ from offbeat import checkpoint, trees
 from offbeat.evaluate import accuracy, evaluate
 from offbeat.experiment import Experiment
 from offbeat.population.population import Examples
+from offbeat.report import taking_part
 from offbeat.report.fairness import Spread, spreads
 from offbeat.report.reading import read_runs
 from offbeat.report.taking_part import fairness, gini, participation
@@ -42,7 +43,7 @@ def test_participation_is_sorted_and_complete(made: Path) -> None:
     assert line.xs[-1] == 1
 
 
-def test_the_figures_have_every_client_however_many(made: Path) -> None:
+def test_the_figures_have_every_client(made: Path) -> None:
     (run,) = read_runs([made])
     assert run.trace is not None
     taken = np.arange(1000)
@@ -51,6 +52,13 @@ def test_the_figures_have_every_client_however_many(made: Path) -> None:
     np.testing.assert_allclose(line.xs, np.arange(1, 1001) / 1000)
     (line,) = fairness([run], {"run": Spread(8, taken / 1000)}).lines
     assert line.ys.tolist() == (taken / 1000).tolist()
+
+
+def test_of_a_great_many_clients_some_are_shown_evenly_and_both_ends() -> None:
+    shares, values = taking_part._curve(np.arange(1_000_000)[::-1])
+    assert len(shares) == 100_000
+    assert (shares[0], shares[-1], values[0], values[-1]) == (1e-6, 1, 999_999, 0)
+    assert np.diff(shares).max() < 1.2e-5
 
 
 def test_accuracies_are_those_of_each_clients_own_examples(made: Path) -> None:

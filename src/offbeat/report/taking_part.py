@@ -10,6 +10,8 @@ from offbeat.report.figure import Axis, Figure, Line
 from offbeat.report.reading import Run
 from offbeat.report.scale import COUNT, PERCENT, PLAIN
 
+_POINTS = 100_000  # clients that a curve shows one by one
+
 
 def gini(counts: Places) -> float:
     """0 where all have the same, near 1 where one has all."""
@@ -67,6 +69,7 @@ def fairness(runs: Sequence[Run], spreads: Mapping[str, Spread | str]) -> Figure
 
 
 def _curve(ordered: Numbers | Places) -> tuple[Numbers, Numbers]:
-    """Values over the share of clients."""
+    """Values over the share of clients; of a hundred thousand of them where there are more."""
     count = len(ordered)
-    return np.arange(1, count + 1) / count, ordered.astype(np.float64)
+    places = np.unique(np.linspace(0, count - 1, min(count, _POINTS)).round().astype(np.int64))
+    return (places + 1) / count, ordered[places].astype(np.float64)

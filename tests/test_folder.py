@@ -99,7 +99,7 @@ def test_asking_whether_a_place_is_free_writes_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["records.jsonl", "trace.jsonl", "checkpoint"])
+@pytest.mark.parametrize("name", ["records.jsonl", "trace.jsonl", "checkpoint", "failure.json"])
 def test_files_of_somebody_else_are_not_written_over(tmp_path, name):
     (tmp_path / name).write_text("precious")
     with pytest.raises(InputError, match=f"has a '{name}' that is not of a run"):

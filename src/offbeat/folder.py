@@ -182,7 +182,7 @@ def _check_no_run(path: Path) -> None:
             f"{path} holds a run already: name another --out, or go on with it by "
             f"'offbeat run --out {shlex.quote(str(path))} --resume'."
         )
-    for name in ("records.jsonl", "trace.jsonl", "checkpoint", "memory"):
+    for name in ("records.jsonl", "trace.jsonl", "checkpoint", "memory", FAILURE):
         if (path / name).exists():
             raise InputError(f"{path} has a '{name}' that is not of a run: name another --out.")
 

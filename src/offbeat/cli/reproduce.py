@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from offbeat.cli.numbers import number, whole
+from offbeat.cli.numbers import number, place, whole
 from offbeat.errors import InputError
 from offbeat.report.writing import Place, write
 from offbeat.reproduce.crew import results
@@ -40,7 +40,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--rounds", type=whole, metavar="T", help="fewer server steps, to try it out")
     command.add_argument("--runs", type=whole, metavar="N", help="only the first so many, to try it out")
     command.add_argument(
-        "--out", metavar="DIR", help="where the records are; default: experiments/PAPER/records"
+        "--out", type=place, metavar="DIR", help="where the records are; default: experiments/PAPER/records"
     )
     command.add_argument("--table", action="store_true", help="run nothing, only show what is recorded")
     command.add_argument(
@@ -52,8 +52,6 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 def reproduce(given: argparse.Namespace) -> int:
     """List the studies, or run what a study lacks and show its table."""
-    if given.out == "":
-        raise InputError("--out is empty: name a folder.")
     if given.name is None:
         return _list(given)
     study = find(given.name)

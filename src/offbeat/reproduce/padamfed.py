@@ -4,7 +4,6 @@ The paper's EMNIST is not at hand: MNIST, whose clients by writer come from the 
 stand in for it. Its appendix with every setting could not be read.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,14 +138,9 @@ _RANKED = Best(
 
 def _swept(splits: tuple[Split, ...]) -> Swept:
     """With the least over the steps of which the paper speaks, whatever else was swept."""
-    first, last = _CLAIMED_STEPS[0], _CLAIMED_STEPS[-1]
-    step = Axis("step size", log=True)
-    return Swept(LastModel(), f"least, {first:g} to {last:g}", _least_claimed, _claimed(splits), step)
-
-
-def _least_claimed(merits: Sequence[float]) -> str:
-    around = (len(merits) - len(_CLAIMED_STEPS)) // 2  # as many below them as above
-    return least(merits[around : around + len(_CLAIMED_STEPS)])
+    among = tuple(f"{step:g}" for step in _CLAIMED_STEPS)
+    whole = f"least, {among[0]} to {among[-1]}"
+    return Swept(LastModel(), whole, least, _claimed(splits), Axis("step size", log=True), among)
 
 
 FIG1 = Study(

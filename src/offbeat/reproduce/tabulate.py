@@ -70,17 +70,19 @@ class Swept:
     of_row: Callable[[Sequence[float]], str]  # from merits, in the order of the columns
     claimed: Mapping[str, str]  # by row
     over: Axis = Axis("what is swept")
+    among: tuple[str, ...] = ()  # columns that the whole is of; none: all
 
     def __call__(self, cells: tuple[Cell, ...], found: Mapping[str, Curve]) -> Table:
         rows = _distinct(cell.row for cell in cells)
         columns = sorted(_distinct(cell.column for cell in cells), key=float)
+        judged = [column for column in columns if column in self.among] or columns
         shown, notes = whole_seeds(cells, found)
         entries = entries_of(shown, found, self.measure)
         begun = _distinct(cell.row for cell in cells if cell.key in found) or rows
         lines = []
         for row in begun:
-            merits = [entries[row, column].figure.merit for column in columns if (row, column) in entries]
-            whole = self.of_row(merits) if len(merits) == len(columns) else ""
+            merits = [entries[row, column].figure.merit for column in judged if (row, column) in entries]
+            whole = self.of_row(merits) if len(merits) == len(judged) else ""
             texts = [_text(entries.get((row, column)), (row, column), cells, found) for column in columns]
             lines.append((row, *texts, whole, self.claimed.get(row, UNTOLD), _runs(row, cells, found)))
         waiting = [row for row in rows if row not in begun]

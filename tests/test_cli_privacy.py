@@ -43,6 +43,9 @@ def test_noise_for_sampled_clients_is_that_of_the_accountant_rounded_up(ask):
     assert answer["epsilons"]["pld"] == Pld().epsilon([Releases(answer["noise"], 2000, 5e-4)], 1e-7)
     assert answer["rate"] == 5e-4
     assert "amplified by Poisson sampling" in answer["assumption"]
+    assert answer["assumption"].endswith(
+        "releases whatever was drawn at each step, which a run with a buffer of fixed size does not"
+    )
     assert "differ by one client" in answer["neighbours"]
 
 
@@ -144,7 +147,7 @@ def test_a_question_that_makes_no_sense_is_refused_in_one_sentence(words, capsys
     "words",
     [
         "--most 4",
-        "--amplified --dispatch poisson --weights constant --accountant rdp",
+        "--simulate-amplification --dispatch poisson --weights constant --accountant rdp",
         "--most 4 --noise-shape banded:2",
     ],
 )
@@ -153,11 +156,12 @@ def test_the_ledger_of_a_run_tells_epsilon_so_far(words, ask, capsys, here):
     *_, record = read_lines(here / "there", "records")
     capsys.readouterr()
     answer = ask("there")
-    assert answer["epsilon"] == pytest.approx(record["epsilon"], rel=1e-12)
+    name = "simulated_epsilon" if "--simulate" in words else "epsilon"
+    assert answer["epsilon"] == pytest.approx(record[name], rel=1e-12)
     assert answer["epsilon"] > 0
     assert answer["delta"] == 1e-5
     assert answer["releases"] == 6
-    assert answer["assumption"]
+    assert answer["assumption"].startswith("SIMULATION: this is not") == ("--simulate" in words)
     looser = ask("there --delta 1e-4 --accountant rdp")
     assert looser["accountant"] == "rdp"
     assert looser["epsilons"]["pld"] < answer["epsilons"]["pld"]

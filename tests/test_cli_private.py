@@ -50,7 +50,7 @@ ALONE = {
         "--delta 1e-5",
         "--most 3",
         "--apart 2",
-        "--amplified",
+        "--simulate-amplification",
         "--noise-shape tree",
         "--accountant rdp",
         "--adaptive-clip 0.5",
@@ -63,8 +63,11 @@ WHOLE = f"{COUPLE} --most 5"
 REFUSED = ALONE | {
     "--clip 1": "privacy needs noise: give --noise, or --epsilon",
     "--clip 1 --noise 1": "privacy needs --delta",
-    COUPLE: "give --most, or --dispatch poisson and --amplified.",
-    f"{COUPLE} --amplified": "--amplified is for clients that are drawn by --dispatch poisson",
+    COUPLE: "give --most, or --dispatch poisson and --simulate-amplification for a figure that is not a",
+    f"{COUPLE} --simulate-amplification": "is for clients that are drawn by --dispatch poisson",
+    f"{COUPLE} --amplified": "amplification by sampling does not hold for a buffer of fixed size, where",
+    f"{COUPLE} --dispatch poisson --amplified": "takes the place of one that is absent: bound how often",
+    "--amplified": "with --most, or give --simulate-amplification for a figure that is not a guarantee.",
     "--clip 0 --noise 1 --delta 1e-5 --most 5": "--clip must be above 0, not 0.",
     "--clip nan --noise 1 --delta 1e-5 --most 5": "--clip must be above 0, not nan.",
     "--clip delta=-1 --noise 1 --delta 1e-5 --most 5": "--clip must be above 0, not delta=-1.",
@@ -92,8 +95,8 @@ REFUSED = ALONE | {
     f"{WHOLE} --noise-shape banded:x": "write banded noise as banded:B",
     f"{WHOLE} --noise-shape banded:0": "banded noise of 0 bands cannot be",
     f"{WHOLE} --noise-shape tree --adaptive-clip 0.5": "correlated noise needs bounds that stay",
-    f"{COUPLE} --noise-shape tree --amplified --dispatch poisson": "not amplified by sampling",
-    f"{COUPLE} --weights polynomial:0.5 --amplified --dispatch poisson": "staleness weights tell who",
+    f"{COUPLE} --noise-shape tree --simulate-amplification --dispatch poisson": "not amplified by sampling",
+    f"{COUPLE} --weights polynomial:0.5 --simulate-amplification --dispatch poisson": "staleness weights",
     f"{WHOLE} --accountant plt": "unknown accountant 'plt': did you mean pld",
     f"{WHOLE} --adaptive-clip 1": "--adaptive-clip must be above 0 and below 1, not 1.0.",
     f"{WHOLE} --nominal-cohort 3": "the nominal cohort of 3 is below the buffer of 5",
@@ -129,7 +132,7 @@ def test_options_that_cannot_be_kept_are_refused_in_one_sentence_before_the_data
         ("cadence", WHOLE, "itself (descent by 1, shift by 2): leave clip out, or give bounds by field."),
         ("cadence", "--most 5 --delta 1e-5", "privacy needs noise: give --noise, or --epsilon"),
         ("cadence", "--noise 1 --most 5", "privacy needs --delta"),
-        ("cadence", "--noise 1 --delta 1e-5", "give --most, or --dispatch poisson and --amplified."),
+        ("cadence", "--noise 1 --delta 1e-5", "give --most, or --dispatch poisson and --simulate-"),
     ],
 )
 def test_what_a_method_does_not_allow_is_refused_in_one_sentence(
@@ -161,7 +164,7 @@ def test_a_model_with_running_statistics_is_refused(
         "--most 3 --noise-shape tree",
         "--most 3 --noise-shape banded:3",
         "--most 3 --adaptive-clip 0.5",
-        "--dispatch poisson --amplified --weights constant --every 12",
+        "--dispatch poisson --simulate-amplification --weights constant --every 12",
     ],
 )
 def test_noise_is_computed_from_epsilon_so_that_the_run_just_fits(
@@ -171,14 +174,17 @@ def test_noise_is_computed_from_epsilon_so_that_the_run_just_fits(
     assert main(["run", "fedbuff", *SMALL, *asked, "--json"]) == 0
     out, err = capsys.readouterr()
     summary = json.loads(out.splitlines()[-1])
-    assert f"noise of multiplier {summary['settings']['noise']} keeps 12 server steps below epsilon 8." in err
+    said = ", as a simulation and not a privacy guarantee." if "--simulate" in words else "."
+    assert f"multiplier {summary['settings']['noise']} keeps 12 server steps below epsilon 8{said}\n" in err
     assert summary["finished"]
     assert summary["ended"] is None
     assert summary["settings"]["noise"] == read(here / "out")["noise"] > 0.1
     assert summary["privacy"]["delta"] == 1e-5
     assert 7.0 < summary["privacy"]["epsilon"] <= 8
-    assert summary["privacy"]["epsilon"] == summary["last"]["epsilon"]
-    made = [record["epsilon"] for record in records(here / "out")]
+    name, other = ("epsilon", "simulated_epsilon")[:: -1 if "--simulate" in words else 1]
+    assert summary["privacy"]["epsilon"] == summary["last"][name]
+    assert other not in summary["last"]
+    made = [record[name] for record in records(here / "out")]
     assert made[0] == 0
     assert made == sorted(made)
     assert read(here / "out")["epsilon"] == 8
@@ -186,7 +192,7 @@ def test_noise_is_computed_from_epsilon_so_that_the_run_just_fits(
 
 def test_the_start_of_everyone_is_within_the_budget(capsys: pytest.CaptureFixture[str]) -> None:
     asked = shlex.split("--clip shift=1 --epsilon 8 --delta 1e-5 --most 3 --rounds 8 --every 8")
-    for more in ([], shlex.split("--dispatch poisson --amplified")):
+    for more in ([], shlex.split("--dispatch poisson --simulate-amplification")):
         summary = run(capsys, *asked, *more, method="adamasfl")
         assert summary["finished"]
         assert 7.0 < summary["privacy"]["epsilon"] <= 8

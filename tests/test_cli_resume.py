@@ -145,7 +145,8 @@ def test_a_private_run_goes_past_its_end_where_that_is_what_it_would_have_been(
             "are for 6 server steps",
         ),
         (
-            "run fedbuff --weights constant --clip 1 --epsilon 8 --delta 1e-5 --dispatch poisson --amplified",
+            "run fedbuff --weights constant --clip 1 --epsilon 8 --delta 1e-5 --dispatch poisson "
+            "--simulate-amplification",
             "are for 6 server steps, and more would tell more of its clients",
         ),
     ],

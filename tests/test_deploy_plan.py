@@ -134,6 +134,10 @@ def test_a_method_keeps_its_uploads_where_a_clip_is_given_by_field() -> None:
             "noise needs clip, the most that a client may add to a sum: give it, or nothing is private.",
         ),
         ({"privacy": PRIVATE | {"amplified": True}}, "so nothing is amplified: leave it out."),
+        (
+            {"privacy": PRIVATE | {"simulate_amplification": True}},
+            "'simulate_amplification', which is of simulations only",
+        ),
         ({"privacy": PRIVATE | {"noise_seed": 1}}, "'noise_seed', which is of simulations only"),
         ({"privacy": PRIVATE | {"delta": 2.0}}, "delta must be above 0 and below 1, not 2.0."),
         ({"privacy": PRIVATE | {"clip": {}}}, "clip of [privacy] must be a number"),
@@ -180,7 +184,7 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, content: bytes | No
 def test_what_is_refused_is_a_field_of_an_experiment_that_is_not_read() -> None:
     fields = {field.name for field in dataclasses.fields(Experiment)}
     read = {*vocabulary.TRAINING, *vocabulary.PRIVACY} - {"examples"}
-    assert fields == read | vocabulary.ABSENT | {"secure"}
+    assert fields | {"amplified"} == read | vocabulary.ABSENT | {"secure"}
     assert not read & vocabulary.ABSENT
 
 

@@ -223,8 +223,8 @@ def test_weights_above_one_are_refused_whenever_they_come() -> None:
         ({"nominal": 0}, "nominal cohort is 0"),
         ({"participation": Participation(apart=1)}, "must be bounded: say how many at most"),
         ({"participation": Participation(most=5)}, "twice in one server step"),
-        ({"amplified": True, "participation": Participation()}, "twice in one server step"),
-        ({"amplified": True, "correlation": Tree()}, "correlated noise is not amplified"),
+        ({"simulate_amplification": True, "participation": Participation()}, "twice in one server step"),
+        ({"simulate_amplification": True, "correlation": Tree()}, "correlated noise is not amplified"),
         ({"adaptive": Quantile(), "correlation": Banded(2)}, "correlated noise needs bounds that stay"),
     ],
 )
@@ -241,15 +241,19 @@ def test_settings_that_cannot_be_are_refused(wrong: dict[str, Any], says: str) -
     [
         ({}, {"dispatch": Phases(3)}, "cannot be bounded under phases or queues"),
         ({}, {"dispatch": Queues(5)}, "cannot be bounded under phases or queues"),
-        ({"amplified": True}, {}, "only Poisson sampling amplifies"),
-        ({"amplified": True}, {"dispatch": Poisson(0.1), "weights": Polynomial()}, "use constant ones"),
+        ({"simulate_amplification": True}, {}, "only Poisson sampling amplifies"),
         (
-            {"amplified": True},
+            {"simulate_amplification": True},
+            {"dispatch": Poisson(0.1), "weights": Polynomial()},
+            "use constant ones",
+        ),
+        (
+            {"simulate_amplification": True},
             {"dispatch": Poisson(0.1), "algorithm": fadas(0.1, 0.1, damp=Shrink(5))},
             "FedOpt's server reads how stale",
         ),
         (
-            {"amplified": True},
+            {"simulate_amplification": True},
             {"dispatch": Poisson(0.1), "availability": Cycle(10.0, 0.1)},
             "drawn the more often the fewer are there",
         ),
@@ -285,8 +289,10 @@ def test_runs_that_do_not_meet_the_assumptions_are_refused(
 @pytest.mark.parametrize(
     "algorithm", [PLAIN, FedAsync(0.1), fadas(0.1, 0.1), fadas(0.1, 0.1, damp=Shrink(math.inf))]
 )
-def test_a_server_that_does_not_read_staleness_may_claim_amplification(algorithm: AnyAlgorithm) -> None:
-    opened(Private.of(algorithm, 1.0, 1.0, 1e-5, amplified=True), algorithm, dispatch=Poisson(0.1))
+def test_a_server_that_does_not_read_staleness_may_simulate_amplification(algorithm: AnyAlgorithm) -> None:
+    opened(
+        Private.of(algorithm, 1.0, 1.0, 1e-5, simulate_amplification=True), algorithm, dispatch=Poisson(0.1)
+    )
 
 
 def test_servers_that_read_staleness_are_found_by_trying_them() -> None:
@@ -406,23 +412,64 @@ def test_a_private_run_cut_in_its_start_goes_on_there(monkeypatch: pytest.Monkey
         assert whole[-1].spent() == rest[-1].spent()
 
 
-def test_the_budget_of_an_amplified_run_stops_it_at_the_last_step_that_fits() -> None:
-    private = Private.of(PLAIN, 0.5, 2.0, 1e-5, epsilon=5.0, amplified=True)
+def saved_terms(shot: Any) -> str:
+    return str(shot.checkpoint().facts["aggregate"]["spent"]["terms"])
+
+
+def test_amplification_is_not_claimed_with_a_buffer_of_fixed_size() -> None:
+    with pytest.raises(InputError) as error:
+        Private.of(PLAIN, 0.5, 2.0, 1e-5, amplified=True)
+    said = str(error.value)
+    assert said.startswith(
+        "amplification by sampling does not hold for a buffer of fixed size, where another"
+    )
+    assert "bound how often a client contributes with Participation(most=...)" in said
+    assert said.endswith("or give simulate_amplification=True for a figure that is not a guarantee.")
+    assert not Private.of(
+        PLAIN, 0.5, 2.0, 1e-5, participation=BOUNDED, amplified=False
+    ).simulate_amplification
+
+
+def test_a_checkpoint_of_before_goes_on_whichever_name_its_setting_had() -> None:
+    for claims in ({"simulate_amplification": True}, {"participation": BOUNDED}):
+        private = Private.of(PLAIN, 0.5, 2.0, 1e-5, noise_seed=1, **claims)
+        options: dict[str, Any] = {"dispatch": Poisson(0.3), "buffer": 3, "rounds": 6, "aggregate": private}
+        whole, saved = [], None
+        for shot in train(PLAIN, engine(), **options):
+            whole.append(shot)
+            saved = shot.checkpoint() if shot.version == 3 else saved
+        assert saved is not None
+        named = saved.facts["settings"]["aggregate"].replace("simulate_amplification=", "amplified=")
+        assert "amplified=" in named
+        facts = saved.facts | {"settings": saved.facts["settings"] | {"aggregate": named}}
+        rest = list(train(PLAIN, engine(), resume=saved._replace(facts=facts), **options))
+        assert torch.equal(rest[-1].x, whole[-1].x)
+
+
+def test_the_budget_of_a_simulation_stops_it_at_the_last_step_that_fits() -> None:
+    private = Private.of(PLAIN, 0.5, 2.0, 1e-5, epsilon=5.0, simulate_amplification=True)
     # 8 clients and a buffer of 3: each step is accounted at a rate of 3/8, not the dispatcher's 0.3
     shots = run(private, dispatch=Poisson(0.3), rounds=50)
     last = shots[-1].version
     here, beyond = (Pld().epsilon([Releases(2.0, n, 3 / 8)], 1e-5) for n in (last, last + 1))
     assert here <= 5.0 < beyond
-    assert shots[-1].ended == f"the privacy budget of epsilon 5 is spent after {last} server steps."
+    assert shots[-1].ended == (
+        f"the simulated budget (no privacy guarantee) of epsilon 5 is spent after {last} server steps."
+    )
     assert [shot.ended for shot in shots[:-1]] == [None] * (len(shots) - 1)
     spent = shots[-1].spent()
     assert spent is not None
     assert spent.epsilon == here
-    assert "assumed and not proved" in spent.terms
+    assert spent.simulated
+    assert spent.terms.startswith(
+        "SIMULATION: this is not a privacy guarantee, since amplification by sampling"
+    )
+    assert "computed as amplified by Poisson sampling at rate 0.375" in spent.terms
+    assert saved_terms(shots[-1]) == spent.terms
 
 
 def test_a_start_is_accounted_without_amplification() -> None:
-    private = Private.of(UNIT, 0.5, 2.0, 1e-5, amplified=True, accountant=Rdp())
+    private = Private.of(UNIT, 0.5, 2.0, 1e-5, simulate_amplification=True, accountant=Rdp())
     shots = run(private, UNIT, dispatch=Poisson(0.3))
     spent = shots[-1].spent()
     assert spent is not None
@@ -599,9 +646,9 @@ def test_a_checkpoint_with_a_key_is_its_owners_alone(tmp_path: Path) -> None:
     assert (tmp_path / "plain").stat().st_mode & 0o040
 
 
-def test_who_is_drawn_is_a_secret_where_that_is_claimed_to_amplify_and_goes_on_after_a_resume() -> None:
+def test_who_is_drawn_is_a_secret_where_that_is_simulated_to_amplify_and_goes_on_after_a_resume() -> None:
     def drawn(seed: int | None, **others: Any) -> list[Any]:
-        aggregate = Private.of(PLAIN, 1.0, 1.0, 1e-5, amplified=True, noise_seed=seed)
+        aggregate = Private.of(PLAIN, 1.0, 1.0, 1e-5, simulate_amplification=True, noise_seed=seed)
         return run(aggregate, dispatch=Poisson(0.5), rounds=6, **others)
 
     def tasks_of(shots: list[Any]) -> list[Any]:
@@ -611,7 +658,7 @@ def test_who_is_drawn_is_a_secret_where_that_is_claimed_to_amplify_and_goes_on_a
     assert tasks_of(once) != tasks_of(again)  # although the run's seed is the same
     assert tasks_of(drawn(1)) == tasks_of(drawn(2))  # a simulation's sample follows from that seed
     saved: list[Any] = []
-    aggregate = Private.of(PLAIN, 1.0, 1.0, 1e-5, amplified=True)
+    aggregate = Private.of(PLAIN, 1.0, 1.0, 1e-5, simulate_amplification=True)
     setting: dict[str, Any] = {"dispatch": Poisson(0.5), "buffer": 3, "rounds": 6, "aggregate": aggregate}
     whole = []
     for shot in train(PLAIN, engine(), **setting):

@@ -45,7 +45,7 @@ def test_noise_for_an_epsilon_is_the_least_and_a_little(epsilon: float, most: in
 
 
 def test_noise_for_an_epsilon_under_sampling_is_the_least_and_a_little() -> None:
-    found = noise_of(private(epsilon=2.0, amplified=True, dispatch="poisson"), Poisson(0.02))
+    found = noise_of(private(epsilon=2.0, simulate_amplification=True, dispatch="poisson"), Poisson(0.02))
     least = calibrate(2.0, 1e-6, 50, 0.02)
     assert 0.999 * least <= found <= 1.004 * least  # the least is itself known to one part in a thousand
 

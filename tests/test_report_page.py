@@ -158,7 +158,7 @@ def test_a_run_that_diverged_says_so_and_why(tmp_path: Path) -> None:
         make_run(tmp_path / "high", model="mlp", parameters=(("local_lr", 1e30),))
     page = html.unescape(report([tmp_path / "high"]))
     assert re.search(r"diverged: the (update|loss) .*became NaN or infinite at server step \d", page)
-    change_settings(tmp_path / "high", amplified=True)  # nobody may learn who took part
+    change_settings(tmp_path / "high", simulate_amplification=True)  # nobody may learn who took part
     page = html.unescape(report([tmp_path / "high"]))
     assert "diverged" in page
     assert "became NaN" not in page
@@ -167,7 +167,7 @@ def test_a_run_that_diverged_says_so_and_why(tmp_path: Path) -> None:
 
 
 def test_a_page_that_tells_of_a_secret_sample_says_so(runs: list[Path]) -> None:
-    change_settings(runs[2], amplified=True)
+    change_settings(runs[2], simulate_amplification=True)
     made = make(runs, runs[0].parent / "page.html")
     assert made.secret == ("private",)
     assert "keep it as secret as the run's folder" in html.unescape(made.page.read_text())

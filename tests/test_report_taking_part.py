@@ -106,7 +106,7 @@ def test_what_cannot_be_computed_is_left_out_with_a_sentence(made: Path, tmp_pat
 
 def test_who_took_part_stays_a_secret_where_privacy_rests_on_it(made: Path, tmp_path: Path) -> None:
     shutil.copytree(made, tmp_path / "hidden")
-    change_settings(tmp_path / "hidden", amplified=True)
+    change_settings(tmp_path / "hidden", simulate_amplification=True)
     figure = participation(read_runs([tmp_path / "hidden"]))
     assert figure.lines == ()
     assert "rests on nobody learning who took part" in figure.notes[0]

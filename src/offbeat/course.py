@@ -189,7 +189,8 @@ class Course:
 
     def load(self, checkpoint: Checkpoint) -> None:
         facts, tensors = checkpoint
-        known = facts["settings"]
+        renamed = facts["settings"]["aggregate"].replace(" amplified=", " simulate_amplification=")
+        known = facts["settings"] | {"aggregate": renamed}
         differing = [
             f"{name} was {known[name]}, now {now}"
             for name, now in self._settings.items()

@@ -3,17 +3,19 @@
 import dataclasses
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Any, Self, get_args, get_type_hints
 
 from offbeat import models
 from offbeat.aggregate.private import own_bounds
+from offbeat.aggregate.terms import amplification_refused
 from offbeat.algorithms import Setting, build, find
 from offbeat.engines.how import HOWS
 from offbeat.errors import InputError, unknown
 from offbeat.population.homes import HOMES
 from offbeat.population.sources import NAMES as SOURCES
 from offbeat.precision import Precision
+from offbeat.settings import renamed
 
 ENGINES = ("auto", "sequential", "vectorised", "workers", "ray")
 PRECISIONS = tuple(precision.name.lower() for precision in Precision)
@@ -38,7 +40,7 @@ _PRIVATE = (
     "delta",
     "most",
     "apart",
-    "amplified",
+    "simulate_amplification",
     "noise_shape",
     "accountant",
     "adaptive_clip",
@@ -88,13 +90,14 @@ class Experiment:
     delta: float | None = None
     most: int | None = None
     apart: int | None = None  # None: by the shape of the noise
-    amplified: bool = False
+    simulate_amplification: bool = False
     noise_shape: str = "independent"
     accountant: str = "pld"
     adaptive_clip: float | None = None
     nominal_cohort: int | None = None
     noise_seed: int | None = None
     secure: bool = False
+    amplified: InitVar[bool] = False  # refused: it does not hold for a buffer of fixed size
 
     @classmethod
     def of(cls, **given: Any) -> Self:
@@ -123,7 +126,9 @@ class Experiment:
                 values["clip"] = clip_of(values.get("algorithm", cls.algorithm), values["parameters"])
         return cls(**values)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, amplified: bool) -> None:
+        if amplified:
+            raise amplification_refused("--most", "--simulate-amplification")
         for name in _COUNTS:
             value = getattr(self, name)
             _check(name, value is None or 1 <= value < 2**31, value, "at least 1 and below 2^31")
@@ -171,15 +176,15 @@ class Experiment:
             raise InputError("privacy needs noise: give --noise, or --epsilon to have it computed.")
         if delta is None:
             raise InputError("privacy needs --delta, well below one in the number of clients, such as 1e-6.")
-        if self.amplified and self.dispatch != "poisson":
+        if self.simulate_amplification and self.dispatch != "poisson":
             raise InputError(
-                f"--amplified is for clients that are drawn by --dispatch poisson, not {self.dispatch}: "
-                "give that, or --most in its place."
+                "--simulate-amplification is for clients that are drawn by --dispatch poisson, not "
+                f"{self.dispatch}: give that, or --most in its place."
             )
-        if not self.amplified and self.most is None:
+        if not self.simulate_amplification and self.most is None:
             raise InputError(
-                "without amplification privacy rests on how often a client contributes: give --most, or "
-                "--dispatch poisson and --amplified."
+                "privacy rests on how often a client contributes: give --most, or --dispatch poisson and "
+                "--simulate-amplification for a figure that is not a guarantee."
             )
 
     def settings(self) -> dict[str, Any]:
@@ -190,6 +195,7 @@ class Experiment:
     def from_settings(cls, settings: dict[str, Any]) -> Self:
         """What `settings` gave, back again."""
         known = {field.name for field in dataclasses.fields(cls)}
+        settings = renamed(settings)
         values = {name: value for name, value in settings.items() if name in known}
         hints = get_type_hints(cls)
         for name, value in values.items():

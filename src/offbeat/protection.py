@@ -45,7 +45,7 @@ def aggregate_of(experiment: Experiment, algorithm: AnyAlgorithm) -> Aggregate:
         experiment.noise,
         experiment.delta,
         epsilon=experiment.epsilon,
-        amplified=experiment.amplified,
+        simulate_amplification=experiment.simulate_amplification,
         participation=Participation(experiment.most, apart if experiment.apart is None else experiment.apart),
         correlation=shape,
         accountant=parse_accountant(experiment.accountant),
@@ -59,7 +59,8 @@ def aggregate_of(experiment: Experiment, algorithm: AnyAlgorithm) -> Aggregate:
 def with_noise(experiment: Experiment, opening: Opening) -> Experiment:
     """The same with the noise that keeps all its server steps below its epsilon, where none was given.
 
-    Where noise and epsilon are given and nothing is amplified, a client may contribute as often as fits.
+    Where noise and epsilon are given and no amplification is simulated, a client may contribute as often
+    as fits.
     """
     if experiment.clip is None or (experiment.noise is not None and experiment.epsilon is None):
         return experiment
@@ -87,10 +88,11 @@ def _fitting(experiment: Experiment, opening: Opening) -> Experiment:
 
 
 def _spending(private: Private, opening: Opening) -> Spending:
+    simulated = private.simulate_amplification
     return Spending(
         private.noise,
         private.delta,
-        amplifying(opening.dispatch, opening.buffer, opening.population) if private.amplified else None,
+        amplifying(opening.dispatch, opening.buffer, opening.population) if simulated else None,
         private.participation.most,
         private.participation.apart,
         private.correlation,

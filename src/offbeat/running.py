@@ -9,6 +9,7 @@ from torch import Tensor
 
 from offbeat.aggregate.aggregation import Spent
 from offbeat.aggregate.private import Private
+from offbeat.aggregate.terms import corrected, corrected_end
 from offbeat.checkpoint import Checkpoint
 from offbeat.errors import DivergedError
 from offbeat.evaluate import accuracy, ema, evaluate
@@ -45,7 +46,10 @@ class Outcome(NamedTuple):
 def outcome_of(resumed: Checkpoint | None) -> Outcome:
     """What a run's last checkpoint says of its end."""
     ended, spent = resumed.facts["running"].get("outcome", (None, None)) if resumed else (None, None)
-    return Outcome(ended, None if spent is None else Spent(*spent))
+    if spent is None:
+        return Outcome(ended, None)
+    known = Spent(*spent)
+    return Outcome(corrected_end(ended, known.terms), known._replace(terms=corrected(known.terms)))
 
 
 def run(
@@ -107,7 +111,8 @@ def _run(
             record = state.record(shot, trial, experiment.average, due)
             if isinstance(trial.aggregate, Private):
                 counted = final or _counts(shot.version, experiment)
-                record["epsilon"] = _epsilon(shot) if counted else None
+                name = "simulated_epsilon" if experiment.simulate_amplification else "epsilon"
+                record[name] = _epsilon(shot) if counted else None
             if folder:
                 folder.append("records", record)
                 folder.flush()

@@ -40,7 +40,15 @@ def read(folder: Path) -> dict[str, Any]:
         raise InputError(
             f"{folder} was written by a newer version of offbeat ({settings.get('version')}): use that one."
         )
-    return settings
+    return renamed(settings)
+
+
+def renamed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """With today's names: `amplified` became `simulate_amplification`, for it never was a guarantee."""
+    kept = dict(settings)
+    if "amplified" in kept:
+        kept.setdefault("simulate_amplification", kept.pop("amplified"))
+    return kept
 
 
 def compare(folder: Path, asked: Mapping[str, Any]) -> None:

@@ -95,8 +95,8 @@ def check_longer(experiment: Experiment, rounds: int) -> None:
     """Refuse a later end for a run that was laid out for the one it has."""
     check_end(experiment.algorithm, dict(experiment.parameters), experiment.rounds, rounds)
     often = experiment.rounds if experiment.most is None else experiment.most
-    counted = experiment.amplified or experiment.noise_shape != "independent" or often > experiment.rounds
-    if experiment.epsilon is not None and counted:
+    simulated, shaped = experiment.simulate_amplification, experiment.noise_shape != "independent"
+    if experiment.epsilon is not None and (simulated or shaped or often > experiment.rounds):
         raise InputError(
             f"noise and epsilon of this run are for {experiment.rounds} server steps, and more would tell "
             "more of its clients: name another --out, whose epsilon adds up with this one's."

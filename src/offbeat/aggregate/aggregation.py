@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from offbeat.aggregate.terms import is_simulated
 from offbeat.core import AnyAlgorithm, Cohort, Saved, Task, Vector
 from offbeat.schedule.availability import Always, Availability
 from offbeat.schedule.dispatch import Dispatch
@@ -41,6 +42,11 @@ class Spent(NamedTuple):
     delta: float
     releases: int
     terms: str  # under which assumptions, in a sentence
+
+    @property
+    def simulated(self) -> bool:
+        """Whether epsilon counts on amplification that does not hold, and so is no guarantee."""
+        return is_simulated(self.terms)
 
 
 class Aggregation(Protocol):

@@ -11,6 +11,7 @@ from offbeat import trees
 from offbeat.aggregate.aggregation import Hiding, Spent
 from offbeat.aggregate.payload import Clip, Payload, Shares, prepare
 from offbeat.aggregate.summation import Summing
+from offbeat.aggregate.terms import corrected_end
 from offbeat.core import Cohort, Saved, Task
 from offbeat.errors import InputError
 from offbeat.privacy import clipping
@@ -94,7 +95,9 @@ class Noised:
             return None
         made = f"{tally.steps} server step{'s' if tally.steps != 1 else ''}"
         if tally.steps >= budget.steps:
-            return f"the privacy budget of epsilon {epsilon:g} is spent after {made}."
+            return corrected_end(
+                f"the privacy budget of epsilon {epsilon:g} is spent after {made}.", self._plan.terms
+            )
         times = f"{tally.largest} time{'s' if tally.largest != 1 else ''}"
         return (
             f"the privacy budget of epsilon {epsilon:g} is spent after {made}, "

@@ -7,13 +7,13 @@ memory (control variates) sees clipped and noisy ones, and its mean drifts from 
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Any, Self
 
 from offbeat.aggregate.aggregation import Opening
 from offbeat.aggregate.noised import Noised, Plan
 from offbeat.aggregate.summation import PlainSum, Summation
-from offbeat.aggregate.terms import terms
+from offbeat.aggregate.terms import amplification_refused, terms
 from offbeat.aggregate.uploads import reads_staleness, upload_fields
 from offbeat.core import AnyAlgorithm, Bounded
 from offbeat.errors import InputError
@@ -39,7 +39,7 @@ class Private:
     noise: float
     delta: float
     epsilon: float | None = None  # the budget; None: only counted
-    amplified: bool = False  # claims amplification by Poisson sampling
+    simulate_amplification: bool = False  # counts as if Poisson sampling amplified, which is no guarantee
     participation: Participation = Participation(apart=1)
     shares: tuple[
         tuple[str, float], ...
@@ -50,8 +50,11 @@ class Private:
     nominal: int | None = None  # for simulations: noise as if cohorts were of this size
     summation: Summation = PlainSum()
     noise_seed: int | None = None  # for simulations: noise that can be repeated; None: from a secret key
+    amplified: InitVar[bool] = False  # refused: it does not hold for a buffer of fixed size
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, amplified: bool) -> None:
+        if amplified:
+            raise amplification_refused("Participation(most=...)", "simulate_amplification=True")
         for name, bound in self.bounds:
             if not bound > 0:
                 raise InputError(f"the bound of {name} is {bound}: give a number above 0.")
@@ -132,7 +135,8 @@ class Private:
             self.noise, tuple(shares.items()), opening.buffer / cohort, cohort, self.adaptive, moving
         )
         mechanism.check()
-        rate = amplifying(opening.dispatch, opening.buffer, opening.population) if self.amplified else None
+        simulated = self.simulate_amplification
+        rate = amplifying(opening.dispatch, opening.buffer, opening.population) if simulated else None
         spending = Spending(
             self.noise,
             self.delta,
@@ -162,13 +166,16 @@ class Private:
     def _check_claims(self) -> None:
         """Refuse claims that contradict each other."""
         correlated = not isinstance(self.correlation, Independent)
-        if correlated and self.amplified:
-            raise InputError("correlated noise is not amplified by sampling: claim one of them.")
+        if correlated and self.simulate_amplification:
+            raise InputError(
+                "correlated noise is not amplified by sampling: use independent noise, or do not simulate "
+                "amplification."
+            )
         if correlated and self.adaptive:
             raise InputError("correlated noise needs bounds that stay: use it without adaptive clipping.")
         if not self.noise:
             return
-        if not self.amplified and self.participation.most is None:
+        if not self.simulate_amplification and self.participation.most is None:
             raise InputError(
                 "without amplification the contributions of a client must be bounded: say how many at most."
             )
@@ -187,16 +194,16 @@ class Private:
             )
         if not 0 <= opening.weights(0) <= 1:
             raise InputError("staleness weights above 1 would outgrow the bounds: use lower ones.")
-        if not self.amplified:
+        if not self.simulate_amplification:
             return
         if not isinstance(dispatch, Poisson):
             raise InputError(
-                "only Poisson sampling amplifies: use poisson dispatch, or claim no amplification."
+                "only Poisson sampling amplifies: use poisson dispatch, or do not simulate amplification."
             )
         if not isinstance(opening.availability, Always):
             raise InputError(
                 "clients that come and go are drawn the more often the fewer are there, so nothing is "
-                "amplified: use clients that are always there, or claim no amplification."
+                "amplified: use clients that are always there, or do not simulate it."
             )
         if not isinstance(opening.weights, Equal):
             raise InputError(
@@ -205,7 +212,7 @@ class Private:
         if reads_staleness(opening.algorithm):
             raise InputError(
                 f"{name}'s server reads how stale updates are, which tells who was sampled when: "
-                "use it without, or claim no amplification."
+                "use it without, or do not simulate amplification."
             )
 
 
@@ -221,6 +228,6 @@ def own_bounds(algorithm: AnyAlgorithm) -> Mapping[str, float] | None:
 
 
 def amplifying(dispatch: Dispatch, buffer: int, population: int) -> float:
-    """The rate to account Poisson sampling with: a buffer may be filled by more than one drawing."""
+    """The rate to simulate Poisson sampling with: a buffer may be filled by more than one drawing."""
     rate = dispatch.rate if isinstance(dispatch, Poisson) else 1.0
     return max(rate, buffer / population)

@@ -1,7 +1,49 @@
 """Under which assumptions a run's epsilon holds, in words."""
 
+from collections.abc import Iterable
+
+from offbeat.errors import InputError
+from offbeat.privacy.accountant import Releases
 from offbeat.privacy.correlated import Independent
 from offbeat.privacy.spending import Spending
+
+SIMULATION = "SIMULATION: this is not a privacy guarantee"
+_REFUTED = (
+    "amplification by sampling does not hold for a buffer of fixed size, where another client takes the "
+    "place of one that is absent"
+)
+# How the terms of runs began and went on while a fixed-size buffer was taken to amplify.
+_BEFORE = "amplified by Poisson sampling"
+_ASSUMED = (
+    ", taking a buffer of fixed size to amplify as much, which is assumed and not proved, and the sample"
+)
+
+
+def amplification_refused(most: str, simulate: str) -> InputError:
+    """For whoever claims amplification, with the words for what to do instead."""
+    return InputError(
+        f"{_REFUTED}: bound how often a client contributes with {most}, or give {simulate} for a figure that "
+        "is not a guarantee."
+    )
+
+
+def is_simulated(said: str, releases: Iterable[Releases] = ()) -> bool:
+    """Whether an epsilon counts on amplification that does not hold; also by the words of before."""
+    return said.startswith((SIMULATION, _BEFORE)) or any(each.rate is not None for each in releases)
+
+
+def corrected(said: str, releases: Iterable[Releases] = ()) -> str:
+    """The terms that a run was saved with; those that took amplification to hold say that it does not."""
+    if said.startswith(SIMULATION) or not is_simulated(said, releases):
+        return said
+    return f"{SIMULATION}, since {_REFUTED}; computed as {said.replace(_ASSUMED, ', taking the sample')}"
+
+
+def corrected_end(ended: str | None, said: str) -> str | None:
+    """Why a run ended; a budget that was spent on such terms is a simulated one."""
+    if ended is None or not is_simulated(said):
+        return ended
+    return ended.replace("the privacy budget", "the simulated budget (no privacy guarantee)")
 
 
 def terms(
@@ -12,9 +54,9 @@ def terms(
         return "no noise was added, so nothing is private."
     if spending.rate is not None:
         parts = [
-            f"amplified by Poisson sampling at rate {spending.rate:g}, taking a buffer of fixed size to "
-            "amplify as much, which is assumed and not proved, and the sample to be secret, and so the run's "
-            "checkpoint, trace and records, which tell of it"
+            f"{SIMULATION}, since {_REFUTED}",
+            f"computed as amplified by Poisson sampling at rate {spending.rate:g}, taking the sample to be "
+            "secret, and so the run's checkpoint, trace and records, which tell of it",
         ]
         if start:
             parts.append("the start of everybody is counted without amplification")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, NoReturn, TypeAlias
 
+from offbeat.aggregate.terms import amplification_refused
 from offbeat.cli import helper, join, keys, new, privacy, replay, report, reproduce, serve
 from offbeat.cli.numbers import number, place, whole
 from offbeat.cli.tracking import add_tracking
@@ -74,7 +75,7 @@ _PRIVACY: _Table = {
     "noise": (number, "SIGMA", "multiplier of the noise on sums; default: computed from --epsilon"),
     "epsilon": (number, "E", "budget: training ends before it would be exceeded"),
     "delta": (number, "D", "probability beside epsilon, such as 1e-6"),
-    "most": (whole, "N", "contributions of a client at most; needed unless amplified"),
+    "most": (whole, "N", "contributions of a client at most; needed for a guarantee"),
     "apart": (whole, "N", "server steps between two of them at least; default: 1, or as the noise needs it"),
     "noise_shape": (str, "SHAPE", "over server steps: independent, tree or banded:B"),
     "accountant": (str, "NAME", "pld or rdp"),
@@ -104,6 +105,13 @@ _WITH_THEIR_OWN_WORDS: dict[str, tuple[Callable[[argparse.ArgumentParser], None]
     "keys": (keys.add_options, "make certificates and keys for a deployment"),
     "helper": (helper.add_options, "serve as the second server of secure sums"),
 }
+
+
+class _Amplified(argparse.Action):
+    """An option of before, whose claim does not hold."""
+
+    def __call__(self, *given: object, **others: object) -> NoReturn:
+        raise amplification_refused("--most", "--simulate-amplification")
 
 
 class Parser(argparse.ArgumentParser):
@@ -245,8 +253,11 @@ def _add_privacy(command: argparse.ArgumentParser) -> None:
     )
     _add(group, _PRIVACY, {})
     group.add_argument(
-        "--amplified", action="store_true", help="claim amplification by sampling; with --dispatch poisson"
+        "--simulate-amplification",
+        action="store_true",
+        help="simulations only: epsilon as if --dispatch poisson amplified it, which is not a guarantee",
     )
+    group.add_argument("--amplified", action=_Amplified, nargs=0, help=argparse.SUPPRESS)
     group.add_argument("--secure", action="store_true", help="sums in secret, by two servers")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from offbeat import checkpoint
+from offbeat.aggregate.terms import corrected, is_simulated
 from offbeat.cli import show
 from offbeat.cli.numbers import count, number
 from offbeat.errors import InputError
@@ -64,7 +65,9 @@ def privacy(given: argparse.Namespace) -> int:
         return 0
     epsilons = answer.pop("epsilons")
     others = {f"epsilon by {name}": value for name, value in epsilons.items() if name != answer["accountant"]}
-    title = f"epsilon {show.figure(answer['epsilon'])} at delta {answer['delta']:g}"
+    simulated = is_simulated(answer["assumption"]) if given.folder else False
+    before = "SIMULATION, not a privacy guarantee: " if simulated else ""
+    title = f"{before}epsilon {show.figure(answer['epsilon'])} at delta {answer['delta']:g}"
     if answer.get("noise") is not None:
         title += f" with noise of {show.figure(answer['noise'])} times the sensitivity"
     shown = {name.replace("_", " "): value for name, value in answer.items() if value is not None}
@@ -120,7 +123,11 @@ def _of_run(given: argparse.Namespace) -> dict[str, Any]:
         releases = [Releases(*each) for each in spent["releases"]]
         accountant = parse_accountant(given.accountant or spent["accountant"])
         answer = _epsilons(releases, delta, accountant)
-        answer |= {"version": version, "releases": spent["made"], "assumption": spent["terms"]}
+        answer |= {
+            "version": version,
+            "releases": spent["made"],
+            "assumption": corrected(spent["terms"], releases),
+        }
     except (KeyError, TypeError, AttributeError):
         raise InputError(
             f"the checkpoint in {folder} does not tell what was released: ask the version of offbeat that "
@@ -177,7 +184,8 @@ def _sampled(given: argparse.Namespace) -> Claim:
         rate,
         1.0,
         f"amplified by Poisson sampling: at each of {given.rounds:,} server steps each client is drawn with "
-        f"probability {rate:.4g}, independently of all else, and nobody learns who was",
+        f"probability {rate:.4g}, independently of all else, nobody learns who was, and the server releases "
+        "whatever was drawn at each step, which a run with a buffer of fixed size does not",
         "runs that differ by one client, added or removed",
     )
 

@@ -37,8 +37,8 @@ def report(given: argparse.Namespace) -> int:
         print(f"offbeat: {made.without_png}", file=sys.stderr)
     if made.secret:
         print(
-            f"offbeat: the privacy of {', '.join(made.secret)} rests on a secret sample, of which this page "
-            "tells: keep it as secret as the run's folder.",
+            f"offbeat: the simulated epsilon of {', '.join(made.secret)} rests on a secret sample, of which "
+            "this page tells: keep it as secret as the run's folder.",
             file=sys.stderr,
         )
     if given.json:

@@ -13,7 +13,7 @@ from offbeat.aggregate.aggregation import Spent
 from offbeat.cli import show
 from offbeat.cli.given import experiment_options, parameters, warn_of_end, warn_of_unused
 from offbeat.cli.process import settle_threads, stop_signals
-from offbeat.cli.tracking import begin, go_on, wanted
+from offbeat.cli.tracking import begin, go_on, named, wanted
 from offbeat.errors import DivergedError, InputError
 from offbeat.experiment import Experiment
 from offbeat.folder import Folder, check_free, claim, read_lines
@@ -45,9 +45,12 @@ def run(given: argparse.Namespace) -> int:
         print(f"offbeat: {algorithm} takes {taken} since this run is private.", file=sys.stderr)
     if experiment.epsilon is not None and experiment.noise is None:
         experiment = settled(experiment, trial)
+        simulated = (
+            ", as a simulation and not a privacy guarantee" if experiment.simulate_amplification else ""
+        )
         print(
             f"offbeat: noise of multiplier {experiment.noise:g} keeps {experiment.rounds} server steps "
-            f"below epsilon {experiment.epsilon:g}.",
+            f"below epsilon {experiment.epsilon:g}{simulated}.",
             file=sys.stderr,
         )
     out = claim(Path("runs"), f"{algorithm}-{experiment.data}") if given.out is None else Path(given.out)
@@ -136,7 +139,7 @@ def _end(
 ) -> int:
     """Show what is written, and say what to do next where that is not the end."""
     folder.flush()
-    records = list(read_lines(folder.path, "records"))
+    records = list(named(read_lines(folder.path, "records"), experiment.simulate_amplification))
     again = None if code == 0 or failure else f"offbeat run --out {shlex.quote(str(folder.path))} --resume"
     if not given.json:
         _show(experiment, records, outcome.spent, folder.path)
@@ -187,9 +190,8 @@ def _show(experiment: Experiment, records: list[dict[str, Any]], spent: Spent | 
         "staleness_mean": "staleness",
         "staleness_max": "at most",
     }
-    columns |= {
-        name: name for name in ("dropped", "lost", "epsilon") if any(record.get(name) for record in records)
-    }
+    rest = {name: name.replace("_", " ") for name in ("dropped", "lost", "epsilon", "simulated_epsilon")}
+    columns |= {name: word for name, word in rest.items() if any(record.get(name) for record in records)}
     rows = [[record[key] for key in columns] for record in _spread(records)]
     title = (
         f"{experiment.algorithm} on {experiment.data}: {experiment.clients} clients, {experiment.dispatch}, "
@@ -197,9 +199,10 @@ def _show(experiment: Experiment, records: list[dict[str, Any]], spent: Spent | 
     )
     show.table(title, list(columns.values()), rows)
     if spent:
+        kind = "simulated" if spent.simulated else "private"
         first = " at first" if experiment.adaptive_clip is not None else ""
         print(
-            f"private: {show.privacy(spent)} Its noise has a multiplier of {experiment.noise:g}, "
+            f"{kind}: {show.privacy(spent)} Its noise has a multiplier of {experiment.noise:g}, "
             f"and uploads are clipped to {experiment.clip}{first}."
         )
     print(f"written to {out}")

@@ -1,7 +1,7 @@
 """The options of trackers, and how a run finds its own."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +40,18 @@ def go_on(asked: Wanted, folder: Folder, settings: Mapping[str, Any]) -> Several
     held = remembered(folder.path)
     tracker, placed = open_trackers(asked, folder.path.absolute().name, settings, held, folder.version)
     remember(folder.path, placed)
-    for record in read_lines(folder.path, "records"):
+    for record in named(read_lines(folder.path, "records"), bool(settings.get("simulate_amplification"))):
         tracker.record(record)
     return tracker
+
+
+def named(records: Iterable[dict[str, Any]], simulated: bool) -> Iterator[dict[str, Any]]:
+    """Records of before with a name for a simulated epsilon that says what it is."""
+    for record in records:
+        if simulated and "epsilon" in record:
+            yield {"simulated_epsilon" if name == "epsilon" else name: record[name] for name in record}
+        else:
+            yield record
 
 
 def _absolute(uri: str) -> str:

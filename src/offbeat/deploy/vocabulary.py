@@ -42,7 +42,7 @@ PRIVACY = {
     "accountant": Kind.WORD,
     "adaptive_clip": Kind.NUMBER,
 }
-NOT_PRIVACY = dict.fromkeys(("nominal_cohort", "noise_seed"), _SIMULATED) | {
+NOT_PRIVACY = dict.fromkeys(("nominal_cohort", "noise_seed", "simulate_amplification"), _SIMULATED) | {
     "amplified": "but sites come and go, so nothing is amplified"
 }
 SECURE = {

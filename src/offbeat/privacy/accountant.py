@@ -2,7 +2,9 @@
 
 All of it holds between runs that differ by one client, added or removed. Releases with a `rate` are
 amplified by Poisson sampling: whoever claims it must draw each client for each release with that
-probability, independently and in secret. The others are those one client contributes to.
+probability, independently and in secret, and release whatever was drawn. A buffer of fixed size does
+not meet that: when a client is absent another takes its place. The others are those one client
+contributes to.
 """
 
 import math

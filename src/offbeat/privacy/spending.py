@@ -23,7 +23,7 @@ class Spending:
 
     noise: float  # multiplier
     delta: float
-    rate: float | None  # of the Poisson sampling that is claimed to amplify; None: nothing does
+    rate: float | None  # of the Poisson sampling that is simulated to amplify; None: nothing does
     most: int | None  # contributions of a client, the start included
     apart: int
     correlation: Noise

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from offbeat import checkpoint
+from offbeat.aggregate.terms import corrected, corrected_end
 from offbeat.errors import InputError
 from offbeat.folder import FAILURE
+from offbeat.privacy.accountant import Releases
 from offbeat.report.digest import Flight
 
 
@@ -65,11 +67,13 @@ def _outcome(facts: Mapping[str, Any]) -> tuple[str | None, Privacy | None]:
         ended = None if ended is None else str(ended)
         if spent is not None:
             epsilon, delta, releases, terms = spent
-            return ended, Privacy(float(epsilon), float(delta), int(releases), str(terms))
+            ended = corrected_end(ended, str(terms))
+            return ended, Privacy(float(epsilon), float(delta), int(releases), corrected(str(terms)))
         ledger = facts["aggregate"].get("spent")
         if ledger is None:
             return ended, None
-        return ended, Privacy(None, float(ledger["delta"]), int(ledger["made"]), str(ledger["terms"]))
+        terms = corrected(str(ledger["terms"]), [Releases(*each) for each in ledger.get("releases", ())])
+        return ended, Privacy(None, float(ledger["delta"]), int(ledger["made"]), terms)
     except (KeyError, TypeError, ValueError, AttributeError):
         return None, None
 

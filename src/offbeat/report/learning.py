@@ -65,16 +65,21 @@ def privacy(runs: Sequence[Run]) -> Iterator[Figure]:
         xs, ys = run.records["version"], run.records["epsilon"]
         there = ~np.isnan(ys)
         if (there & (xs > 0)).any():
-            lines.append(Line(style, run.label, xs[there], ys[there]))
+            label = f"{run.label} (simulation, no guarantee)" if run.simulated else run.label
+            lines.append(Line(style, label, xs[there], ys[there]))
         else:
             notes.append(f"{run.label} has no finite epsilon of a server step in its records.")
+    simulated = [run.label for _, run in private if run.simulated]
+    notes += [f"SIMULATION, not a privacy guarantee: {', '.join(simulated)}."] if simulated else []
+    partly = "" if len(simulated) == len(private) else " of some"
+    said = f" (simulation{partly}, no guarantee)" if simulated else ""
     plain = [run.label for run in runs if run.settings.get("clip") is None]
     notes += [f"Not private: {', '.join(plain)}."] if plain else []
     yield Figure(
         "privacy",
-        "Privacy spent",
+        f"Privacy spent{said}",
         Axis("server steps", COUNT),
-        Axis("epsilon", zero=True),
+        Axis(f"epsilon{said}", zero=True),
         tuple(lines),
         tuple(notes),
     )

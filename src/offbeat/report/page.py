@@ -153,7 +153,8 @@ def _privacy(runs: Sequence[Run]) -> str:
             why = run.ending.unread or "the run has not ended, and no record of a server step says"
             parts.append((run.label, f"What was spent is not known: {why}."))
         else:
-            pair = f"(epsilon, delta) = ({say(value.value)}, {privacy.delta:g})"
+            before = "SIMULATION, not a privacy guarantee: " if run.simulated else ""
+            pair = f"{before}(epsilon, delta) = ({say(value.value)}, {privacy.delta:g})"
             terms = f"{privacy.terms[:1].upper()}{privacy.terms[1:]}"
             since = f"after {privacy.releases:,} releases"
             if value.version is not None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from offbeat import settings
+from offbeat.aggregate.terms import is_simulated
 from offbeat.errors import InputError
 from offbeat.report.digest import DamagedError, Digest, digest, reached
 from offbeat.report.ending import Ending, read_ending
@@ -35,8 +36,14 @@ class Run:
 
     @property
     def hides_sample(self) -> bool:
-        """Whether privacy rests on nobody learning who took part."""
-        return bool(self.settings.get("amplified"))
+        """Whether the epsilon that was computed rests on nobody learning who took part."""
+        return bool(self.settings.get("simulate_amplification"))
+
+    @property
+    def simulated(self) -> bool:
+        """Whether its epsilon counts on amplification that does not hold, and so is no guarantee."""
+        privacy = self.ending.privacy
+        return self.hides_sample or (privacy is not None and is_simulated(privacy.terms))
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:

@@ -23,6 +23,8 @@ def columns(lines: Iterable[Any]) -> Records:
     for line in lines:
         if not isinstance(line, Mapping):
             raise DamagedError("a line is no record")
+        if "simulated_epsilon" in line:
+            line = {**line, "epsilon": line["simulated_epsilon"]}
         row = [_number(line.get(name), name) for name in NAMES]
         if any(math.isnan(row[NAMES.index(name)]) for name in _ALWAYS) or row[0] <= last:
             raise DamagedError("a line is no record, or out of order")

@@ -135,7 +135,8 @@ def _told(run: Run) -> dict[str, str | None]:
     privacy, value = run.ending.privacy, epsilon(run)
     if value is None or privacy is None:
         return {}
-    return {"epsilon": str(value), "delta": f"{privacy.delta:g}"}
+    said = f"{value} (simulation, no guarantee)" if run.simulated else str(value)
+    return {"epsilon": said, "delta": f"{privacy.delta:g}"}
 
 
 def _target(runs: Sequence[Run]) -> float | None:

@@ -31,7 +31,8 @@ def participation(runs: Sequence[Run]) -> Figure:
             notes.append(f"{run.label} has no trace of a server step.")
         elif run.hides_sample:
             notes.append(
-                f"{run.label} is left out: its privacy rests on nobody learning who took part how often."
+                f"{run.label} is left out: the epsilon that it simulates rests on nobody learning who took "
+                "part how often."
             )
         else:
             lines.append(Line(style, run.label, *_curve(np.sort(run.trace.taken)[::-1])))

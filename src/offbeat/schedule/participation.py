@@ -1,4 +1,4 @@
-"""How often a client may contribute: what privacy without amplification rests on."""
+"""How often a client may contribute: what privacy rests on."""
 
 from array import array
 from collections import deque

@@ -28,19 +28,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from offbeat import (
-    AdaMasFL,
-    Asynchronous,
-    Examples,
-    Mapped,
-    Population,
-    Problem,
-    Sequential,
-    Steps,
-    checkpoint,
-    train,
-)
-from offbeat.population.homes import make_memories
+from offbeat import AdaMasFL, Asynchronous, Examples, Mapped, Population, Problem, Sequential, Steps
+from offbeat.data.client_store import make_client_store
+from offbeat.training import checkpoint, loop
 
 BUFFER, CONCURRENCY, CLASSES, EXAMPLES, WORDS = 10, 20, 10, 2, 4
 
@@ -75,7 +65,7 @@ def live(given: argparse.Namespace, folder: Path) -> None:
     begun = time.perf_counter()
     state = folder / "state"
     resume = checkpoint.load(state) if state.exists() else None
-    shots = train(
+    shots = loop(
         AdaMasFL.tuned(BUFFER, 1, given.rounds),
         build(given.clients, given.parameters, folder),
         dispatch=Asynchronous(CONCURRENCY),
@@ -110,7 +100,7 @@ def _digest(given: argparse.Namespace, folder: Path) -> dict[str, str]:
     """Of the model and of every client's row, as the last checkpoint has them."""
     facts, tensors = checkpoint.load(folder / "state")
     x, session = tensors["state.0"], facts["session"]
-    memories = make_memories(Mapped(folder), torch.zeros_like(x), given.clients, torch.device("cpu"))
+    memories = make_client_store(Mapped(folder), torch.zeros_like(x), given.clients, torch.device("cpu"))
     memories.load(session["clients"], [tensors[f"session.memory.{n}"] for n in range(session["columns"])])
     rows = hashlib.blake2b(digest_size=16)
     for client in range(given.clients):

@@ -83,21 +83,25 @@ class Turn(NamedTuple):
 @contextmanager
 def network(folder: Path, size: int, nodes: int, port: int) -> Iterator[str]:
     """A SuperLink and nodes of which each is a site; the SuperLink's address."""
-    from offbeat.deploy.children import Child
-    from offbeat.deploy.flower_home import Link, write_home
-    from offbeat.deploy.flower_processes import await_answer, start_superlink
+    from offbeat.deploy.flower.commands import (
+        SuperLinkAddress,
+        start_superlink,
+        wait_for_superlink,
+        write_flower_home,
+    )
+    from offbeat.deploy.process import ChildProcess
 
-    link = Link(f"127.0.0.1:{port}", None)
-    write_home(folder / "home", link)
+    link = SuperLinkAddress(f"127.0.0.1:{port}", None)
+    write_flower_home(folder / "home", link)
     environment = os.environ | {"PYTHONPATH": str(folder)}
     children = [start_superlink("127.0.0.1", port, folder, None)]
     try:
-        await_answer(link, 60.0, children[0].alive, folder / "superlink.log")
+        wait_for_superlink(link, 60.0, children[0].alive, folder / "superlink.log")
         for node in range(nodes):
             words = [sys.executable, "-m", "offbeat", "join", "--superlink", link.address, "--insecure"]
             words += ["--data", f"wide_{size}:load", "--name", f"site-{node}"]
             words += ["--folder", str(folder / f"site-{node}")]
-            children.append(Child(words, environment, folder / f"site-{node}.log"))
+            children.append(ChildProcess(words, environment, folder / f"site-{node}.log"))
         yield link.address
     finally:
         for child in reversed(children):
@@ -115,13 +119,13 @@ def await_file(path: Path, log: Path) -> None:
 
 def bare_turn(folder: Path, name: str, given: argparse.Namespace, size: int, updates: int) -> Turn:
     """Flower alone."""
-    from offbeat.deploy import flower_commands
+    from offbeat.deploy.flower import commands
 
     out, told = folder / f"{name}.json", folder / f"{name}.toml"
     told.write_text(
         f'size = {size}\nnodes = {given.nodes}\nupdates = {updates}\npoll = {given.poll}\nout = "{out}"\n'
     )
-    flower_commands.submit(folder / "home", HERE / "bare_flower", told)
+    commands.submit_run(folder / "home", HERE / "bare_flower", told)
     await_file(out, folder / "superlink.log")
     return Turn([Trip(*each) for each in json.loads(out.read_text())][:updates], [])
 

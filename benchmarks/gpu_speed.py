@@ -25,12 +25,14 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from offbeat import Asynchronous, Examples, Exponential, FedOpt, Population, Problem, Steps, models, train
+from offbeat import Asynchronous, Examples, Exponential, FedOpt, Population, Problem, Steps
 from offbeat.core import Task, Visit
-from offbeat.engines.how import HOWS, How
-from offbeat.engines.simulated import Vectorised
-from offbeat.engines.work import Start
-from offbeat.precision import Precision
+from offbeat.engines.execution import EXECUTIONS, Execution
+from offbeat.engines.local import TaskStart
+from offbeat.engines.single_process import Vectorised
+from offbeat.nn import models
+from offbeat.nn.problem import Precision
+from offbeat.training import loop
 
 LR = 0.01
 
@@ -130,12 +132,12 @@ class Case:
         matmul.allow_tf32, cudnn.allow_tf32 = before
         return min(seconds[1:])
 
-    def offbeat(self, how: How) -> tuple[float, float, str]:
+    def offbeat(self, how: Execution) -> tuple[float, float, str]:
         """Local steps per second of a whole run, of its local work alone, and what computed it."""
         problem = self.problem()
         engine = Vectorised(problem, self.population, Exponential(1.0), how=how)
         algorithm = FedOpt(LR, 1.0)
-        shots = train(
+        shots = loop(
             algorithm,
             engine,
             dispatch=Asynchronous(self.concurrency),
@@ -150,7 +152,7 @@ class Case:
         x, statistics = problem.initial()
         count = self.concurrency
         starts = [
-            Start(
+            TaskStart(
                 algorithm.broadcast(algorithm.init(x), 0),
                 statistics,
                 (),
@@ -196,7 +198,7 @@ def measure(case: Case, hows: list[str]) -> dict[str, object]:
     print(f"{'eager loop':28}{eager:10.0f}{1:10.2f}{eager / limit:10.2f}")
     print(f"{'limit':28}{limit:10.0f}{limit / eager:10.2f}{1:10.2f}")
     for name in hows:
-        run, alone, chosen = case.offbeat(HOWS[name])
+        run, alone, chosen = case.offbeat(EXECUTIONS[name])
         overhead = 1 - run / alone
         found[name] = {
             "steps/s": run,

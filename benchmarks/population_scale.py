@@ -34,11 +34,11 @@ from offbeat import (
     Steps,
     Vectorised,
     build,
-    models,
-    train,
 )
 from offbeat.core import AnyAlgorithm
-from offbeat.population.lazy import Drawn
+from offbeat.data.partition import LazyRandom
+from offbeat.nn import models
+from offbeat.training import loop
 
 CONCURRENCY, BUFFER = 10_000, 1_000
 EXAMPLES, FEATURES, CLASSES, STEPS, SIZE = 100_000, 20, 10, 2, 10
@@ -57,11 +57,11 @@ def begin(given: argparse.Namespace, clients: int, data: Examples) -> Iterator[S
     """A run; its first snapshot comes before the first step."""
     losses = partial(cross_entropy, reduction="none")
     problem = Problem(models.build("logistic", (FEATURES,), CLASSES, seed=0), losses)
-    population = Population(data, Drawn(clients, 20, 60, EXAMPLES), Steps(STEPS, SIZE))
+    population = Population(data, LazyRandom(clients, 20, 60, EXAMPLES), Steps(STEPS, SIZE))
     method: AnyAlgorithm = build("fedbuff", Setting(given.buffer, STEPS, given.steps + 1), {})
     if given.method == "adamasfl":
         method = AdaMasFL(local_lr=0.01, server_lr=0.1, beta=0.5, lazy=True)
-    return train(
+    return loop(
         method,
         Vectorised(problem, population),
         dispatch=Asynchronous(given.concurrency),

@@ -28,13 +28,12 @@ from offbeat import (
     Snapshot,
     Steps,
     build,
-    models,
-    train,
 )
-from offbeat.engines.cluster import Cluster
 from offbeat.engines.engine import Engine
-from offbeat.engines.reach import connect
-from offbeat.engines.workers import Workers, cores
+from offbeat.engines.process_pool import Workers, available_cores
+from offbeat.engines.ray_cluster import RayCluster, connect
+from offbeat.nn import models
+from offbeat.training import loop
 
 CLIENTS, BUFFER, CONCURRENCY, STEPS, SIZE = 100, 10, 20, 10, 20
 
@@ -42,7 +41,7 @@ CLIENTS, BUFFER, CONCURRENCY, STEPS, SIZE = 100, 10, 20, 10, 20
 def begin(engine: Engine, turns: int) -> Iterator[Snapshot]:
     """A run that has taken its first server step, and with it the start of workers."""
     algorithm = build("fedbuff", Setting(BUFFER, STEPS, turns + 1), {"local_lr": 0.01})
-    shots = train(
+    shots = loop(
         algorithm, engine, dispatch=Asynchronous(CONCURRENCY), buffer=BUFFER, rounds=turns + 1, seed=0
     )
     next(shots)
@@ -57,19 +56,21 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--no-ray", action="store_true")
     given = parser.parse_args()
-    torch.set_num_threads(cores())
+    torch.set_num_threads(available_cores())
     torch.manual_seed(0)
     data = Examples(torch.randn(20_000, 1, 28, 28), torch.randint(0, 10, (20_000,)))
     problem = Problem(models.build("cnn", (1, 28, 28), 10, seed=0), cross_entropy)
     parts = Dirichlet(0.5).split(data.targets.numpy(), CLIENTS, seed=0)
     population = Population(data, parts, Steps(STEPS, SIZE))
-    engines: dict[str, Engine] = {f"one process, {cores()} threads": Sequential(problem, population)}
+    engines: dict[str, Engine] = {
+        f"one process, {available_cores()} threads": Sequential(problem, population)
+    }
     for count in given.workers:
         engines[f"workers, {count}"] = Workers(problem, population, workers=count)
     if not given.no_ray:
         connect(None, sum(given.workers))
         for count in given.workers:
-            engines[f"ray, {count}"] = Cluster(problem, population, workers=count)
+            engines[f"ray, {count}"] = RayCluster(problem, population, workers=count)
     runs = {name: begin(engine, given.turns) for name, engine in engines.items()}
     times: dict[str, list[float]] = {name: [] for name in runs}
     last: dict[str, torch.Tensor] = {}

@@ -11,7 +11,7 @@ import resource
 import sys
 import time
 
-from offbeat.schedule import Asynchronous, Clock, Flow, Tiers
+from offbeat.schedule import Asynchronous, Clock, Scheduler, Tiers
 
 BUFFER = 1_000
 SIZES = ((10_000, 9_000), (20_000, 10_000), (100_000, 10_000), (1_000_000, 10_000))  # clients, concurrency
@@ -19,16 +19,16 @@ REFERENCE = 20_000  # the smallest population that leaves a choice at the concur
 TURN = 10  # server steps
 
 
-def build(clients: int, concurrency: int) -> Flow:
+def build(clients: int, concurrency: int) -> Scheduler:
     """A schedule that has not begun."""
     dispatch = Asynchronous(concurrency)
     draws = dispatch.source(seed=0)
-    return Flow(Clock(Tiers("mild").bind(draws, clients), draws), dispatch, draws, clients, BUFFER)
+    return Scheduler(Clock(Tiers("mild").bind(draws, clients), draws), dispatch, draws, clients, BUFFER)
 
 
 def measure(rounds: int) -> list[dict[str, float]]:
     """One row for each population, constructions included."""
-    flows: dict[int, Flow] = {}
+    flows: dict[int, Scheduler] = {}
     wall = dict.fromkeys((clients for clients, _ in SIZES), 0.0)
     cpu = dict(wall)
     for start in range(0, rounds, TURN):

@@ -19,12 +19,10 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from offbeat.core import Task
-from offbeat.privacy.secure.client import hide, report
-from offbeat.privacy.secure.fixed import check_range, encode
-from offbeat.privacy.secure.helper import Helper, Request
-from offbeat.privacy.secure.leader import Leader, add_weighted
-from offbeat.privacy.secure.sealing import seal, stream, unseal
-from offbeat.privacy.secure.terms import Terms
+from offbeat.privacy.secure.client import make_report, subtract_share
+from offbeat.privacy.secure.encoding import check_range, encode, expand_seed, seal, unseal
+from offbeat.privacy.secure.servers import Helper, Leader, SumRequest, add_weighted_share
+from offbeat.privacy.secure.terms import SecureTerms
 
 REFERENCE = {"client": 88.0, "leader": 7.5, "helper": 22.0}  # ms
 
@@ -35,7 +33,7 @@ class Asked:
     def __init__(self, answer: np.ndarray) -> None:
         self.answer = answer
 
-    def add(self, request: Request) -> np.ndarray:
+    def add(self, request: SumRequest) -> np.ndarray:
         """Nothing is added."""
         self.request = request
         return self.answer
@@ -63,18 +61,18 @@ def main() -> None:
     size, turns, count = given.size, given.turns, given.reports
     values = 0.01 * torch.randn(size, generator=torch.Generator().manual_seed(0))
     key = X25519PrivateKey.generate()
-    terms = Terms(b"benchmark", size, most=count, minimum=count, weight_bits=8, weigh=lambda age: 0.5)
+    terms = SecureTerms(b"benchmark", size, most=count, minimum=count, weight_bits=8, weigh=lambda age: 0.5)
     public, seed, task = key.public_key(), bytes(16), Task(0, 0, 0)
     room, other = np.zeros(size, np.uint32), np.ones(size, np.uint32)
     draw = torch.Generator().manual_seed(0)
     sealed = seal(seed, task, terms, public)
 
     def spin() -> None:
-        for _ in stream(seed, size):
+        for _ in expand_seed(seed, size):
             pass
 
     tasks = [Task(client, 0, 0) for client in range(count)]
-    reports = [report([values], one, terms, public) for one in tasks]
+    reports = [make_report([values], one, terms, public) for one in tasks]
 
     asked = Asked(np.zeros(size, np.uint32))
 
@@ -89,11 +87,11 @@ def main() -> None:
         "  encode": milliseconds(lambda: encode(values, 16, room), turns),
         "  encode, stochastic": milliseconds(lambda: encode(values, 16, room, draw), turns),
         "  stream alone": milliseconds(spin, turns),
-        "  stream and subtract": milliseconds(lambda: hide(room, seed), turns),
+        "  stream and subtract": milliseconds(lambda: subtract_share(room, seed), turns),
         "  seal": milliseconds(lambda: seal(seed, task, terms, public), turns),
         "  unseal": milliseconds(lambda: unseal(sealed, task, terms, key), turns),
-        "  weigh and add": milliseconds(lambda: add_weighted(room, other, 128), turns),
-        "client": milliseconds(lambda: report([values], task, terms, public), turns),
+        "  weigh and add": milliseconds(lambda: add_weighted_share(room, other, 128), turns),
+        "client": milliseconds(lambda: make_report([values], task, terms, public), turns),
         "leader": milliseconds(lead, turns, count),
         # after the leader, which leaves the request
         "helper": milliseconds(lambda: Helper(terms, key).add(asked.request), turns, count),

@@ -16,14 +16,14 @@ from pathlib import Path
 
 import torch
 
-from offbeat.aggregate.summation import PlainSum
+from offbeat.aggregate.mean import PlainSum
 from offbeat.algorithms import Setting, build
 from offbeat.algorithms.fedopt import Upload
 from offbeat.core import Task
-from offbeat.course import check, describe
-from offbeat.engines.engine import Gathered
-from offbeat.schedule import Asynchronous, Clock, Flow, Tiers
+from offbeat.engines.engine import ClientUpdates
+from offbeat.schedule import Asynchronous, Clock, Scheduler, Tiers
 from offbeat.schedule.staleness import Equal
+from offbeat.training.loop import check_finite, describe_cohort
 
 METHODS = ("fedbuff", "fadas")
 
@@ -42,7 +42,7 @@ def schedule(clients: int, flying: int, buffer: int, turns: int) -> tuple[float,
     """Seconds of one task, and bytes of one in flight."""
     dispatch = Asynchronous(flying)
     draws = dispatch.source(seed=0)
-    flow = Flow(Clock(Tiers("mild").bind(draws, clients), draws), dispatch, draws, clients, buffer)
+    flow = Scheduler(Clock(Tiers("mild").bind(draws, clients), draws), dispatch, draws, clients, buffer)
     before = resident()
     flow.fill(0)
     held = resident() - before
@@ -61,9 +61,9 @@ def uploads(size: int, buffer: int, turns: int) -> dict[str, float]:
     torch.manual_seed(0)
     stack = torch.randn(buffer, size)
     tasks = tuple(Task(client, 0, 0) for client in range(buffer))
-    cohort = describe(tasks, 0, buffer, Equal())
+    cohort = describe_cohort(tasks, 0, buffer, Equal())
     found = {
-        "check": least(lambda: check(Gathered(stack, {}), tasks, ""), turns) / stack.numel(),
+        "check": least(lambda: check_finite(ClientUpdates(stack, {}), tasks, ""), turns) / stack.numel(),
         "sum": least(lambda: PlainSum().total(stack, tasks, cohort), turns) / stack.numel(),
     }
     for name in METHODS:

@@ -13,22 +13,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat import Asynchronous, Examples, Population, Problem, Setting, build, checkpoint, trees
+from offbeat import Asynchronous, Examples, Population, Problem, Setting, build, trees
 from offbeat.aggregate.mean import Mean
 from offbeat.core import AnyAlgorithm, Task, Visit
-from offbeat.course import describe
-from offbeat.deploy.engine import Deployed
-from offbeat.deploy.post import PostError, Reply
-from offbeat.deploy.rejections import Reason
-from offbeat.deploy.site import Site
-from offbeat.deploy.terms import Terms
-from offbeat.engines.work import OneByOne, Start
-from offbeat.experiment import Experiment
-from offbeat.folder import Folder, read_lines
-from offbeat.running import Progress, run
+from offbeat.deploy.protocol.strict_json import Reason
+from offbeat.deploy.protocol.transport import Reply, TransportError
+from offbeat.deploy.server.registry import SessionConfig
+from offbeat.deploy.server.session import DeployedEngine
+from offbeat.deploy.site.site import Site
+from offbeat.engines.local import SequentialExecutor, TaskStart
 from offbeat.schedule.dispatch import Dispatch
-from offbeat.schedule.staleness import Equal, Weights
-from offbeat.trial import Trial
+from offbeat.schedule.staleness import Equal, StalenessWeights
+from offbeat.training import checkpoint
+from offbeat.training.build import RunSpec
+from offbeat.training.experiment import Experiment
+from offbeat.training.folder import RunFolder, read_jsonl
+from offbeat.training.loop import describe_cohort
+from offbeat.training.runner import Progress, run_experiment
 from worlds import SEED, World, each, make_world
 
 BUFFER, ROUNDS = 3, 8
@@ -102,7 +103,7 @@ class Network:
     def push(self, node: int, kind: str, note: str, payload: bytes, seconds: float) -> str:
         self.trouble("push")
         if node not in self.sites:
-            raise PostError("no such node")
+            raise TransportError("no such node")
         self.count += 1
         due = max(self.clock.now, self._free.get(node, 0.0)) + self.random.uniform(0.2, 3.0)
         self._free[node] = due
@@ -159,7 +160,7 @@ class Deployment:
     buffer: int = BUFFER
     dispatch: Dispatch = Asynchronous(4)
     limit: float = math.inf
-    weights: Weights = Equal()
+    weights: StalenessWeights = Equal()
     terms: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -177,7 +178,7 @@ class Deployment:
 
         def load(name: str) -> Examples:
             mine = world.population.parts[int(name)]
-            return Examples(*trees.over(lambda leaf: leaf[mine], tuple(world.population.data)))
+            return Examples(*trees.map(lambda leaf: leaf[mine], tuple(world.population.data)))
 
         module = world.problem.module(*world.problem.initial())
         return Site(str(client), self.place / f"site-{client}", load, lambda: module, each)
@@ -206,9 +207,9 @@ class Deployment:
             "clients": self.clients,
         }
 
-    def engine(self, **options: Any) -> Deployed:
-        terms = Terms(self.plan, self.clients, **{"deadline": 20.0, "poll": 0.5} | self.terms)
-        return Deployed(
+    def engine(self, **options: Any) -> DeployedEngine:
+        terms = SessionConfig(self.plan, self.clients, **{"deadline": 20.0, "poll": 0.5} | self.terms)
+        return DeployedEngine(
             self.network,
             self.world.problem,
             terms,
@@ -224,7 +225,7 @@ class Deployment:
         experiment = Experiment.of(
             algorithm=self.name, clients=self.clients, buffer=self.buffer, rounds=self.rounds, seed=SEED
         )
-        trial = Trial(
+        trial = RunSpec(
             self.algorithm,
             self.engine(**options),
             self.dispatch,
@@ -236,9 +237,9 @@ class Deployment:
             Mean(),
             {},
         )
-        opened = Folder.resume if resume else Folder.begin
+        opened = RunFolder.resume if resume else RunFolder.begin
         with opened(self.folder, experiment.settings()) as folder:
-            for progress in run(experiment, trial, folder, save_every=1):
+            for progress in run_experiment(experiment, trial, folder, save_every=1):
                 look(progress)
 
     def model(self) -> Tensor:
@@ -248,7 +249,7 @@ class Deployment:
         return saved.tensors["state.0"]
 
     def trace(self) -> list[dict[str, Any]]:
-        return list(read_lines(self.folder, "trace"))
+        return list(read_jsonl(self.folder, "trace"))
 
     def retold(self) -> Tensor:
         """The model of a plain loop over the trace: no session, no network, no journal."""
@@ -273,12 +274,12 @@ def retell(
     problem: Problem,
     population: Population,
     lines: list[dict[str, Any]],
-    weights: Weights = Equal(),
+    weights: StalenessWeights = Equal(),
 ) -> Tensor:
     """Each step of a trace: its tasks one by one from the versions they began with, and then their mean."""
     clients = len(population)
     x, statistics = problem.initial()
-    state, work = algorithm.init(x), OneByOne(problem, population)
+    state, work = algorithm.init(x), SequentialExecutor(problem, population)
     memories = {client: algorithm.memory(x) for client in range(clients)}
     messages: dict[int, Any] = {}
     for line in lines:
@@ -291,11 +292,11 @@ def retell(
         uploads = []
         for task in tasks:
             visit = Visit(torch.tensor(task.version), torch.tensor(0))
-            begin = Start(messages[task.version], statistics, memories[task.client], visit)
-            done = trees.over(lambda leaf: leaf[0], work(method, [task], [begin], SEED))
+            begin = TaskStart(messages[task.version], statistics, memories[task.client], visit)
+            done = trees.map(lambda leaf: leaf[0], work(method, [task], [begin], SEED))
             memories[task.client] = done.memories
             uploads.append(done.uploads)
-        cohort = describe(tuple(tasks), version, clients, Equal() if start else weights)
+        cohort = describe_cohort(tuple(tasks), version, clients, Equal() if start else weights)
         state = method.step(state, mean_of(uploads, cohort.weights), cohort)
     result: Tensor = state.x
     return result
@@ -305,4 +306,4 @@ def mean_of(uploads: list[Any], weights: Sequence[float]) -> Any:
     def mean(*leaves: Tensor) -> Any:
         return sum(weight * leaf for weight, leaf in zip(weights, leaves, strict=True)) / len(leaves)
 
-    return trees.over(mean, *uploads)
+    return trees.map(mean, *uploads)

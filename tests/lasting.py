@@ -6,21 +6,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from offbeat import (
-    AdaMasFL,
-    Asynchronous,
-    Cadence,
-    Epochs,
-    Exponential,
-    FedOpt,
-    Sequential,
-    Setting,
-    build,
-    train,
-)
+from offbeat import AdaMasFL, Asynchronous, Cadence, Epochs, Exponential, FedOpt, Sequential, Setting, build
 from offbeat.engines.simulation import Simulation
-from offbeat.engines.spread import Spread, guided
+from offbeat.engines.worker_pool import PoolExecutor, guided_chunks
 from offbeat.schedule.clock import Clock
+from offbeat.training import loop
 from worlds import CLASSES, FEATURES, SEED, World, make_world
 
 METHODS = {
@@ -45,7 +35,7 @@ class Lasting:
 
     def open(self, algorithm: Any, seed: int, source: Any) -> Simulation:
         clock = Clock(DELAYS.bind(source, self.clients), source)
-        work = Spread(self.crew, torch.device("cpu"), guided)
+        work = PoolExecutor(self.crew, torch.device("cpu"), guided_chunks)
         work.close = lambda: None  # type: ignore[method-assign]
         home = self.engine.memory
         return Simulation(algorithm, self.engine.problem, clock, work, seed, home, self.clients, self.ahead)
@@ -72,4 +62,4 @@ def identical(one: Any, other: Any) -> None:
 
 
 def steps(algorithm: Any, engine: Any, rounds: int) -> Iterator[Any]:
-    return train(algorithm, engine, dispatch=Asynchronous(5), buffer=3, rounds=rounds, seed=SEED)
+    return loop(algorithm, engine, dispatch=Asynchronous(5), buffer=3, rounds=rounds, seed=SEED)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from offbeat import draws
-from offbeat.population.batches import Epochs, Steps
+from offbeat.data.population import Epochs, Steps
 from oracles.adamasfl import adamasfl
 from oracles.cadence import cadence
 from oracles.fadas import equation_4, equation_77, fadas

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from offbeat.experiment import Experiment
-from offbeat.folder import Folder
-from offbeat.running import run
-from offbeat.trial import prepare, resolved
+from offbeat.training.build import build_run, resolved_settings
+from offbeat.training.experiment import Experiment
+from offbeat.training.folder import RunFolder
+from offbeat.training.runner import run_experiment
 
 SMALL: dict[str, Any] = {
     "clients": 12,
@@ -26,10 +26,10 @@ SMALL: dict[str, Any] = {
 def make_run(folder: Path, **given: Any) -> Path:
     """The folder of a run that has finished."""
     experiment = Experiment.of(**{"algorithm": "fedbuff"} | SMALL | given)
-    trial = prepare(experiment)
-    asked = experiment.settings() | {"resolved": resolved(experiment, trial)}
-    with Folder.begin(folder, asked) as held:
-        for _ in run(experiment, trial, held):
+    trial = build_run(experiment)
+    asked = experiment.settings() | {"resolved": resolved_settings(experiment, trial)}
+    with RunFolder.begin(folder, asked) as held:
+        for _ in run_experiment(experiment, trial, held):
             pass
     return folder
 

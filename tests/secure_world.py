@@ -11,82 +11,84 @@ import numpy as np
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from offbeat.aggregate.distant import Known
+from offbeat.aggregate.secure import HelperInfo
 from offbeat.core import Task
-from offbeat.deploy import helper_service as service
-from offbeat.deploy.helper_desk import Desk
-from offbeat.deploy.helper_frames import Asking, read_request, write_request
-from offbeat.deploy.helper_store import Store
-from offbeat.privacy.secure.client import Report, report
-from offbeat.privacy.secure.fixed import Residues
-from offbeat.privacy.secure.helper import Request, Sealed
-from offbeat.privacy.secure.terms import Terms
+from offbeat.deploy.helper import server as service
+from offbeat.deploy.helper.protocol import HelperRequest, read_request, write_request
+from offbeat.deploy.helper.server import HelperService
+from offbeat.deploy.helper.store import HelperStore
+from offbeat.privacy.secure.client import Report, make_report
+from offbeat.privacy.secure.encoding import Residues
+from offbeat.privacy.secure.servers import SealedSeed, SumRequest
+from offbeat.privacy.secure.terms import SecureTerms
 from offbeat.schedule.staleness import Equal
 
 TOKEN = "a token of the tests".replace(" ", "-")
 KEY = X25519PrivateKey.generate()
 
 
-def new_terms(run: bytes, length: int = 2, most: int = 6, minimum: int = 3, weight_bits: int = 0) -> Terms:
-    return Terms(run, length, most, minimum, weight_bits=weight_bits, weigh=Equal(), rule="constant")
+def new_terms(
+    run: bytes, length: int = 2, most: int = 6, minimum: int = 3, weight_bits: int = 0
+) -> SecureTerms:
+    return SecureTerms(run, length, most, minimum, weight_bits=weight_bits, weigh=Equal(), rule="constant")
 
 
 def tasks(*clients: int, version: int = 0, visit: int = 0) -> list[Task]:
     return [Task(client, version, visit) for client in clients]
 
 
-def made(task: Task, terms: Terms, value: float = 1.0) -> Report:
-    return report([torch.full((terms.length,), value)], task, terms, KEY.public_key())
+def made(task: Task, terms: SecureTerms, value: float = 1.0) -> Report:
+    return make_report([torch.full((terms.length,), value)], task, terms, KEY.public_key())
 
 
-def asked(batch: Sequence[Task], terms: Terms) -> Request:
+def asked(batch: Sequence[Task], terms: SecureTerms) -> SumRequest:
     """A request with fresh seeds."""
-    sealed = tuple(Sealed(task, made(task, terms).sealed) for task in batch)
-    return Request(terms.run, 0, terms.length, sealed)
+    sealed = tuple(SealedSeed(task, made(task, terms).sealed) for task in batch)
+    return SumRequest(terms.run, 0, terms.length, sealed)
 
 
-def new_desk(path: Path, sites: object = None, minimum: int = 2) -> Desk:
-    store = Store(path, KEY.public_key().public_bytes_raw().hex())
-    return Desk(KEY, store, sites, minimum)  # type: ignore[arg-type]
+def new_desk(path: Path, sites: object = None, minimum: int = 2) -> HelperService:
+    store = HelperStore(path, KEY.public_key().public_bytes_raw().hex())
+    return HelperService(KEY, store, sites, minimum)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
 class Nearby:
     """A way to a helper in this process; requests go through bytes all the same."""
 
-    desk: Desk
+    desk: HelperService
 
-    def known(self) -> Known:
+    def known(self) -> HelperInfo:
         return self.desk.known
 
-    def under(self, terms: Terms) -> "NearbyHelper":
+    def under(self, terms: SecureTerms) -> "NearbyHelper":
         return NearbyHelper(self.desk, terms)
 
 
 @dataclass(frozen=True)
 class NearbyHelper:
-    desk: Desk
-    terms: Terms
+    desk: HelperService
+    terms: SecureTerms
 
-    def add(self, request: Request) -> Residues:
+    def add(self, request: SumRequest) -> Residues:
         answer = self.desk.add(self._through_bytes(request))
         return np.frombuffer(bytearray(answer), "<u4")
 
     def examine(self, task: Task, sealed: bytes, signature: bytes) -> None:
-        request = Request(
-            self.terms.run, task.version, self.terms.length, (Sealed(task, sealed),), (signature,)
+        request = SumRequest(
+            self.terms.run, task.version, self.terms.length, (SealedSeed(task, sealed),), (signature,)
         )
         self.desk.examine(self._through_bytes(request))
 
-    def _through_bytes(self, request: Request) -> Asking:
-        return read_request(write_request(Asking(self.terms, request)))
+    def _through_bytes(self, request: SumRequest) -> HelperRequest:
+        return read_request(write_request(HelperRequest(self.terms, request)))
 
 
 @contextmanager
-def served(desk: Desk, tls: service.Tls | None = None, port: int = 0) -> Iterator[str]:
+def served(desk: HelperService, tls: service.TlsFiles | None = None, port: int = 0) -> Iterator[str]:
     """The helper's address, for as long as it is needed; its store is closed then."""
-    with service.bound("127.0.0.1", port) as socket:
-        server = service.server(service.application(desk, TOKEN), tls)
+    with service.bind_listener("127.0.0.1", port) as socket:
+        server = service.build_server(service.build_app(desk, TOKEN), tls)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]})
         thread.start()
         while not server.started:

@@ -8,20 +8,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from experiments.reproduce.study import Cell
 from scipy.stats import norm
 
-from offbeat import checkpoint, running
-from offbeat.aggregate.terms import corrected
-from offbeat.checkpoint import Checkpoint
 from offbeat.cli import main
 from offbeat.errors import InputError
-from offbeat.experiment import Experiment
-from offbeat.folder import Folder
-from offbeat.privacy.accountant import Pld, Releases, calibrate
-from offbeat.report.making import make
-from offbeat.reproduce.study import Cell
-from offbeat.settings import read
-from offbeat.trial import prepare
+from offbeat.privacy.accountant import PldAccountant, Releases, calibrate
+from offbeat.privacy.ledger import correct_statement
+from offbeat.report.build import make_report
+from offbeat.training import checkpoint, runner
+from offbeat.training.build import build_run
+from offbeat.training.checkpoint import Checkpoint
+from offbeat.training.experiment import Experiment
+from offbeat.training.folder import RunFolder
+from offbeat.training.settings_file import read
 from report_world import SMALL, change_settings, lines, write_lines
 
 NONE = "SIMULATION: this is not a privacy guarantee"
@@ -72,7 +72,7 @@ def test_a_buffer_of_fixed_size_tells_more_than_poisson_sampling_would() -> None
     # All other clients upload -1 and the target 1. When the target is absent, another client is in its
     # place, so that the sum moves by 2, or, where the target sends zeros instead, from 1 to 0.
     noise = calibrate(2.0, DELTA, STEPS, RATE)
-    claimed = Pld().epsilon([Releases(noise, STEPS, RATE)], DELTA)
+    claimed = PldAccountant().epsilon([Releases(noise, STEPS, RATE)], DELTA)
     assert claimed == pytest.approx(2.0, rel=0.01)
     assert 1.9 < least_epsilon(noise, (0.0, 1.0), (0.0, 0.0)) <= claimed  # what was claimed
     assert least_epsilon(noise, (-1.0, 1.0), (-1.0, 0.0)) > 5.7  # zeros in its place
@@ -92,8 +92,8 @@ def test_amplification_is_refused_in_one_sentence_that_says_why_and_what_to_do()
 def ongoing(folder: Path, after: int) -> Path:
     """A simulation of which there is a checkpoint of that version."""
     experiment = Experiment.of(**{"algorithm": "fedbuff"} | SMALL | SIMULATED | {"noise_seed": 1})
-    with Folder.begin(folder, experiment.settings()) as held:
-        for step in running.run(experiment, prepare(experiment), held, save_every=1):
+    with RunFolder.begin(folder, experiment.settings()) as held:
+        for step in runner.run_experiment(experiment, build_run(experiment), held, save_every=1):
             if step.version == after:
                 break
     return folder
@@ -169,7 +169,7 @@ def test_a_report_says_so_wherever_it_shows_epsilon(tmp_path: Path, old: bool, a
     folder = ongoing(tmp_path / "a", after)
     if old:
         of_before(folder)
-    made = make([folder], tmp_path / "page.html")
+    made = make_report([folder], tmp_path / "page.html")
     page = html.unescape(made.page.read_text())
     assert page.count("SIMULATION, not a privacy guarantee: (epsilon, delta) = (") == 1
     assert page.count("(epsilon, delta) = (") == 1
@@ -222,7 +222,7 @@ def test_a_run_of_before_is_resumed_as_a_simulation(
 
 def test_terms_and_settings_that_claim_nothing_stay_as_they_are(tmp_path: Path) -> None:
     said = "no amplification: no client contributes more than 5 times, and when it did is public."
-    assert corrected(said, [Releases(1.0, 5)]) == said
+    assert correct_statement(said, [Releases(1.0, 5)]) == said
     folder = ongoing(tmp_path / "a", 1)
     settings = json.loads((folder / "settings.json").read_text())
     del settings["simulate_amplification"]

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from offbeat.cli.main import main
-from offbeat.cli.options import parser
+from offbeat.cli.main import main, parser
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "docs" / "privacy.md"]

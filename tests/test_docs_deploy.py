@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from offbeat.cli.options import parse
-from offbeat.deploy.plan import Plan
+from offbeat.cli.main import parse
+from offbeat.deploy.config import ServeConfig
 
 PAGE = Path(__file__).parent.parent / "docs" / "deploy.md"
 TEXT = PAGE.read_text()
@@ -39,17 +39,17 @@ def test_the_guide_shows_every_command_of_a_deployment() -> None:
 def test_settings_of_the_guide_are_read(block: str) -> None:
     """Each block adds to an app's settings, with sites enough for it."""
     given = {"task": {"module": "a:b"}, "training": {"clients": 10, "buffer": 5}} | tomllib.loads(block)
-    plan = Plan.of(given, Path())
+    plan = ServeConfig.of(given, Path())
     assert plan.code.module == "a:b"
 
 
 def test_the_guide_names_every_table_and_key_of_the_settings() -> None:
-    from offbeat.deploy import vocabulary
+    from offbeat.deploy import config
 
     rows = dict(re.findall(r"^\| `\[(\w+)\]` \| (.*) \|$", TEXT, re.MULTILINE))
-    assert rows.keys() == vocabulary.TABLES.keys()
+    assert rows.keys() == config.TABLE_KEYS.keys()
     for table, row in rows.items():
-        known = set(getattr(vocabulary, table.upper())) - {"hand_out"}
+        known = set(getattr(config, f"{table.upper()}_KEYS")) - {"hand_out"}
         assert known <= set(re.findall(r"`(\w+)`", row)), table
 
 

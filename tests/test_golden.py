@@ -35,36 +35,41 @@ from safetensors import safe_open
 
 import offbeat
 from deploy_world import Deployment, Letter
-from offbeat import CATALOGUE, Examples, Source, Task, checkpoint, load, models
-from offbeat.aggregate.agreed import clipping_of, write_terms
-from offbeat.checkpoint import Checkpoint
+from offbeat import CATALOGUE, Examples, Source, Task, load
+from offbeat.aggregate.secure import clipping_digest, write_terms
 from offbeat.cli import main
-from offbeat.cli.options import parser
-from offbeat.deploy import frames, helper_frames, notes, signing, vocabulary, wire
-from offbeat.deploy.board import Outline
-from offbeat.deploy.helper_store import Store, digest
-from offbeat.deploy.journal import Journal, Upload
-from offbeat.deploy.outcome import Outcome, write_outcome
-from offbeat.deploy.plan import Plan
-from offbeat.deploy.post import Reply
-from offbeat.deploy.rejections import Reason
-from offbeat.deploy.watch import Watch
-from offbeat.experiment import Experiment
-from offbeat.folder import Folder
-from offbeat.privacy.secure import fixed, sealing
-from offbeat.privacy.secure.client import hide
-from offbeat.privacy.secure.helper import Request, Sealed
-from offbeat.privacy.secure.terms import Terms
-from offbeat.running import Progress, run
+from offbeat.cli.main import parser
+from offbeat.deploy import config, keys
+from offbeat.deploy.config import ServeConfig
+from offbeat.deploy.helper import protocol
+from offbeat.deploy.helper.store import HelperStore, request_digest
+from offbeat.deploy.monitor.observer import Monitor
+from offbeat.deploy.monitor.state import RunInfo
+from offbeat.deploy.protocol import messages, wire
+from offbeat.deploy.protocol.strict_json import Reason
+from offbeat.deploy.protocol.transport import Reply
+from offbeat.deploy.server.journal import AcceptedUpload, Journal
+from offbeat.deploy.server.run import ServeOutcome, write_outcome
+from offbeat.deploy.site import relay
+from offbeat.nn import models
+from offbeat.privacy.secure import encoding
+from offbeat.privacy.secure.client import subtract_share
+from offbeat.privacy.secure.servers import SealedSeed, SumRequest
+from offbeat.privacy.secure.terms import SecureTerms
 from offbeat.schedule.staleness import Polynomial
-from offbeat.trial import prepare, resolved
+from offbeat.training import checkpoint
+from offbeat.training.build import build_run, resolved_settings
+from offbeat.training.checkpoint import Checkpoint
+from offbeat.training.experiment import Experiment
+from offbeat.training.folder import RunFolder
+from offbeat.training.runner import Progress, run_experiment
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of what Flower imports
-    from offbeat.deploy.flower_records import wrap
+    from offbeat.deploy.flower.client import to_records
 
-JOIN = "offbeat.cli.join.keep_joined"  # what `offbeat join` does until it is stopped
-HELPER_SERVER = "offbeat.deploy.helper_service.server"  # what `offbeat helper` does until it is stopped
+JOIN = "offbeat.cli.deploy.keep_joined"  # what `offbeat join` does until it is stopped
+HELPER_SERVER = "offbeat.deploy.helper.server.build_server"  # what `offbeat helper` does until it is stopped
 
 GOLDEN = Path(__file__).with_name("golden")
 EXACT, DOUBLE, SINGLE = (
@@ -138,11 +143,11 @@ def short_run(given: dict[str, Any], folder: Path) -> list[Golden]:
     """What a run leaves: hyperparameters, records, trace, and the names and the model of its checkpoint."""
     experiment = Experiment.of(**SHORT | {"buffer": CATALOGUE[given["algorithm"]].buffer or 3} | given)
     module = models.build("mlp", (64,), 10, experiment.seed).double()
-    trial = prepare(experiment, digits(), folder, module)
-    with Folder.begin(folder, experiment.settings()) as opened:
-        for _ in run(experiment, trial, opened):
+    trial = build_run(experiment, digits(), folder, module)
+    with RunFolder.begin(folder, experiment.settings()) as opened:
+        for _ in run_experiment(experiment, trial, opened):
             pass
-    found: list[Golden] = [{"resolved": resolved(experiment, trial)}]
+    found: list[Golden] = [{"resolved": resolved_settings(experiment, trial)}]
     for name in ("records", "trace"):
         lines = (folder / f"{name}.jsonl").read_text().splitlines()
         found += [{name: without_elapsed(json.loads(line))} for line in lines]
@@ -259,11 +264,11 @@ def command_json() -> Golden:
     Path("golden_task.py").write_text(TASK)
     Path("serve.toml").write_text(SERVE)
     Path("token").write_text("a-token-of-the-tests")
-    plan = Plan.read(Path("serve.toml"))
-    with Folder.begin(Path("served"), plan.settings()):
+    plan = ServeConfig.read(Path("serve.toml"))
+    with RunFolder.begin(Path("served"), plan.settings()):
         pass
     spent = {"epsilon": 3.5, "delta": 1e-3, "assumption": "none", "neighbours": "none"}
-    write_outcome(Path("served"), Outcome(3, spent=spent))
+    write_outcome(Path("served"), ServeOutcome(3, spent=spent))
     found: Golden = {}
     with mock.patch(JOIN), mock.patch(HELPER_SERVER), mock.patch("signal.signal"):
         for name, (words, _) in COMMANDS.items():
@@ -362,19 +367,19 @@ def options() -> list[str]:
             told = [f"{fact}={value!r}" for fact, value in facts.items() if value is not None]
             kind = type(action).__name__.strip("_").removesuffix("Action").lower()
             lines.append(f"offbeat {name} {spelt}: {', '.join([kind, *told])}")
-    for table, keys in settings_keys().items():
-        lines += [f"serve.toml [{table}] {key}" for key in keys]
+    for table, names in settings_keys().items():
+        lines += [f"serve.toml [{table}] {key}" for key in names]
     return sorted(lines)
 
 
 def settings_keys() -> dict[str, Any]:
-    return {table: getattr(vocabulary, table.upper()) for table in vocabulary.TABLES}
+    return {table: getattr(config, f"{table.upper()}_KEYS") for table in config.TABLE_KEYS}
 
 
 # ---- 4. the bytes of a deployment ----
 
 TASKS = [Task(0, 3, 1), Task(2, 4, 0), Task(5, 4, 7)]
-TERMS = Terms(
+TERMS = SecureTerms(
     b"golden run", 5, 8, 3, weight_bits=4, weigh=Polynomial(0.5), rule="polynomial:0.5", clipping="ab" * 32
 )
 KEY = X25519PrivateKey.from_private_bytes(bytes(range(32)))
@@ -404,37 +409,40 @@ def wire_bytes(folder: Path) -> Golden:
     """What travels and what is kept, for fixed inputs."""
     task = TASKS[0]
     sealed = bytes.fromhex(SEALED)
-    assert sealing.unseal(sealed, task, TERMS, KEY) == SEED
-    statement = signing.statement(TERMS, task, sealed)
-    assert signing.signs(SITE.public_key(), statement, bytes.fromhex(SIGNATURE))
-    reports = tuple(Sealed(each, sealed) for each in TASKS)
-    unsigned = Request(TERMS.run, 6, TERMS.length, reports)
+    assert encoding.unseal(sealed, task, TERMS, KEY) == SEED
+    statement = keys.signed_statement(TERMS, task, sealed)
+    assert keys.verify_signature(SITE.public_key(), statement, bytes.fromhex(SIGNATURE))
+    reports = tuple(SealedSeed(each, sealed) for each in TASKS)
+    unsigned = SumRequest(TERMS.run, 6, TERMS.length, reports)
     signed = unsigned._replace(signatures=(bytes.fromhex(SIGNATURE),) * len(TASKS))
     return {
-        "tensors": {"form": wire.form_of(LEAVES), "bytes": wire.pack(LEAVES).hex()},
+        "tensors": {"form": wire.specs_of(LEAVES), "bytes": wire.pack(LEAVES).hex()},
         "dtypes": sorted(wire.DTYPES),
         "notes": [
-            notes.write(
-                notes.TaskNote("r", task, True, -1, {"seed": 0, "x": [0.5, None]}, 60.0, FORM, {"length": 5})
+            messages.encode_message(
+                messages.TaskMessage(
+                    "r", task, True, -1, {"seed": 0, "x": [0.5, None]}, 60.0, FORM, {"length": 5}
+                )
             ),
-            notes.write(notes.UploadNote("r", task, FORM, "kept", 0.5, None)),
-            notes.write(notes.UploadNote("r", task, (), "none", 0.5, "it\nbroke \x1b é")),
-            notes.write(notes.HelloNote("hospital-a", "0123456789abcdef" * 2, 10, FORM, None, "00ff")),
-            notes.write_greeting(None),
-            notes.write_greeting("there is\nno place é."),
+            messages.encode_message(messages.UploadMessage("r", task, FORM, "kept", 0.5, None)),
+            messages.encode_message(messages.UploadMessage("r", task, (), "none", 0.5, "it\nbroke \x1b é")),
+            messages.encode_message(
+                messages.HelloReply("hospital-a", "0123456789abcdef" * 2, 10, FORM, None, "00ff")
+            ),
+            messages.encode_greeting(None),
+            messages.encode_greeting("there is\nno place é."),
         ],
         "flower": flower_records(),
         "frame": frame({"kind": "task", "note": "é", "seconds": 1.5}, b"\x00\x01\xff").hex(),
         "terms": write_terms(TERMS),
-        "clipping": [clipping_of(None), clipping_of({"b": 2, "a": math.inf}, ["b"])],
+        "clipping": [clipping_digest(None), clipping_digest({"b": 2, "a": math.inf}, ["b"])],
         "requests": [
-            helper_frames.write_request(helper_frames.Asking(TERMS, each)).hex()
-            for each in (unsigned, signed)
+            protocol.write_request(protocol.HelperRequest(TERMS, each)).hex() for each in (unsigned, signed)
         ],
-        "request-digest": digest(unsigned, TERMS).hex(),
+        "request-digest": request_digest(unsigned, TERMS).hex(),
         "binding": TERMS.binding(task).hex(),
         "statement": statement.hex(),
-        "fingerprint": signing.fingerprint(SITE.public_key()),
+        "fingerprint": keys.fingerprint(SITE.public_key()),
         "shares": shares(),
         "helper-store": store_tables(folder / "store"),
         "checkpoint": checkpoint_metadata(folder / "state.safetensors"),
@@ -445,7 +453,7 @@ def wire_bytes(folder: Path) -> Golden:
 
 
 def flower_records() -> list[Any]:
-    content = wrap("a note", b"\x01\x02")
+    content = to_records("a note", b"\x01\x02")
     array = content["offbeat.payload"]["payload"]
     facts = [array.dtype, list(array.shape), array.stype, array.data.hex()]
     return [sorted(content), dict(content["offbeat"]), sorted(content["offbeat.payload"]), facts]
@@ -454,7 +462,7 @@ def flower_records() -> list[Any]:
 def frame(head: dict[str, Any], payload: bytes) -> bytes:
     one, other = socket.socketpair()
     with one, other:
-        frames.send(one, head, payload, time.monotonic() + 10)
+        relay.send_frame(one, head, payload, time.monotonic() + 10)
         one.close()
         return b"".join(iter(lambda: other.recv(1 << 16), b""))
 
@@ -462,22 +470,22 @@ def frame(head: dict[str, Any], payload: bytes) -> bytes:
 def shares() -> Golden:
     """Numbers in fixed point, and what is left of them when a seed's share is taken away."""
     encoded = np.empty(6, np.uint32)
-    fixed.encode(torch.tensor([0.0, 1.0, -1.0, 0.3, -2.75, 2.5 / 65536]), 16, encoded)
+    encoding.encode(torch.tensor([0.0, 1.0, -1.0, 0.3, -2.75, 2.5 / 65536]), 16, encoded)
     hidden = encoded.copy()
-    hide(hidden, SEED)
-    (piece,) = sealing.stream(SEED, 4)
+    subtract_share(hidden, SEED)
+    (piece,) = encoding.expand_seed(SEED, 4)
     return {
         "encoded": encoded.tolist(),
         "hidden": hidden.tolist(),
         "stream": piece[1].tolist(),
-        "sealed": sealing.SEALED,
+        "sealed": encoding.SEALED_BYTES,
         "limit": TERMS.limit,
         "weights": [TERMS.weight(task, 6) for task in TASKS],
     }
 
 
 def store_tables(path: Path) -> list[str]:
-    Store(path, "00" * 32).close()
+    HelperStore(path, "00" * 32).close()
     with contextlib.closing(sqlite3.connect(path)) as base:
         (form,) = base.execute("PRAGMA user_version").fetchone()
         return [f"user_version {form}", *sorted(base.iterdump())]
@@ -493,7 +501,7 @@ def checkpoint_metadata(path: Path) -> dict[str, str]:
 def journal_files(folder: Path) -> dict[str, str]:
     journal = Journal(folder)
     for task in TASKS[:2]:
-        journal.accept(Upload(task, 12.5, wire.form_of(LEAVES), wire.pack(LEAVES)))
+        journal.accept(AcceptedUpload(task, 12.5, wire.specs_of(LEAVES), wire.pack(LEAVES)))
     journal.copy_aside(TASKS[:1])
     journal.keep(1, {"flow": [1, 2]})
     journal.keep(2, {"flow": [3]})
@@ -508,13 +516,13 @@ def journal_files(folder: Path) -> dict[str, str]:
 def plan_note(path: Path) -> Golden:
     """What sites are told to do by a settings file."""
     path.write_text(SERVE)
-    return Plan.read(path).note({"local_lr": 0.1})
+    return ServeConfig.read(path).note({"local_lr": 0.1})
 
 
 def monitoring(folder: Path) -> Golden:
     """The events, the page's status and the names of the metrics of a few things that happen."""
-    outline = Outline("run-1", "fedbuff", 4, buffer=2, rounds=10, concurrency=3, epsilon=8.0, delta=1e-5)
-    watch = Watch(outline, folder, lambda: 1_700_000_000.0)
+    outline = RunInfo("run-1", "fedbuff", 4, buffer=2, rounds=10, concurrency=3, epsilon=8.0, delta=1e-5)
+    watch = Monitor(outline, folder, lambda: 1_700_000_000.0)
     watch.joined(11, "north", 0)
     watch.sent(0, TASKS[0], 1000)
     watch.accepted(0, TASKS[0], 2.0, 400, 0.5)
@@ -642,12 +650,12 @@ def empty_folder() -> Iterator[Path]:
         yield Path(name)
 
 
-KEPT = sorted(path.stem for path in (GOLDEN / "runs").glob("*.jsonl"))
+KEPT = sorted(path.stem for path in (GOLDEN / "trajectories").glob("*.jsonl"))
 
 
 @pytest.mark.parametrize("name", KEPT)
 def test_a_short_run_leaves_the_same_records_trace_and_model(name: str, tmp_path: Path) -> None:
-    expected, found = read(f"runs/{name}.jsonl"), plain(short_run(runs()[name], tmp_path / "run"))
+    expected, found = read(f"trajectories/{name}.jsonl"), plain(short_run(runs()[name], tmp_path / "run"))
     for exact in ("trace", "checkpoint"):
         check([line for line in expected if exact in line], [line for line in found if exact in line], EXACT)
     check(expected, found, DOUBLE)
@@ -692,7 +700,7 @@ def write_all() -> None:
         old.unlink()  # of runs and commands that are gone
     for name, given in runs().items():
         with empty_folder() as folder:
-            write(f"runs/{name}.jsonl", short_run(given, folder / "run"))
+            write(f"trajectories/{name}.jsonl", short_run(given, folder / "run"))
     with empty_folder():
         found = command_json()
     for name, value in found.items():

@@ -33,7 +33,7 @@ def test_functions_stay_functions_though_modules_share_their_names() -> None:
         "offbeat.train is train)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "function function offbeat.checkpoint True\n"
+    assert done.stdout == "function function offbeat.training.checkpoint True\n"
     assert isinstance(offbeat.train, FunctionType)
 
 

@@ -11,9 +11,8 @@ from offbeat import Epochs, Examples, Population, Problem, Steps
 from offbeat.core import AnyAlgorithm
 from offbeat.engines.engine import Engine
 from offbeat.schedule.dispatch import Dispatch
-from offbeat.schedule.staleness import Equal, Weights
-from offbeat.snapshot import Snapshot
-from offbeat.train import train
+from offbeat.schedule.staleness import Equal, StalenessWeights
+from offbeat.training.loop import Snapshot, train
 from oracles.softmax import Softmax
 
 SEED = 6
@@ -62,7 +61,7 @@ def play(
     *,
     buffer: int = 3,
     rounds: int = 8,
-    weights: Weights = Equal(),
+    weights: StalenessWeights = Equal(),
     limit: float = float("inf"),
     seed: int = SEED,
 ) -> list[Snapshot]:

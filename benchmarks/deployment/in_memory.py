@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from deployment.wide import BUFFER, write_task
-from offbeat.deploy.post import Reply
-from offbeat.deploy.server import Ask, serve
-from offbeat.deploy.site import Site
+from offbeat.deploy.protocol.transport import Reply
+from offbeat.deploy.server.run import ServeRequest, serve
+from offbeat.deploy.site.site import Site
 
 
 class InMemory:
@@ -61,7 +61,7 @@ def weigh(size: int, nodes: int, updates: int) -> dict[str, Any]:
         sites = [Site(f"s{node}", folder / f"site-{node}", task.load, task.module) for node in range(nodes)]
         post = InMemory(sites, max(1, updates // 10))
         begun, spent = time.perf_counter(), time.process_time()
-        outcome = serve(Ask(settings, folder / "run", False, False), lambda most: post)
+        outcome = serve(ServeRequest(settings, folder / "run", False, False), lambda most: post)
         wall, cpu = time.perf_counter() - begun, time.process_time() - spent
         for site in sites:
             site.close()

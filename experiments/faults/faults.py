@@ -11,7 +11,7 @@ from rogue import BREAKS, LIES, MOUTH
 from watching import PATIENCE, Seen, accepted, awaited, fate, first, in_words, is_bad, named, nothing, of_task
 from world import LATE, World
 
-from offbeat.deploy.outcome import read_server
+from offbeat.deploy.server.run import read_server
 
 SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM}
 OWN = {"raises": "raise", "exits": "exit", "hangs": "hang", "computes NaN": "nan"}
@@ -215,14 +215,20 @@ def kinds() -> Iterator[tuple[str, str, Act, int, int]]:
             2,
             0,
         )
-        resident = kill_part(number, "offbeat.deploy.resident", "--name {name} ")
+        resident = kill_part(number, "offbeat.deploy.site.process", "--name {name} ")
         yield f"{name} of a site's resident process", "site", resident, 2, 1
         yield f"{name} of offbeat join", "site", kill_join(number), 2, 0
         yield f"{name} of a message's app process", "site", kill_app(number), 2, 0
         yield f"{name} of the server", "server", kill_server(number), 2, 1
         yield f"{name} of offbeat serve", "server", kill_serve(number), 1, 0
         yield f"{name} of the SuperLink", "server", kill_started(number, "flower-superlink"), 1, 0
-        yield f"{name} of the SuperLink's gate", "server", kill_started(number, "offbeat.deploy.gate"), 1, 0
+        yield (
+            f"{name} of the SuperLink's gate",
+            "server",
+            kill_started(number, "offbeat.deploy.gateway"),
+            1,
+            0,
+        )
         yield f"{name} of the secure-sum helper", "helper", kill_helper(number), 0, 2
     yield "a late joiner", "site", join_late, 2, 0
     trust, mine = ("--certificate", "keys/ca.crt"), ("--key", "elsewhere/sites/late-1/key")

@@ -19,11 +19,10 @@ from typing import Any
 
 import sites
 
-from offbeat.cli import join as command
-from offbeat.cli.options import parse
-from offbeat.deploy import frames, relay
-from offbeat.deploy.flower_node_child import NodeChild
-from offbeat.deploy.resident_child import ResidentChild
+from offbeat.cli import deploy as command
+from offbeat.cli.main import parse
+from offbeat.deploy.flower.supernode import SiteProcess, SuperNodeProcess
+from offbeat.deploy.site import relay
 
 _HUGE = 64 << 20  # bytes
 _SLOW = 60.0
@@ -100,12 +99,12 @@ class Mouth:
     def serve(self) -> None:
         while True:
             line, _ = self._listener.accept()
-            with line, contextlib.suppress(OSError, frames.FrameError, relay.RelayError):
+            with line, contextlib.suppress(OSError, relay.FrameError, relay.RelayError):
                 self._answer(line)
 
     def _answer(self, line: socket.socket) -> None:
-        head, payload = frames.receive(line, time.monotonic() + _SLOW)
-        note, result = relay.ask(self._resident, head["kind"], head["note"], payload, head["seconds"])
+        head, payload = relay.receive_frame(line, time.monotonic() + _SLOW)
+        note, result = relay.ask_site(self._resident, head["kind"], head["note"], payload, head["seconds"])
         order = sites.take(f"{self._name}{MOUTH}") if head["kind"] == "task" and result else None
         if order is None:
             if result:
@@ -116,19 +115,19 @@ class Mouth:
                 line.sendall((1 << 10).to_bytes(8, "little") + b"{")
                 return
             note, result = lie(order, note, result, self._before)
-        frames.send(line, {"note": note}, result, time.monotonic() + _SLOW)
+        relay.send_frame(line, {"note": note}, result, time.monotonic() + _SLOW)
 
 
 def main() -> int:
     """Until it is told to stop."""
     given = parse(["join", *sys.argv[1:]])
-    own, link = command._own(given), command._link(given)
+    own, link = command._site_options(given), command._superlink_of_site(given)
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: stopped.set())
     own.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     place = Path(tempfile.mkdtemp(prefix="rogue-"))
-    resident = ResidentChild(own, place / "resident", print)
-    node = NodeChild(link, own.key, own.folder, {"OFFBEAT_SITE": str(place / "mouth")}, print)
+    resident = SiteProcess(own, place / "resident", print)
+    node = SuperNodeProcess(link, own.key, own.folder, {"OFFBEAT_SITE": str(place / "mouth")}, print)
     try:
         resident.start()
         mouth = Mouth(own.name, place / "mouth", place / "resident")

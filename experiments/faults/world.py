@@ -12,7 +12,7 @@ from typing import Any
 import sites
 from processes import Process, Trial, wait_for
 
-from offbeat.deploy.ports import free_port
+from offbeat.deploy.process import free_port
 
 HERE = Path(__file__).parent
 DEADLINE = 30  # seconds for a task
@@ -114,7 +114,7 @@ class World:
 
     def revive(self) -> None:
         """Go on with the server where it ended without a model."""
-        wait_for(lambda: not self.pids("flower-superlink") + self.pids("offbeat.deploy.gate"), 60)
+        wait_for(lambda: not self.pids("flower-superlink") + self.pids("offbeat.deploy.gateway"), 60)
         self.serve("--resume")
 
     def tend(self) -> None:

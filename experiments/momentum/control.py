@@ -5,10 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from experiments.studies.momentum import TABLE2, beta_of
 
-from offbeat.reproduce.momentum import TABLE2, beta_of
-from offbeat.running import run
-from offbeat.trial import prepare
+from offbeat.training.build import build_run
+from offbeat.training.runner import run_experiment
 
 
 def main() -> None:
@@ -19,7 +19,7 @@ def main() -> None:
         if cell.column != "fedbuff" or cell.experiment.clip is not None:
             continue
         made = replace(cell.experiment, dispatch="synchronous", limit=None)
-        steps = run(made, prepare(made))
+        steps = run_experiment(made, build_run(made))
         reached = max(step.record["accuracy"] for step in steps if step.record)
         rule, beta = made.algorithm, f"{beta_of(cell):g}"
         known = best.setdefault(rule, {})

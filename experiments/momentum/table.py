@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from offbeat.reproduce.momentum import BETA, BETAS, METHODS, TABLE2, beta_of, evenly, rate_of, speed_ups
-from offbeat.reproduce.page import markdown, written
-from offbeat.reproduce.records import Curve, recorded
-from offbeat.reproduce.study import Cell, Table, Version
+from experiments.reproduce.page import markdown, written
+from experiments.reproduce.records import Curve, recorded
+from experiments.reproduce.study import Cell, Table, Version
+from experiments.studies.momentum import BETA, BETAS, METHODS, TABLE2, beta_of, evenly, rate_of, speed_ups
 
 HERE = Path(__file__).parent
 PAGE = HERE / "README.md"

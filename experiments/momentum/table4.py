@@ -10,14 +10,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from offbeat.algorithms.least_squares import Ridge
-from offbeat.algorithms.momentum_error import relative_errors
+from offbeat.algorithms.momentum_approximation import Ridge, relative_errors
 from offbeat.schedule.availability import Dropout
 from offbeat.schedule.clock import Clock
 from offbeat.schedule.delays import parse_delay
 from offbeat.schedule.dispatch import Poisson
-from offbeat.schedule.flow import Flow
-from offbeat.schedule.statistics import fills
+from offbeat.schedule.scheduler import Scheduler
+from offbeat.schedule.statistics import iterate_buffers
 
 HERE = Path(__file__).parent
 PAGE, RECORDS = HERE / "README.md", HERE / "table4.json"
@@ -36,8 +35,8 @@ def staleness(law: str, started: float, rounds: int, clients: int = CLIENTS) -> 
     dispatch = Poisson(started * COHORT / clients)
     source = dispatch.source(SEED)
     clock = Clock(parse_delay(law).bind(source, clients), source, Dropout())
-    flow = Flow(clock, dispatch, source, clients, COHORT, LIMIT)
-    return [step.staleness for step in fills(flow, rounds)]
+    flow = Scheduler(clock, dispatch, source, clients, COHORT, LIMIT)
+    return [step.staleness for step in iterate_buffers(flow, rounds)]
 
 
 def measure(rounds: int = ROUNDS) -> dict[str, dict[str, dict[str, float]]]:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from offbeat import models
-from offbeat.population.sources import load
+from offbeat.data.datasets import load
+from offbeat.nn import models
 
 CLIENTS, COHORT, STEPS, ROUNDS, BATCH, TESTED = 100, 10, 10, 400, 32, 2000
 BETA = GAMMA = (COHORT * STEPS) ** (1 / 3) / ROUNDS ** (2 / 3)

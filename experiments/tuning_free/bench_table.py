@@ -5,15 +5,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, stdev
 
+from experiments.reproduce.cost_figure import drawings
+from experiments.reproduce.page import markdown, written
+from experiments.reproduce.study import Table
+from experiments.reproduce.tuning_cost import cost_table
 from outcomes import Flatness, Outcome, costs, described, flatnesses, outcomes
 from runs import recorded
 from systems import GRIDS, HELD_OUT, OURS, PRINTED, SEEDS
 
-from offbeat.report.scale import PERCENT
-from offbeat.reproduce.cost_figure import drawings
-from offbeat.reproduce.page import markdown, written
-from offbeat.reproduce.study import Table
-from offbeat.reproduce.tuning_cost import cost_table
+from offbeat.report.chart import PERCENT
 
 HERE = Path(__file__).parent
 PAGE, RECORDS = HERE / "README.md", HERE / "bench.jsonl"

@@ -6,11 +6,11 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 from bench import competes, score, wider, within
+from experiments.reproduce.tuning_cost import Cost, expected_best
 from runs import DEFAULT, named
 from systems import GRIDS, OURS, PRINTED, SEEDS, SYSTEMS, TASKS, cells, form, whole
 
-from offbeat.population.shakespeare import ALPHABET
-from offbeat.reproduce.tuning_cost import Cost, expected_best
+from offbeat.data.shakespeare import ALPHABET
 
 FIRST = SEEDS[0]  # the seed of the grids
 CLASSES = dict.fromkeys(TASKS, 10) | {"Shakespeare by role, transformer": len(ALPHABET)}

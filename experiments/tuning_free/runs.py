@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from experiments.reproduce.writers import by_writer
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, cross_entropy
 from variants import Variant
@@ -27,18 +28,17 @@ from offbeat import (
     Steps,
     Vectorised,
     load,
-    models,
-    train,
 )
 from offbeat.algorithms import Setting, build, find
+from offbeat.data.datasets import Source
+from offbeat.data.partition import parse_partition
 from offbeat.engines.engine import Engine
-from offbeat.engines.how import HOWS
-from offbeat.evaluate import accuracy, evaluate
-from offbeat.population.partition import parse_partition
-from offbeat.population.sources import Source
-from offbeat.reproduce.writers import by_writer
+from offbeat.engines.execution import EXECUTIONS
+from offbeat.nn import models
 from offbeat.schedule.delays import parse_delay
 from offbeat.schedule.staleness import parse_weights
+from offbeat.training import loop
+from offbeat.training.evaluate import accuracy, evaluate
 
 DEFAULT: dict[str, Any] = {
     "data": "fashion-mnist",
@@ -152,12 +152,12 @@ def run(cell: dict[str, Any], given: argparse.Namespace) -> dict[str, Any]:
         engine: Engine = Sequential(problem, population, delays)
     else:
         how = "compiled" if at["model"] == "resnet18" else given.how
-        engine = Vectorised(problem, population, delays, how=HOWS[how])
+        engine = Vectorised(problem, population, delays, how=EXECUTIONS[how])
     limit = None if at["method"] == "unit" else find(at["method"]).limit
     averages: dict[float, Tensor] = {}
     record: dict[str, Any] = {"device": given.device, "failure": None}
     try:
-        for shot in train(
+        for shot in loop(
             method(at["method"], at["words"], sizes, at),
             engine,
             dispatch=Asynchronous(at["concurrency"], eager=False),

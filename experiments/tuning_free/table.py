@@ -5,10 +5,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from experiments.reproduce.page import markdown, written
+from experiments.reproduce.study import Table
 from runs import recorded
-
-from offbeat.reproduce.page import markdown, written
-from offbeat.reproduce.study import Table
 
 HERE = Path(__file__).parent
 PAGE, RECORDS, THIRD = HERE / "README.md", HERE / "exploration.jsonl", HERE / "exploration3.jsonl"

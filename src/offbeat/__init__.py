@@ -11,7 +11,6 @@ from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from offbeat import checkpoint, models
     from offbeat.aggregate.mean import Mean
     from offbeat.aggregate.private import Private
     from offbeat.aggregate.secure import Secure
@@ -22,26 +21,24 @@ if TYPE_CHECKING:
     from offbeat.algorithms.fedasync import FedAsync
     from offbeat.algorithms.fedopt import FedOpt
     from offbeat.core import Algorithm, Batch, Batches, Cohort, Gradient, Task, Vector, Visit, scan, sgd
-    from offbeat.engines.simulated import Sequential, Vectorised
+    from offbeat.data.client_store import Anywhere, InRam, Mapped, OnDevice
+    from offbeat.data.datasets import Source, load
+    from offbeat.data.partition import Dirichlet, Iid, Natural, Quantity, Shards
+    from offbeat.data.population import Epochs, Examples, Population, Steps
+    from offbeat.engines.single_process import Sequential, Vectorised
     from offbeat.errors import DivergedError, InputError
-    from offbeat.evaluate import accuracy, ema, evaluate
-    from offbeat.experiment import Experiment
-    from offbeat.population.batches import Epochs, Steps
-    from offbeat.population.homes import Anywhere, InRam, Mapped, OnDevice
-    from offbeat.population.partition import Dirichlet, Iid, Natural, Quantity, Shards
-    from offbeat.population.population import Examples, Population
-    from offbeat.population.sources import Source, load
-    from offbeat.precision import Precision
+    from offbeat.nn import models
+    from offbeat.nn.problem import Precision, Problem
     from offbeat.privacy.accountant import calibrate
-    from offbeat.problem import Problem
     from offbeat.schedule.availability import Always, Cycle, Dropout
-    from offbeat.schedule.delays import Constant, Exponential, HalfNormal, LogNormal, Tiers, Uniform
+    from offbeat.schedule.delays import Constant, Exponential, HalfNormal, LogNormal, Recorded, Tiers, Uniform
     from offbeat.schedule.dispatch import Asynchronous, Phases, Poisson, Queues, RoundRefill, Synchronous
     from offbeat.schedule.participation import Participation
-    from offbeat.schedule.recorded import Recorded
     from offbeat.schedule.staleness import Equal, Hinge, Polynomial
-    from offbeat.snapshot import Snapshot
-    from offbeat.train import train
+    from offbeat.training import checkpoint
+    from offbeat.training.evaluate import accuracy, ema, evaluate
+    from offbeat.training.experiment import Experiment
+    from offbeat.training.loop import Snapshot, train
 
 __version__ = version("offbeat")
 
@@ -119,12 +116,16 @@ __all__ = [
     "train",
 ]
 
-_MODULES = ("checkpoint", "models")
+_MODULES = {"checkpoint": "offbeat.training.checkpoint", "models": "offbeat.nn.models"}
 _NAMES = {
     "offbeat.aggregate.mean": ("Mean",),
     "offbeat.aggregate.private": ("Private",),
     "offbeat.aggregate.secure": ("Secure",),
-    "offbeat.algorithms": ("CATALOGUE", "Setting", "build"),
+    "offbeat.algorithms": (
+        "CATALOGUE",
+        "Setting",
+        "build",
+    ),
     "offbeat.algorithms.adamasfl": ("AdaMasFL",),
     "offbeat.algorithms.cadence": ("Cadence",),
     "offbeat.algorithms.fadas": ("fadas",),
@@ -142,20 +143,56 @@ _NAMES = {
         "scan",
         "sgd",
     ),
-    "offbeat.engines.simulated": ("Sequential", "Vectorised"),
-    "offbeat.errors": ("DivergedError", "InputError"),
-    "offbeat.evaluate": ("accuracy", "ema", "evaluate"),
-    "offbeat.experiment": ("Experiment",),
-    "offbeat.population.batches": ("Epochs", "Steps"),
-    "offbeat.population.homes": ("Anywhere", "InRam", "Mapped", "OnDevice"),
-    "offbeat.population.partition": ("Dirichlet", "Iid", "Natural", "Quantity", "Shards"),
-    "offbeat.population.population": ("Examples", "Population"),
-    "offbeat.population.sources": ("Source", "load"),
-    "offbeat.precision": ("Precision",),
+    "offbeat.data.client_store": (
+        "Anywhere",
+        "InRam",
+        "Mapped",
+        "OnDevice",
+    ),
+    "offbeat.data.datasets": (
+        "Source",
+        "load",
+    ),
+    "offbeat.data.partition": (
+        "Dirichlet",
+        "Iid",
+        "Natural",
+        "Quantity",
+        "Shards",
+    ),
+    "offbeat.data.population": (
+        "Epochs",
+        "Examples",
+        "Population",
+        "Steps",
+    ),
+    "offbeat.engines.single_process": (
+        "Sequential",
+        "Vectorised",
+    ),
+    "offbeat.errors": (
+        "DivergedError",
+        "InputError",
+    ),
+    "offbeat.nn.problem": (
+        "Precision",
+        "Problem",
+    ),
     "offbeat.privacy.accountant": ("calibrate",),
-    "offbeat.problem": ("Problem",),
-    "offbeat.schedule.availability": ("Always", "Cycle", "Dropout"),
-    "offbeat.schedule.delays": ("Constant", "Exponential", "HalfNormal", "LogNormal", "Tiers", "Uniform"),
+    "offbeat.schedule.availability": (
+        "Always",
+        "Cycle",
+        "Dropout",
+    ),
+    "offbeat.schedule.delays": (
+        "Constant",
+        "Exponential",
+        "HalfNormal",
+        "LogNormal",
+        "Recorded",
+        "Tiers",
+        "Uniform",
+    ),
     "offbeat.schedule.dispatch": (
         "Asynchronous",
         "Phases",
@@ -165,10 +202,21 @@ _NAMES = {
         "Synchronous",
     ),
     "offbeat.schedule.participation": ("Participation",),
-    "offbeat.schedule.recorded": ("Recorded",),
-    "offbeat.schedule.staleness": ("Equal", "Hinge", "Polynomial"),
-    "offbeat.snapshot": ("Snapshot",),
-    "offbeat.train": ("train",),
+    "offbeat.schedule.staleness": (
+        "Equal",
+        "Hinge",
+        "Polynomial",
+    ),
+    "offbeat.training.evaluate": (
+        "accuracy",
+        "ema",
+        "evaluate",
+    ),
+    "offbeat.training.experiment": ("Experiment",),
+    "offbeat.training.loop": (
+        "Snapshot",
+        "train",
+    ),
 }
 _HOMES = MappingProxyType({name: home for home, names in _NAMES.items() for name in names})
 
@@ -180,7 +228,7 @@ class _Package(ModuleType):
         if name in _HOMES:
             value = getattr(import_module(_HOMES[name]), name)
         elif name in _MODULES:
-            value = import_module(f"offbeat.{name}")
+            value = import_module(_MODULES[name])
         else:
             raise AttributeError(f"module 'offbeat' has no attribute '{name}'", name=name, obj=self)
         setattr(self, name, value)

@@ -92,7 +92,7 @@ class Cohort(NamedTuple):
         return sum(self.weights) / len(self.weights)
 
 
-class Saved(NamedTuple):
+class SavedState(NamedTuple):
     """A part of a checkpoint: JSON-able facts and named tensors."""
 
     facts: dict[str, Any]
@@ -207,7 +207,7 @@ def scan(step: Callable[[Carry, Batch], Carry], carry: Carry, batches: Batches) 
 
 def where(condition: Tensor, yes: Carry, no: Carry) -> Carry:
     """`torch.where` over trees."""
-    chosen: Carry = trees.over(lambda a, b: torch.where(condition, a, b), yes, no)
+    chosen: Carry = trees.map(lambda a, b: torch.where(condition, a, b), yes, no)
     return chosen
 
 

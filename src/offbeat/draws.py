@@ -20,7 +20,7 @@ def uniform(seed: int, purpose: str, *numbers: int) -> float:
     return (_digest(8, seed, purpose, numbers) >> 11) * 2.0**-53
 
 
-def below(bound: int, seed: int, purpose: str, *numbers: int) -> int:
+def randbelow(bound: int, seed: int, purpose: str, *numbers: int) -> int:
     """A whole number in [0, bound)."""
     return _digest(8, seed, purpose, numbers) * bound >> 64
 

@@ -12,7 +12,7 @@ class DivergedError(ArithmeticError):
     """A loss, an update or the model became NaN or infinite."""
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
     """An unknown name, with the nearest known ones."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 Tree: TypeAlias = Any
-Shape: TypeAlias = Any  # a tree without its leaves
+Structure: TypeAlias = Any  # a tree without its leaves
 
 
-def over(function: Callable[..., Any], *trees: Tree) -> Any:
+def map(function: Callable[..., Any], *trees: Tree) -> Any:
     """The function of each leaf, in a tree of the same shape."""
     return optree.tree_map(function, *trees)
 
@@ -21,21 +21,21 @@ def leaves(tree: Tree) -> list[Tensor]:
     return optree.tree_leaves(tree)
 
 
-def shape(tree: Tree) -> Shape:
+def structure(tree: Tree) -> Structure:
     """What `rebuild` needs."""
     return optree.tree_structure(tree)
 
 
-def rebuild(shape: Shape, leaves: Sequence[Tensor]) -> Any:
+def unflatten(shape: Structure, leaves: Sequence[Tensor]) -> Any:
     """The tree of that shape with these leaves."""
     return optree.tree_unflatten(shape, leaves)
 
 
 def stack(trees: Sequence[Tree]) -> Any:
     """Trees of one shape as one, each leaf stacked on axis 0."""
-    return over(lambda *parts: torch.stack(parts), *trees)
+    return map(lambda *parts: torch.stack(parts), *trees)
 
 
-def size(tree: Tree) -> int:
+def numel(tree: Tree) -> int:
     """How many numbers are in it."""
     return sum(leaf.numel() for leaf in leaves(tree))

@@ -1,14 +1,191 @@
-"""The weighted mean as it is, without noise."""
+"""What the loop asks of whatever turns uploads into a mean: plain, private, or summed in secret.
 
+How the uploads of a buffer are added up: in plain sight, or so that nobody sees a single one.
+
+The weighted mean as it is, without noise.
+"""
+
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
 
 from offbeat import trees
-from offbeat.aggregate.aggregation import Hiding, Opening
-from offbeat.aggregate.summation import PlainSum, Summation, Summing
-from offbeat.core import Cohort, Saved, Task
+from offbeat.aggregate.uploads import ClippingBounds
+from offbeat.core import AnyAlgorithm, Cohort, SavedState, Task, Vector
+from offbeat.privacy.ledger import is_simulated
+from offbeat.schedule.availability import Always, Availability
+from offbeat.schedule.dispatch import Dispatch
 from offbeat.schedule.participation import Participation
+from offbeat.schedule.staleness import StalenessWeights
 from offbeat.trees import Tree
+
+
+class AggregationContext(NamedTuple):
+    """The run that an aggregation is opened for."""
+
+    algorithm: AnyAlgorithm
+    x: Vector  # the initial model
+    dispatch: Dispatch
+    weights: StalenessWeights
+    buffer: int
+    population: int
+    rounds: int
+    limit: float
+    seed: int
+    availability: Availability = Always()
+    answers: int | None = None  # numbers beside each upload in a private sum; None: uploads are summed as is
+
+
+class SecureEncoding(NamedTuple):
+    """How clients hide what they send by themselves, so that the server need not be trusted to."""
+
+    facts: dict[str, Any]  # what a client of this version must know, as JSON
+    examine: Callable[[Task, bytes, bytes], None]  # refuses a sealed seed and signature that cannot be added
+
+
+class PrivacyCost(NamedTuple):
+    """What a run has told so far about any one client."""
+
+    epsilon: float
+    delta: float
+    releases: int
+    terms: str  # under which assumptions, in a sentence
+
+    @property
+    def simulated(self) -> bool:
+        """Whether epsilon counts on amplification that does not hold, and so is no guarantee."""
+        return is_simulated(self.terms)
+
+
+class Aggregation(Protocol):
+    """One run's way from uploads to means; it can be saved between two server steps."""
+
+    def collect(self, uploads: Tree, tasks: Sequence[Task], cohort: Cohort) -> Tree:
+        """What these uploads (leaves stacked over tasks) come to as a sum, which adds up over calls."""
+        ...
+
+    def release(self, total: Tree, cohort: Cohort) -> Tree:
+        """The mean of one server step, from the sums of all that was collected for it."""
+        ...
+
+    @property
+    def private(self) -> bool:
+        """Whether nothing may leave clients but by `release`."""
+        ...
+
+    @property
+    def hides_sample(self) -> bool:
+        """Whether it must stay a secret who was chosen."""
+        ...
+
+    def hiding(self) -> SecureEncoding | None:
+        """How clients of this version hide uploads; None: they send them as they are."""
+        ...
+
+    def ended(self) -> str | None:
+        """Why there may be no further release, in a sentence."""
+        ...
+
+    def spent(self) -> Callable[[], PrivacyCost | None]:
+        """The privacy spent up to now, where it is counted; slow to compute, so only when asked for."""
+        ...
+
+    def save(self) -> SavedState: ...
+
+    def load(self, saved: SavedState) -> None: ...
+
+
+class Aggregator(Protocol):
+    """A way from uploads to means."""
+
+    @property
+    def participation(self) -> Participation:
+        """How often a client may contribute, which the loop keeps to."""
+        ...
+
+    def open(self, opening: AggregationContext) -> Aggregation:
+        """Begin a run, or refuse one whose assumptions do not hold."""
+        ...
+
+
+class RunningSum(Protocol):
+    """One run's sums; what it has summed can be saved between two server steps."""
+
+    @property
+    def largest(self) -> float:
+        """The largest number that an upload may hold."""
+        ...
+
+    def total(self, payload: Tree, tasks: Sequence[Task], cohort: Cohort) -> Tree:
+        """The weighted sum over tasks: leaves (tasks, ...) to leaves (...)."""
+        ...
+
+    def hiding(self, clip: ClippingBounds | None = None) -> SecureEncoding | None:
+        """How clients clip and hide what is summed; None: they do not."""
+        ...
+
+    def save(self) -> SavedState: ...
+
+    def load(self, saved: SavedState) -> None: ...
+
+
+class Summation(Protocol):
+    """A way to add up uploads."""
+
+    @property
+    def secret(self) -> bool:
+        """Whether no server sees a single upload."""
+        ...
+
+    @property
+    def rounding(self) -> float:
+        """How far a coordinate of an upload may be moved before it is summed: a norm can grow by as much."""
+        ...
+
+    def open(self, opening: AggregationContext) -> RunningSum:
+        """Begin a run, or refuse one that cannot be summed this way."""
+        ...
+
+
+@dataclass(frozen=True)
+class PlainSum:
+    """The server sees every upload and adds them."""
+
+    @property
+    def secret(self) -> bool:
+        return False
+
+    @property
+    def rounding(self) -> float:
+        return 0.0
+
+    @property
+    def largest(self) -> float:
+        return math.inf
+
+    def open(self, opening: AggregationContext) -> "PlainSum":
+        return self
+
+    def total(self, payload: Tree, tasks: Sequence[Task], cohort: Cohort) -> Tree:
+        def add(stack: Tensor) -> Tensor:
+            numbers = stack if stack.is_floating_point() else stack.to(torch.get_default_dtype())
+            weights = torch.tensor(cohort.weights, dtype=numbers.dtype, device=stack.device)
+            return (weights @ numbers.reshape(len(stack), -1)).view(stack.shape[1:])
+
+        return trees.map(add, payload)
+
+    def hiding(self, clip: ClippingBounds | None = None) -> None:
+        return None
+
+    def save(self) -> SavedState:
+        return SavedState({}, {})
+
+    def load(self, saved: SavedState) -> None:
+        pass
 
 
 @dataclass(frozen=True)
@@ -21,28 +198,28 @@ class Mean:
     def participation(self) -> Participation:
         return Participation()
 
-    def open(self, opening: Opening) -> "Averaging":
-        return Averaging(self.summation.open(opening), self.summation.secret)
+    def open(self, opening: AggregationContext) -> "MeanAggregation":
+        return MeanAggregation(self.summation.open(opening), self.summation.secret)
 
 
 @dataclass(frozen=True)
-class Averaging:
+class MeanAggregation:
     """One run's means."""
 
-    summing: Summing
+    summing: RunningSum
     private: bool  # what is summed in secret may not leave clients beside the sum either
 
     def collect(self, uploads: Tree, tasks: Sequence[Task], cohort: Cohort) -> Tree:
         return self.summing.total(uploads, tasks, cohort)
 
     def release(self, total: Tree, cohort: Cohort) -> Tree:
-        return trees.over(lambda leaf: leaf / len(cohort.weights), total)
+        return trees.map(lambda leaf: leaf / len(cohort.weights), total)
 
     @property
     def hides_sample(self) -> bool:
         return False
 
-    def hiding(self) -> Hiding | None:
+    def hiding(self) -> SecureEncoding | None:
         return self.summing.hiding()
 
     def ended(self) -> None:
@@ -51,8 +228,8 @@ class Averaging:
     def spent(self) -> Callable[[], None]:
         return lambda: None
 
-    def save(self) -> Saved:
+    def save(self) -> SavedState:
         return self.summing.save()
 
-    def load(self, saved: Saved) -> None:
+    def load(self, saved: SavedState) -> None:
         self.summing.load(saved)

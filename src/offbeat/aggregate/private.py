@@ -1,31 +1,219 @@
-"""Means under differential privacy: each upload is clipped, the sum is noised once, and all of it is counted.
+"""One private run: clip, add up, noise, count.
+
+Means under differential privacy: each upload is clipped, the sum is noised once, and all of it is counted.
 
 Privacy is a client's: runs are compared that differ by one client's contributions. Nothing here makes
 what a client keeps agree with what the server was told: a method whose server adds up changes of clients'
 memory (control variates) sees clipped and noisy ones, and its mean drifts from theirs.
 """
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass
-from typing import Any, Self
+from functools import partial
+from typing import Any, NamedTuple, Self
 
-from offbeat.aggregate.aggregation import Opening
-from offbeat.aggregate.noised import Noised, Plan
-from offbeat.aggregate.summation import PlainSum, Summation
-from offbeat.aggregate.terms import amplification_refused, terms
-from offbeat.aggregate.uploads import reads_staleness, upload_fields
-from offbeat.core import AnyAlgorithm, Bounded
+from torch import Tensor
+
+from offbeat import trees
+from offbeat.aggregate.mean import (
+    AggregationContext,
+    PlainSum,
+    PrivacyCost,
+    RunningSum,
+    SecureEncoding,
+    Summation,
+)
+from offbeat.aggregate.uploads import (
+    ClippingBounds,
+    Payload,
+    SecretShares,
+    clip_uploads,
+    server_reads_staleness,
+    upload_fields,
+)
+from offbeat.core import AnyAlgorithm, Bounded, Cohort, SavedState, Task
 from offbeat.errors import InputError
-from offbeat.privacy.accountant import Accountant, Pld, check_delta, check_epsilon
-from offbeat.privacy.correlated import Independent, Noise
-from offbeat.privacy.mechanism import Gaussian, check_bounds, deal
-from offbeat.privacy.quantile import Quantile
-from offbeat.privacy.spending import Spending
+from offbeat.privacy import clipping
+from offbeat.privacy.accountant import Accountant, PldAccountant, Releases, check_delta, check_epsilon
+from offbeat.privacy.correlated import IndependentNoise, NoiseCorrelation, NoiseStream
+from offbeat.privacy.ledger import (
+    Ledger,
+    PrivacyAccounting,
+    PrivacyBudget,
+    ReleaseTotals,
+    amplification_refused,
+    corrected_end,
+    privacy_statement,
+)
+from offbeat.privacy.mechanism import (
+    AdaptiveClipping,
+    GaussianMechanism,
+    check_bounds,
+    fingerprint,
+    noise_shares,
+    secret_key,
+    seeded_key,
+    subkey,
+)
 from offbeat.schedule.availability import Always
 from offbeat.schedule.dispatch import Dispatch, Phases, Poisson, Queues
 from offbeat.schedule.participation import Participation
 from offbeat.schedule.staleness import Equal
+from offbeat.trees import Tree
+
+
+class PrivatePlan(NamedTuple):
+    """What a private run keeps to."""
+
+    mechanism: GaussianMechanism
+    spending: PrivacyAccounting
+    terms: str
+    budget: PrivacyBudget | None
+    epsilon: float | None  # that the budget came from
+    start: bool  # whether everybody contributes before the first server step
+    population: int
+    rounding: float  # of each number, by the way that uploads are summed
+    seed: int | None  # of the noise; None: it has a secret key
+
+
+class PrivateAggregation:
+    """An aggregation whose releases are private, and which knows what they have told."""
+
+    private = True
+
+    def __init__(self, plan: PrivatePlan, bounds: dict[str, float], summing: RunningSum) -> None:
+        self.bounds = bounds  # those of the next release
+        self._plan, self._mechanism, self._spending = plan, plan.mechanism, plan.spending
+        self._ledger = Ledger(plan.population, plan.spending.most, plan.spending.apart)
+        self._summing = summing
+        self._unlock(secret_key() if plan.seed is None else seeded_key(plan.seed))
+        self._known: tuple[tuple[Releases, ...], float] | None = None  # the last epsilon computed
+
+    def collect(self, uploads: Tree, tasks: Sequence[Task], cohort: Cohort) -> Tree:
+        if not all(0 <= weight <= 1 for weight in cohort.weights):
+            raise InputError("staleness weights above 1 would outgrow the bounds: use lower ones.")
+        clip = self._clip
+        if not isinstance(uploads, SecretShares):
+            payload: Tree = clip_uploads(uploads, clip.bounds, clip.moving)
+        elif clip.moving and any(cohort.staleness):
+            raise InputError("clients that clip by themselves knew other bounds than those of this step.")
+        else:
+            payload = uploads._replace(clip=clip)
+        total = self._summing.total(payload, tasks, cohort)
+        if not self._starting:
+            self._ledger.contribute([task.client for task in tasks])
+        return total
+
+    def release(self, total: Payload, cohort: Cohort) -> Tree:
+        starting = self._starting
+        stream, step = (self._first, 0) if starting else (self._stream, self._ledger.tally.steps)
+        noised = self._noise(total, stream, step)
+        if starting:
+            self._ledger.begin()
+        else:
+            self._ledger.release()
+        if self._mechanism.adaptive is not None:
+            for name, answer in zip(self._mechanism.moving, noised.answers.tolist(), strict=True):
+                bound = self.bounds[name]
+                moved = self._mechanism.adaptive.move(bound, answer, sum(cohort.weights))
+                self.bounds[name] = min(moved, self._summing.largest)
+        return trees.map(lambda leaf: leaf / len(cohort.weights), noised.uploads)
+
+    @property
+    def hides_sample(self) -> bool:
+        return self._spending.rate is not None and self._plan.seed is None
+
+    def hiding(self) -> SecureEncoding | None:
+        """With the bounds of the next release, by which clients that hide their uploads have to clip."""
+        return self._summing.hiding(self._clip)
+
+    def ended(self) -> str | None:
+        tally, budget, epsilon = self._ledger.tally, self._plan.budget, self._plan.epsilon
+        if budget is None or (tally.steps < budget.steps and tally.largest < budget.contributions):
+            return None
+        made = f"{tally.steps} server step{'s' if tally.steps != 1 else ''}"
+        if tally.steps >= budget.steps:
+            return corrected_end(
+                f"the privacy budget of epsilon {epsilon:g} is spent after {made}.", self._plan.terms
+            )
+        times = f"{tally.largest} time{'s' if tally.largest != 1 else ''}"
+        return (
+            f"the privacy budget of epsilon {epsilon:g} is spent after {made}, "
+            f"in which some client contributed {times}."
+        )
+
+    def spent(self) -> Callable[[], PrivacyCost]:
+        return partial(self._spent, self._ledger.tally)
+
+    def _spent(self, tally: ReleaseTotals) -> PrivacyCost:
+        releases = self._spending.releases(tally)
+        if self._known is None or self._known[0] != releases:
+            self._known = releases, self._spending.epsilon(tally)
+        return PrivacyCost(self._known[1], self._spending.delta, tally.steps + tally.start, self._plan.terms)
+
+    def save(self) -> SavedState:
+        """The key is in here and nowhere else."""
+        parts = {"ledger": self._ledger.save(), "noise": self._stream.save(), "sum": self._summing.save()}
+        facts: dict[str, Any] = {name: part.facts for name, part in parts.items()}
+        facts |= {
+            "bounds": dict(self.bounds),
+            "key": None if self._plan.seed is not None else self._key.hex(),
+            "spent": {  # for whoever reads the file without the run
+                "releases": [list(each) for each in self._spending.releases(self._ledger.tally)],
+                "delta": self._spending.delta,
+                "accountant": self._spending.accountant.name,
+                "made": self._ledger.tally.steps + self._ledger.tally.start,
+                "terms": self._plan.terms,
+            },
+        }
+        tensors = {
+            f"{name}.{key}": value for name, part in parts.items() for key, value in part.tensors.items()
+        }
+        return SavedState(facts, tensors)
+
+    def load(self, saved: SavedState) -> None:
+        facts = saved.facts
+        self.bounds = dict(facts["bounds"])
+        self._unlock(bytes.fromhex(facts["key"]) if self._plan.seed is None else self._key)
+        for name, part in (("ledger", self._ledger), ("noise", self._stream), ("sum", self._summing)):
+            mine = {key: value for key, value in saved.tensors.items() if key.startswith(f"{name}.")}
+            part.load(SavedState(facts[name], {key.removeprefix(f"{name}."): v for key, v in mine.items()}))
+
+    @property
+    def _starting(self) -> bool:
+        """Whether what is collected now is the start of everybody."""
+        return self._plan.start and not self._ledger.tally.start
+
+    @property
+    def _clip(self) -> ClippingBounds:
+        return ClippingBounds(dict(self.bounds), list(self._mechanism.moving))
+
+    def _unlock(self, key: bytes) -> None:
+        self._key = key
+        self._first: NoiseStream = IndependentNoise().open(subkey(key, "start"))
+        self._stream: NoiseStream = self._spending.correlation.open(subkey(key, "steps"))
+
+    def _noise(self, total: Payload, stream: NoiseStream, step: int) -> Payload:
+        """Every number of a sum with its noise."""
+        parts = clipping.fields(total.uploads)
+        sizes = {name: trees.numel(part) for name, part in parts.items()}
+        deviations = self._mechanism.deviations(self.bounds, sizes, self._plan.rounding)
+        numbers = itertools.count()
+        # noise that follows from a seed hides nothing anyway, and is to be the same for other sums
+        mark = b"" if self._plan.seed is not None else fingerprint(self._key, trees.leaves(total))
+
+        def draw(leaf: Tensor, deviation: float) -> Tensor:
+            number = next(numbers)
+            return leaf + deviation * stream.draw(step, number, leaf, mark) if deviation else leaf
+
+        noised = {
+            name: trees.map(lambda leaf, d=deviations[name]: draw(leaf, d), part)
+            for name, part in parts.items()
+        }
+        answers = trees.map(lambda leaf: draw(leaf, self._mechanism.answer_deviation()), total.answers)
+        return Payload(clipping.replace(total.uploads, noised), answers)
 
 
 @dataclass(frozen=True)
@@ -44,9 +232,9 @@ class Private:
     shares: tuple[
         tuple[str, float], ...
     ] = ()  # of each field in the sensitivity; else the algorithm's, or alike
-    correlation: Noise = Independent()
-    accountant: Accountant = Pld()
-    adaptive: Quantile | None = None  # moves the bounds that are given here
+    correlation: NoiseCorrelation = IndependentNoise()
+    accountant: Accountant = PldAccountant()
+    adaptive: AdaptiveClipping | None = None  # moves the bounds that are given here
     nominal: int | None = None  # for simulations: noise as if cohorts were of this size
     summation: Summation = PlainSum()
     noise_seed: int | None = None  # for simulations: noise that can be repeated; None: from a secret key
@@ -96,19 +284,19 @@ class Private:
                 "leave clip out, or give bounds by field."
             )
         else:
-            open_ones = [name for name in fields if name not in declared(algorithm)[0]]
+            open_ones = [name for name in fields if name not in declared_bounds(algorithm)[0]]
             if len(open_ones) != 1:
                 raise InputError(
                     f"{type(algorithm).__name__} has {len(open_ones)} fields to bound, "
                     f"{' and '.join(open_ones)}: give bounds by field."
                 )
             bounds = {open_ones[0]: clip}
-        check_bounds(fields, dict(declared(algorithm)[0]) | bounds, bounds)
+        check_bounds(fields, dict(declared_bounds(algorithm)[0]) | bounds, bounds)
         return cls(tuple(bounds.items()), noise, delta, **others)
 
-    def open(self, opening: Opening) -> Noised:
+    def open(self, opening: AggregationContext) -> PrivateAggregation:
         """Begin a run, or refuse one whose assumptions do not hold."""
-        known, parts = declared(opening.algorithm)
+        known, parts = declared_bounds(opening.algorithm)
         fields = upload_fields(opening.algorithm)
         given = dict(self.bounds)
         bounds = {name: bound for name, bound in (dict(known) | given).items() if name in {*fields, *given}}
@@ -121,7 +309,7 @@ class Private:
                     f"the bound of {name} is {bound:g}, and sums in secret hold {summing.largest:g} "
                     "a number: lower the bound, the buffer or the bits."
                 )
-        shares = deal(fields, dict(self.shares) or parts)
+        shares = noise_shares(fields, dict(self.shares) or parts)
         if self.noise:
             self._check_run(opening)
         if self.nominal is not None and self.nominal < opening.buffer:
@@ -131,13 +319,13 @@ class Private:
         if self.adaptive and not moving:
             raise InputError("adaptive clipping has no bound to move: give one to begin with.")
         cohort = opening.buffer if self.nominal is None else self.nominal
-        mechanism = Gaussian(
+        mechanism = GaussianMechanism(
             self.noise, tuple(shares.items()), opening.buffer / cohort, cohort, self.adaptive, moving
         )
         mechanism.check()
         simulated = self.simulate_amplification
-        rate = amplifying(opening.dispatch, opening.buffer, opening.population) if simulated else None
-        spending = Spending(
+        rate = sampling_rate(opening.dispatch, opening.buffer, opening.population) if simulated else None
+        spending = PrivacyAccounting(
             self.noise,
             self.delta,
             rate,
@@ -148,7 +336,7 @@ class Private:
         )
         start = opening.algorithm.warmup() is not None
         buffer, population, seeded = opening.buffer, opening.population, self.noise_seed is not None
-        said = terms(spending, start, buffer, population, self.nominal, seeded)
+        said = privacy_statement(spending, start, buffer, population, self.nominal, seeded)
         budget = None
         if self.epsilon is not None:
             budget = spending.budget(self.epsilon, start, opening.rounds)
@@ -158,14 +346,14 @@ class Private:
                     f"with noise {self.noise:g}: raise either."
                 )
         rounding, seed = self.summation.rounding, self.noise_seed
-        plan = Plan(
+        plan = PrivatePlan(
             mechanism, spending, said, budget, self.epsilon, start, opening.population, rounding, seed
         )
-        return Noised(plan, bounds, summing)
+        return PrivateAggregation(plan, bounds, summing)
 
     def _check_claims(self) -> None:
         """Refuse claims that contradict each other."""
-        correlated = not isinstance(self.correlation, Independent)
+        correlated = not isinstance(self.correlation, IndependentNoise)
         if correlated and self.simulate_amplification:
             raise InputError(
                 "correlated noise is not amplified by sampling: use independent noise, or do not simulate "
@@ -184,7 +372,7 @@ class Private:
                 "a client could be twice in one server step: keep its contributions at least 1 step apart."
             )
 
-    def _check_run(self, opening: Opening) -> None:
+    def _check_run(self, opening: AggregationContext) -> None:
         """Refuse a run under which the noise would not be worth what is claimed."""
         dispatch, name = opening.dispatch, type(opening.algorithm).__name__
         if isinstance(dispatch, Phases | Queues):
@@ -209,25 +397,25 @@ class Private:
             raise InputError(
                 "staleness weights tell who was sampled when, so nothing is amplified: use constant ones."
             )
-        if reads_staleness(opening.algorithm):
+        if server_reads_staleness(opening.algorithm):
             raise InputError(
                 f"{name}'s server reads how stale updates are, which tells who was sampled when: "
                 "use it without, or do not simulate amplification."
             )
 
 
-def declared(algorithm: AnyAlgorithm) -> tuple[Mapping[str, float], Mapping[str, float]]:
+def declared_bounds(algorithm: AnyAlgorithm) -> tuple[Mapping[str, float], Mapping[str, float]]:
     """The bounds that an algorithm guarantees, and the shares it asks for."""
     return (algorithm.bounds, algorithm.shares) if isinstance(algorithm, Bounded) else ({}, {})
 
 
 def own_bounds(algorithm: AnyAlgorithm) -> Mapping[str, float] | None:
     """Of every field of an upload, where the algorithm guarantees them all."""
-    known, fields = declared(algorithm)[0], upload_fields(algorithm)
+    known, fields = declared_bounds(algorithm)[0], upload_fields(algorithm)
     return {name: known[name] for name in fields} if all(name in known for name in fields) else None
 
 
-def amplifying(dispatch: Dispatch, buffer: int, population: int) -> float:
+def sampling_rate(dispatch: Dispatch, buffer: int, population: int) -> float:
     """The rate to simulate Poisson sampling with: a buffer may be filled by more than one drawing."""
     rate = dispatch.rate if isinstance(dispatch, Poisson) else 1.0
     return max(rate, buffer / population)

@@ -1,30 +1,93 @@
-"""Secure sums in a simulation: clients, leader and helper in one process, each with its own objects."""
+"""The terms of secure sums as JSON, for parties that are not in one process.
 
+Secure sums in a simulation: clients, leader and helper in one process, each with its own objects.
+
+Secure sums in a deployment: clients hide their own uploads, and the helper is on another machine.
+"""
+
+import hashlib
+import json
+import logging
+import math
+import re
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Self
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from torch import Tensor
 
 from offbeat import draws, trees
-from offbeat.aggregate.aggregation import Opening
-from offbeat.aggregate.payload import Clip
-from offbeat.core import Cohort, Saved, Task
+from offbeat.aggregate.mean import AggregationContext, SecureEncoding
+from offbeat.aggregate.uploads import ClippingBounds, Payload, SecretShares, probe_upload
+from offbeat.core import AnyAlgorithm, Cohort, SavedState, Task
 from offbeat.errors import InputError
-from offbeat.privacy.secure.client import report
-from offbeat.privacy.secure.fixed import Residues, decode
-from offbeat.privacy.secure.helper import HEAVIEST, Helper
-from offbeat.privacy.secure.leader import Leader
-from offbeat.privacy.secure.terms import Terms
+from offbeat.privacy.secure.client import Report, make_report
+from offbeat.privacy.secure.encoding import Residues, decode
+from offbeat.privacy.secure.servers import MAX_WEIGHT_RATIO, AggregationHelper, Helper, Leader
+from offbeat.privacy.secure.terms import BindingError, SecureTerms, SignatureError
 from offbeat.schedule.dispatch import Synchronous
-from offbeat.schedule.staleness import Equal, Weights
+from offbeat.schedule.staleness import Equal, StalenessWeights, parse_weights
 from offbeat.trees import Tree
 
-_STALE = 100  # versions, which a run without a limit should be prepared for
-_START = 128  # more clients than the loop ever hands over at once in a full-participation start
+TERM_NUMBERS = ("length", "most", "minimum", "bits", "weight_bits")
+TERM_NAMES = ("run", *TERM_NUMBERS, "weights")
+_MAX_NUMBER = 1 << 62  # of a whole number
+_RUN_PATTERN = re.compile(r"(?:[0-9a-f]{2}){1,255}")
+_WEIGHTS_PATTERN = re.compile(r"[a-z]{1,20}(?::[0-9.e+-]{1,30}){0,2}")
+
+
+def write_terms(terms: SecureTerms) -> dict[str, Any]:
+    """What `read_terms` reads."""
+    return {
+        "run": terms.run.hex(),
+        **{name: getattr(terms, name) for name in TERM_NUMBERS},
+        "weights": terms.rule,
+    }
+
+
+def read_terms(told: dict[str, Any]) -> SecureTerms:
+    """The terms that a stranger names, if they are terms and hide anything; the rest is left alone."""
+    for name in TERM_NUMBERS:
+        number = told.get(name)
+        if type(number) is not int or not 0 <= number < _MAX_NUMBER:
+            raise InputError(f"the terms of a secure sum need a whole number as {name}.")
+    run, rule = told.get("run"), told.get("weights")
+    if type(run) is not str or not _RUN_PATTERN.fullmatch(run):
+        raise InputError("the terms of a secure sum need the name of a run, in hexadecimal digits.")
+    if type(rule) is not str or not _WEIGHTS_PATTERN.fullmatch(rule):
+        raise InputError("the terms of a secure sum need a rule of weights, such as polynomial:0.5.")
+    weigh = parse_weights(rule)
+    if str(weigh) != rule:
+        raise InputError(f"the terms of a secure sum have weights {rule}, which are written {weigh}.")
+    length, most, minimum, bits, weight_bits = (told[name] for name in TERM_NUMBERS)
+    return SecureTerms(bytes.fromhex(run), length, most, minimum, bits, weight_bits, weigh, rule)
+
+
+def clipping_digest(bounds: Mapping[str, float] | None, moving: Sequence[str] = ()) -> str:
+    """What `Terms.clipping` is where clients clip to these bounds; empty where they do not clip."""
+    if bounds is None:
+        return ""
+    told = [sorted((name, float(bound).hex()) for name, bound in bounds.items()), list(moving)]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+
+
+def weights_text(weights: StalenessWeights) -> str:
+    """Weights in words, which others can read."""
+    try:
+        if parse_weights(str(weights)) == weights:
+            return str(weights)
+    except InputError:
+        pass
+    raise InputError(
+        "secure sums over a network need weights that have a name: use constant, polynomial or hinge."
+    )
+
+
+_ASSUMED_STALENESS = 100  # versions, which a run without a limit should be prepared for
+_MAX_START_CHUNK = 128  # more clients than the loop ever hands over at once in a full-participation start
 
 
 @dataclass(frozen=True)
@@ -44,7 +107,7 @@ class Secure:
 
     def __post_init__(self) -> None:
         # All that can be wrong with these numbers alone, before there is a run.
-        Terms(b"?", 1, self.minimum, self.minimum, self.bits, self.weight_bits)
+        SecureTerms(b"?", 1, self.minimum, self.minimum, self.bits, self.weight_bits)
 
     @property
     def secret(self) -> bool:
@@ -54,7 +117,7 @@ class Secure:
     def rounding(self) -> float:
         return 2.0**-self.bits if self.stochastic else 2.0 ** -(self.bits + 1)
 
-    def check(self, opening: Opening) -> None:
+    def check(self, opening: AggregationContext) -> None:
         """Refuse a run whose buffers never have enough clients."""
         here = min(opening.buffer, opening.population)
         if here < self.minimum:
@@ -62,71 +125,72 @@ class Secure:
                 f"secure sums need {self.minimum} distinct clients, and a buffer of {opening.buffer} from "
                 f"{opening.population} clients never has them: raise the buffer or lower the minimum."
             )
-        reach = int(min(opening.limit, _STALE))
+        reach = int(min(opening.limit, _ASSUMED_STALENESS))
         stale = not isinstance(opening.dispatch, Synchronous)
-        if stale and here == self.minimum and opening.weights(reach) * HEAVIEST < 1:
+        if stale and here == self.minimum and opening.weights(reach) * MAX_WEIGHT_RATIO < 1:
             raise InputError(
-                f"an update of staleness {reach} would have less than 1/{HEAVIEST} of a fresh one's weight "
+                f"an update of staleness {reach} would have less than "
+                f"1/{MAX_WEIGHT_RATIO} of a fresh one's weight "
                 "and hide nobody, and a buffer as small as the minimum needs every client: raise the "
                 "buffer, set a lower limit, or use weights that fade less."
             )
 
-    def open(self, opening: Opening) -> "Shared":
+    def open(self, opening: AggregationContext) -> "SecureSum":
         self.check(opening)
-        shared = Shared(self, opening)
+        shared = SecureSum(self, opening)
         shared.terms(1)
         return shared
 
 
-class Shared:
+class SecureSum:
     """One run's secure sums."""
 
-    def __init__(self, secure: Secure, opening: Opening) -> None:
+    def __init__(self, secure: Secure, opening: AggregationContext) -> None:
         self._secure = secure
         self._opening = opening
         self._run = secrets.token_bytes(16)
-        self._servers: tuple[Terms, Leader, Helper] | None = None  # None until uploads have a length
+        self._servers: tuple[SecureTerms, Leader, Helper] | None = None  # None until uploads have a length
 
     @property
     def largest(self) -> float:
         return self.terms(1).largest
 
-    def terms(self, length: int) -> Terms:
+    def terms(self, length: int) -> SecureTerms:
         """For uploads of that many numbers."""
-        return agree(self._secure, self._opening, self._run, length)
+        return agree_terms(self._secure, self._opening, self._run, length)
 
-    def hiding(self, clip: Clip | None = None) -> None:
+    def hiding(self, clip: ClippingBounds | None = None) -> None:
         """Here it is done for them."""
 
     def total(self, payload: Tree, tasks: Sequence[Task], cohort: Cohort) -> Tree:
         check_weights(self._opening.weights, tasks, cohort)
-        stacks = [numbers(leaf).reshape(len(tasks), -1) for leaf in trees.leaves(payload)]
+        stacks = [to_fixed_point_input(leaf).reshape(len(tasks), -1) for leaf in trees.leaves(payload)]
         length = sum(stack.shape[1] for stack in stacks)
         terms, leader, helper = self._servers or self._begin(length)
         key = helper.public_key
         try:
             for row, task in enumerate(tasks):
                 parts = [stack[row] for stack in stacks]
-                draw = rounding(self._opening.seed, task) if self._secure.stochastic else None
-                leader.take(report(parts, task, terms, key, draw))
+                draw = rounding_generator(self._opening.seed, task) if self._secure.stochastic else None
+                leader.take(make_report(parts, task, terms, key, draw))
             residues = leader.total(tasks, cohort.version)
         finally:
             leader.forget(tasks)
-        return spread(residues, terms.unit, Layout.of(trees.over(lambda leaf: leaf[0], payload)))
+        return unflatten_sum(residues, terms.unit, PayloadLayout.of(trees.map(lambda leaf: leaf[0], payload)))
 
-    def save(self) -> Saved:
+    def save(self) -> SavedState:
         if self._servers is None:
-            return Saved({}, {})
+            return SavedState({}, {})
         terms, _, helper = self._servers
-        return Saved({"run": terms.run.hex(), "length": terms.length, "counted": helper.save()}, {})
+        return SavedState({"run": terms.run.hex(), "length": terms.length, "counted": helper.save()}, {})
 
-    def load(self, saved: Saved) -> None:
+    def load(self, saved: SavedState) -> None:
         if saved.facts:
             self._run = bytes.fromhex(saved.facts["run"])
             _, _, helper = self._begin(saved.facts["length"])
             helper.load(saved.facts["counted"])
 
-    def _begin(self, length: int) -> tuple[Terms, Leader, Helper]:
+    def _begin(self, length: int) -> tuple[SecureTerms, Leader, Helper]:
         """The key is new each time: here no sealed seed outlives a sum."""
         terms = self.terms(length)
         helper = Helper(terms, X25519PrivateKey.generate())
@@ -134,7 +198,7 @@ class Shared:
         return self._servers
 
 
-class Place(NamedTuple):
+class TensorSpec(NamedTuple):
     """Where a sum goes."""
 
     shape: torch.Size
@@ -142,33 +206,38 @@ class Place(NamedTuple):
     device: torch.device
 
 
-class Layout(NamedTuple):
+class PayloadLayout(NamedTuple):
     """One client's payload without its numbers."""
 
-    tree: trees.Shape
-    leaves: tuple[Place, ...]
+    tree: trees.Structure
+    leaves: tuple[TensorSpec, ...]
 
     @classmethod
     def of(cls, payload: Tree) -> Self:
         leaves = trees.leaves(payload)
-        return cls(trees.shape(payload), tuple(Place(leaf.shape, leaf.dtype, leaf.device) for leaf in leaves))
+        return cls(
+            trees.structure(payload),
+            tuple(TensorSpec(leaf.shape, leaf.dtype, leaf.device) for leaf in leaves),
+        )
 
 
-def agree(secure: Secure, opening: Opening, run: bytes, length: int, rule: str = "") -> Terms:
+def agree_terms(
+    secure: Secure, opening: AggregationContext, run: bytes, length: int, rule: str = ""
+) -> SecureTerms:
     """What clients and both servers keep to in a run, for uploads of that many numbers."""
-    start = 0 if opening.algorithm.warmup() is None else min(opening.population, _START)
+    start = 0 if opening.algorithm.warmup() is None else min(opening.population, _MAX_START_CHUNK)
     weight_bits = 0 if isinstance(opening.weights, Equal) else secure.weight_bits
     most = max(opening.buffer, start)
-    return Terms(run, length, most, secure.minimum, secure.bits, weight_bits, opening.weights, rule)
+    return SecureTerms(run, length, most, secure.minimum, secure.bits, weight_bits, opening.weights, rule)
 
 
-def check_weights(weights: Weights, tasks: Sequence[Task], cohort: Cohort) -> None:
+def check_weights(weights: StalenessWeights, tasks: Sequence[Task], cohort: Cohort) -> None:
     """Refuse a cohort that is weighed in another way than was agreed on."""
     if list(cohort.weights) != [weights(cohort.version - task.version) for task in tasks]:
         raise InputError("secure sums weigh reports by the run's own staleness weights alone.")
 
 
-def spread(residues: Residues, unit: float, layout: Layout) -> Tree:
+def unflatten_sum(residues: Residues, unit: float, layout: PayloadLayout) -> Tree:
     """A sum of flat payloads as the tree that they were."""
     sums = []
     start = 0
@@ -177,16 +246,202 @@ def spread(residues: Residues, unit: float, layout: Layout) -> Tree:
         wide = dtype if dtype.is_floating_point else torch.get_default_dtype()
         sums.append(part.to(device, wide).view(shape))
         start += shape.numel()
-    return trees.rebuild(layout.tree, sums)
+    return trees.unflatten(layout.tree, sums)
 
 
-def rounding(seed: int, task: Task) -> torch.Generator:
+def rounding_generator(seed: int, task: Task) -> torch.Generator:
     """The draws that round one report up or down."""
     own = draws.torch_seed(seed, "secure rounding", task.client, task.visit)
     return torch.Generator().manual_seed(own)
 
 
-def numbers(leaf: Tensor) -> Tensor:
+def to_fixed_point_input(leaf: Tensor) -> Tensor:
     """On the CPU, in a dtype that fixed point is exact in."""
     wide = torch.float64 if leaf.dtype == torch.float64 or not leaf.is_floating_point() else torch.float32
     return leaf.detach().to("cpu", wide)
+
+
+_LOG = logging.getLogger(__name__)
+
+
+class HelperInfo(NamedTuple):
+    """What a helper says of itself."""
+
+    key: bytes  # that clients seal to
+    signed: bool  # whether it adds only what sites have signed
+    minimum: int = 2  # distinct clients in a sum, below which it serves no run
+
+
+class ExaminingHelper(AggregationHelper, Protocol):
+    """A helper that is elsewhere, for one run; it is waited for while it is down."""
+
+    def examine(self, task: Task, sealed: bytes, signature: bytes) -> None:
+        """Refuse a report that could not be added; nothing is counted."""
+        ...
+
+
+class HelperConnection(Protocol):
+    """A way to a helper."""
+
+    def known(self) -> HelperInfo: ...
+
+    def under(self, terms: SecureTerms) -> ExaminingHelper: ...
+
+
+@dataclass(frozen=True)
+class RemoteSecure:
+    """Secure sums as `secure` has them, with a helper that is reached over a network.
+
+    The run's name is what the helper counts under: a new one for each run, and the same for ever after.
+    """
+
+    secure: Secure
+    run: bytes = field(repr=False)
+    helper: HelperConnection = field(repr=False)
+    signed: bool = False  # refuse a helper that would add what no known site has signed
+
+    @property
+    def secret(self) -> bool:
+        return True
+
+    @property
+    def rounding(self) -> float:
+        return self.secure.rounding
+
+    def open(self, opening: AggregationContext) -> "RemoteSecureSum":
+        self.secure.check(opening)
+        dispatch = opening.dispatch
+        together = isinstance(dispatch, Synchronous) and dispatch.cohort == opening.buffer
+        if opening.answers and not together and opening.limit > 0:
+            raise InputError(
+                "clients clip by themselves here, so a bound that moves would be another one for stale "
+                "updates: fix the bounds, use a limit of 0, or a synchronous cohort as large as the buffer."
+            )
+        methods = (opening.algorithm, opening.algorithm.warmup())
+        layouts = {
+            _probe_layout(method, opening, version)
+            for method in methods
+            if method is not None
+            for version in (0, 1)
+        }
+        if len(layouts) > 1:
+            raise InputError(
+                f"secure sums need uploads of one form, and {type(opening.algorithm).__name__} has "
+                f"{len(layouts)}: use another method."
+            )
+        return RemoteSecureSum(self, opening, layouts.pop())
+
+
+class RemoteSecureSum:
+    """One run's."""
+
+    def __init__(self, distant: RemoteSecure, opening: AggregationContext, layout: PayloadLayout) -> None:
+        self._distant = distant
+        self._weights = opening.weights
+        self._layout = layout
+        length = sum(leaf.shape.numel() for leaf in layout.leaves)
+        self._terms = agree_terms(distant.secure, opening, distant.run, length, weights_text(opening.weights))
+        self._known: HelperInfo | None = None  # until somebody asks
+        self._before: str | None = None  # the key that earlier reports were sealed to
+
+    @property
+    def largest(self) -> float:
+        return self._terms.largest
+
+    def hiding(self, clip: ClippingBounds | None = None) -> SecureEncoding:
+        """What clients are told of these sums."""
+        known = self._meet()
+        bounds = None if clip is None else clip.bounds.items()
+        facts = write_terms(self._terms) | {
+            "stochastic": self._distant.secure.stochastic,
+            "key": known.key.hex(),
+            "signed": known.signed,
+            "bounds": bounds and {name: None if math.isinf(bound) else bound for name, bound in bounds},
+            "moving": [] if clip is None else list(clip.moving),
+        }
+        return SecureEncoding(facts, self._distant.helper.under(self._clipped(clip)).examine)
+
+    def total(self, payload: Tree, tasks: Sequence[Task], cohort: Cohort) -> Tree:
+        if not isinstance(payload, SecretShares):
+            raise InputError(
+                "these sums are of what clients hid by themselves: use an engine of a deployment."
+            )
+        check_weights(self._weights, tasks, cohort)
+        self._meet()
+        terms = self._clipped(payload.clip)
+        leader = Leader(terms, self._distant.helper.under(terms))
+        for row, task in enumerate(tasks):
+            leader.take(_report_of(payload, row, task))
+        residues = _add_reports(leader, list(tasks), cohort.version)
+        return unflatten_sum(residues, self._terms.unit, self._layout)
+
+    def save(self) -> SavedState:
+        key = self._known.key.hex() if self._known else self._before
+        return SavedState({"run": self._terms.run.hex(), "length": self._terms.length, "key": key}, {})
+
+    def load(self, saved: SavedState) -> None:
+        facts = saved.facts
+        if (facts["run"], facts["length"]) != (self._terms.run.hex(), self._terms.length):
+            raise InputError(
+                "the checkpoint's secure sums are of another run or of uploads of another length: "
+                "go on in the folder that the run was begun in."
+            )
+        self._before, self._known = facts["key"], None
+
+    def _meet(self) -> HelperInfo:
+        if self._known is None:
+            known = self._distant.helper.known()
+            if self._before not in (None, known.key.hex()):
+                raise InputError(
+                    "the helper has another key than before, so it cannot open what clients sent: "
+                    "start it with the key and the store that it had."
+                )
+            if self._distant.signed and not known.signed:
+                raise InputError(
+                    "the helper does not ask for signatures: start it with the sites' public keys, "
+                    "or say that reports need not be signed."
+                )
+            if self._terms.minimum < known.minimum:
+                raise InputError(
+                    f"the helper adds the reports of at least {known.minimum} clients, and these sums may be "
+                    f"of {self._terms.minimum}: raise the minimum."
+                )
+            self._known = known
+        return self._known
+
+    def _clipped(self, clip: ClippingBounds | None) -> SecureTerms:
+        """The terms of reports that were clipped so: no others can be opened under them."""
+        return self._terms if clip is None else replace(self._terms, clipping=clipping_digest(*clip))
+
+
+def _add_reports(leader: Leader, tasks: list[Task], version: int) -> Residues:
+    """Of the reports that can be added; one that cannot counts as a report of zeros.
+
+    Reports are examined when they come in, so that this is for a helper whose keys have changed since.
+    """
+    while True:
+        try:
+            return leader.total(tasks, version)
+        except (BindingError, SignatureError) as refusal:
+            rest = [task for task in tasks if task not in refusal.tasks]
+            if len(rest) == len(tasks):
+                raise
+            _LOG.warning("a report is left out of a secure sum: %s", refusal)
+            tasks = rest
+
+
+def _report_of(shares: SecretShares, row: int, task: Task) -> Report:
+    sealed, signature = (
+        b"" if part is None else part[row].cpu().numpy().tobytes()
+        for part in (shares.sealed, shares.signature)
+    )
+    return Report(task, shares.share[row].cpu().contiguous().numpy().view("uint32"), sealed, signature)
+
+
+def _probe_layout(algorithm: AnyAlgorithm, opening: AggregationContext, version: int) -> PayloadLayout:
+    """Of one client's payload, found by trying the algorithm."""
+    payload = upload = probe_upload(algorithm, opening.x, version)
+    if opening.answers is not None:
+        first = trees.leaves(upload)[0]
+        payload = Payload(upload, torch.zeros(opening.answers).to(first) if opening.answers else ())
+    return PayloadLayout.of(payload)

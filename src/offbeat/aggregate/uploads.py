@@ -1,29 +1,72 @@
-"""What an algorithm sends and reads, found out by trying it, on a model of one number unless one is given."""
+"""What one client adds to a sum, made ready by whoever may see it: the server, or the client itself.
 
-from typing import Any
+What an algorithm sends and reads, found out by trying it, on a model of one number unless one is given.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from offbeat import trees
 from offbeat.core import AnyAlgorithm, Batch, Batches, Cohort, ReadsStaleness, Vector, Visit
+from offbeat.errors import InputError
 from offbeat.privacy import clipping
 from offbeat.trees import Tree
 
 
-def upload_from(algorithm: AnyAlgorithm, x: Vector, version: int = 0) -> Tree:
+class Payload(NamedTuple):
+    """What is summed where sums are private."""
+
+    uploads: Tree
+    answers: Tree = ()  # (moving fields,): plus a half where the norm was within the bound, else minus
+
+
+class ClippingBounds(NamedTuple):
+    """How clients that hide their payloads make them ready."""
+
+    bounds: Mapping[str, float]
+    moving: Sequence[str] = ()
+
+
+class SecretShares(NamedTuple):
+    """What is left for the server of payloads that their clients hid."""
+
+    share: Tensor  # (tasks, length) int32: numbers mod 2^32
+    sealed: Tensor  # (tasks, bytes) uint8: the helper's half
+    signature: Tensor | None = None  # (tasks, bytes) uint8, where the helper asks for one
+    clip: ClippingBounds | None = None  # what their clients were told; None: not to clip
+
+
+def clip_uploads(uploads: Tree, bounds: Mapping[str, float], moving: Sequence[str]) -> Payload:
+    """Each field shortened to its bound, and whether those of `moving` were within; leaves (tasks, ...)."""
+    clipped, within = {}, {}
+    for name, part in clipping.fields(uploads).items():
+        if name not in bounds:
+            raise InputError(f"the upload's field {name} has no bound, so no noise would hide it.")
+        clipped[name], within[name] = clipping.clip(part, bounds[name])
+    payload = Payload(clipping.replace(uploads, clipped))
+    if not moving:
+        return payload
+    answers = torch.stack([within[name] for name in moving], 1)
+    like = trees.leaves(uploads)[0]
+    return payload._replace(answers=answers.to(like.dtype).to(like.device) - 0.5)
+
+
+def probe_upload(algorithm: AnyAlgorithm, x: Vector, version: int = 0) -> Tree:
     """What a client that starts from this model would send: its form counts, not its numbers."""
-    return _try(algorithm, x, version)[1]
+    return _probe(algorithm, x, version)[1]
 
 
 def upload_fields(algorithm: AnyAlgorithm) -> list[str]:
     """The fields of its upload."""
-    return list(clipping.fields(upload_from(algorithm, torch.zeros(1))))
+    return list(clipping.fields(probe_upload(algorithm, torch.zeros(1))))
 
 
-def reads_staleness(algorithm: AnyAlgorithm) -> bool:
+def server_reads_staleness(algorithm: AnyAlgorithm) -> bool:
     """Whether its server half makes something else of the same mean where the staleness was another."""
-    state, upload = _try(algorithm, torch.zeros(1))
+    state, upload = _probe(algorithm, torch.zeros(1))
 
     def after(staleness: int) -> list[Tensor]:
         cohort = Cohort(version=1000, population=10, staleness=(staleness,) * 2, weights=(1.0, 1.0))
@@ -44,21 +87,21 @@ def clients_read_staleness(algorithm: AnyAlgorithm) -> bool:
     x = torch.zeros(1)
     state = algorithm.init(x)
     for _ in range(2):  # some have nothing to multiply it with before their first step
-        tried = [trees.leaves(_local(algorithm, state, x, staleness)) for staleness in (0, 1, 30)]
+        tried = [trees.leaves(_probe_local(algorithm, state, x, staleness)) for staleness in (0, 1, 30)]
         if any(not torch.equal(*pair) for other in tried[1:] for pair in zip(tried[0], other, strict=True)):
             return True
-        upload, _ = _local(algorithm, state, x, 0)
+        upload, _ = _probe_local(algorithm, state, x, 0)
         state = algorithm.step(state, upload, Cohort(0, 10, (0, 0), (1.0, 1.0)))
     return False
 
 
-def _try(algorithm: AnyAlgorithm, x: Vector, version: int = 0) -> tuple[Any, Any]:
+def _probe(algorithm: AnyAlgorithm, x: Vector, version: int = 0) -> tuple[Any, Any]:
     """A state, and the upload of one task from it."""
     state = algorithm.init(x)
-    return state, _local(algorithm, state, x, 0, version)[0]
+    return state, _probe_local(algorithm, state, x, 0, version)[0]
 
 
-def _local(
+def _probe_local(
     algorithm: AnyAlgorithm, state: Any, x: Vector, staleness: int, version: int = 0
 ) -> tuple[Any, Any]:
     """What one task leaves: its upload and its client's memory."""
@@ -69,11 +112,11 @@ def _local(
         algorithm.memory(torch.zeros_like(x)),
         Batches((batch,), (batch,)),
         Visit(*(torch.tensor(number, device=x.device) for number in numbers)),
-        _Slope(),
+        _UnitGradient(),
     )
 
 
-class _Slope:
+class _UnitGradient:
     """A gradient of 1 wherever it is asked for."""
 
     def __call__(self, x: Vector, batch: Batch, /) -> Vector:

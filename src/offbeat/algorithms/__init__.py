@@ -1,6 +1,6 @@
 """One paper, one file; and the catalogue that names them all."""
 
 from offbeat.algorithms.catalogue import CATALOGUE, build, find
-from offbeat.algorithms.entry import Entry, Setting
+from offbeat.algorithms.entry import Method, Setting
 
-__all__ = ["CATALOGUE", "Entry", "Setting", "build", "find"]
+__all__ = ["CATALOGUE", "Method", "Setting", "build", "find"]

@@ -20,7 +20,7 @@ from typing import ClassVar, NamedTuple, Self
 import torch
 from torch import zeros_like
 
-from offbeat.algorithms.ranges import capped, check
+from offbeat.algorithms.ranges import cap_beta, check_ranges
 from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
 
 
@@ -58,7 +58,7 @@ class AdaMasFL:
     shares: ClassVar[Mapping[str, float]] = MappingProxyType({})
 
     def __post_init__(self) -> None:
-        check(self)
+        check_ranges(self)
 
     @classmethod
     def tuned(cls, cohort: int, steps: int, rounds: int, beta: float | None = None) -> Self:
@@ -67,7 +67,7 @@ class AdaMasFL:
         return cls(
             local_lr=1 / (steps * rounds**0.5),
             server_lr=work**0.25 / rounds**0.75,
-            beta=capped("AdaMasFL", (work / rounds) ** 0.5) if beta is None else beta,
+            beta=cap_beta("AdaMasFL", (work / rounds) ** 0.5) if beta is None else beta,
         )
 
     def warmup(self) -> Self | None:

@@ -13,7 +13,7 @@ from typing import NamedTuple, Self
 from torch import zeros_like
 
 from offbeat.algorithms.fedopt import Message
-from offbeat.algorithms.ranges import check
+from offbeat.algorithms.ranges import check_ranges
 from offbeat.core import Batches, Cohort, Gradient, Vector, Visit, sgd
 
 
@@ -38,7 +38,7 @@ class CA2FL:
     server_lr: float = 1.0
 
     def __post_init__(self) -> None:
-        check(self)
+        check_ranges(self)
 
     @classmethod
     def tuned(cls, cohort: int, steps: int, smoothness: float, worst: int) -> Self:

@@ -45,7 +45,7 @@ from typing import ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor, zeros_like
 
-from offbeat.algorithms.ranges import check, within
+from offbeat.algorithms.ranges import check_interval, check_ranges
 from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
 
 _WALK, _LEAP = 0.12, 4.0
@@ -119,12 +119,12 @@ class Cadence:
     shares: ClassVar[Mapping[str, float]] = MappingProxyType({})
 
     def __post_init__(self) -> None:
-        check(self)
+        check_ranges(self)
 
     @classmethod
     def tuned(cls, steps: int, variates: bool = True, noisy: bool = False) -> Self:
         """Every rate from K."""
-        within("steps of Cadence", steps, "[1, inf)")
+        check_interval("steps of Cadence", steps, "[1, inf)")
         return cls(
             steps=steps,
             local_lr=_WALK / steps**0.5,

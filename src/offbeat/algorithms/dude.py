@@ -15,7 +15,7 @@ import torch
 from torch import zeros_like
 
 from offbeat.algorithms.fedopt import Message
-from offbeat.algorithms.ranges import check
+from offbeat.algorithms.ranges import check_ranges
 from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
 
 
@@ -41,7 +41,7 @@ class DuDe:
     lazy: bool = False  # no start: everything at zero, and each client's first task fills its own
 
     def __post_init__(self) -> None:
-        check(self)
+        check_ranges(self)
 
     def warmup(self) -> Self | None:
         return None if self.lazy else replace(self, local_lr=0.0, server_lr=0.0)

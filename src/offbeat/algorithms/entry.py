@@ -10,7 +10,7 @@ import torch
 from offbeat import trees
 from offbeat.core import AnyAlgorithm, Batch, Batches, Vector, Visit
 
-_SIZE = 1009  # of a model to try a method on: as long as nothing else that a method holds
+_PROBE_SIZE = 1009  # of a model to try a method on: as long as nothing else that a method holds
 
 
 class Setting(NamedTuple):
@@ -22,7 +22,7 @@ class Setting(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Entry:
+class Method:
     """One method of the catalogue."""
 
     build: Callable[Concatenate[Setting, ...], AnyAlgorithm]
@@ -44,25 +44,25 @@ class Entry:
     def vectors(self) -> dict[str, int]:
         """What a round sends and what is kept, in model-sized vectors, read off the method at work."""
         algorithm = self.build(Setting(1, 1, 1))
-        x = torch.zeros(_SIZE)
+        x = torch.zeros(_PROBE_SIZE)
         state, memory = algorithm.init(x), algorithm.memory(x)
         visit = Visit(torch.tensor(0), torch.tensor(0))
         empty = Batch((torch.zeros(1),))
         down = up = 0
         for version in range(2 if self.dispatch == "phases" else 1):
             message = algorithm.broadcast(state, version)
-            upload, _ = algorithm.local(message, memory, Batches((empty,), (empty,)), visit, _Flat())
-            down += _count(message)
-            up += _count(upload)
-        return {"down": down, "up": up, "client": _count(memory), "server": _count(state)}
+            upload, _ = algorithm.local(message, memory, Batches((empty,), (empty,)), visit, _ZeroGradient())
+            down += _count_vectors(message)
+            up += _count_vectors(upload)
+        return {"down": down, "up": up, "client": _count_vectors(memory), "server": _count_vectors(state)}
 
 
-def _count(tree: trees.Tree) -> int:
+def _count_vectors(tree: trees.Tree) -> int:
     """Vectors of the model's size; an empty one is a place for one."""
-    return sum(leaf.numel() in (0, _SIZE) for leaf in trees.leaves(tree))
+    return sum(leaf.numel() in (0, _PROBE_SIZE) for leaf in trees.leaves(tree))
 
 
-class _Flat:
+class _ZeroGradient:
     """The gradient of nothing."""
 
     def __call__(self, x: Vector, batch: Batch, /) -> Vector:

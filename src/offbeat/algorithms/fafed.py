@@ -14,7 +14,7 @@ from typing import ClassVar, NamedTuple, Self
 import torch
 from torch import zeros_like
 
-from offbeat.algorithms.ranges import check
+from offbeat.algorithms.ranges import check_ranges
 from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
 
 
@@ -38,7 +38,7 @@ class FAFED:
     repeats: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check(self)
+        check_ranges(self)
 
     def warmup(self) -> Self:
         return replace(self, starting=True)

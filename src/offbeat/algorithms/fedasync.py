@@ -8,7 +8,7 @@ With a buffer of M models the same rule mixes their weighted mean. It uploads mo
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from offbeat.algorithms.ranges import check
+from offbeat.algorithms.ranges import check_ranges
 from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
 
 
@@ -27,7 +27,7 @@ class FedAsync:
     rho: float = 0.0
 
     def __post_init__(self) -> None:
-        check(self)
+        check_ranges(self)
 
     def warmup(self) -> None:
         return None

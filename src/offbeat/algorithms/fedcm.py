@@ -13,7 +13,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import zeros_like
 
-from offbeat.algorithms.ranges import check
+from offbeat.algorithms.ranges import check_ranges
 from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
 
 
@@ -39,7 +39,7 @@ class FedCM:
     beta: float
 
     def __post_init__(self) -> None:
-        check(self)
+        check_ranges(self)
 
     def warmup(self) -> None:
         return None
@@ -86,7 +86,7 @@ class FedCMVR:
     repeats: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check(self)
+        check_ranges(self)
 
     def warmup(self) -> None:
         return None

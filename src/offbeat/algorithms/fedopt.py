@@ -25,7 +25,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor, ones_like, zeros_like
 
-from offbeat.algorithms.ranges import check, within
+from offbeat.algorithms.ranges import check_interval, check_ranges
 from offbeat.core import Batches, Cohort, Gradient, Spans, Vector, Visit, sgd
 from offbeat.trees import Tree
 
@@ -77,7 +77,7 @@ class HeavyBall:
     beta: float
 
     def __post_init__(self) -> None:
-        within("momentum beta", self.beta, "(-1, 1)")
+        check_interval("momentum beta", self.beta, "(-1, 1)")
 
     def init(self, x: Vector) -> Vector:
         return zeros_like(x)
@@ -98,7 +98,7 @@ class Ema:
     unbiased: bool = False
 
     def __post_init__(self) -> None:
-        within("momentum beta", self.beta, "(-1, 1)")
+        check_interval("momentum beta", self.beta, "(-1, 1)")
 
     def init(self, x: Vector) -> Vector:
         return zeros_like(x)
@@ -108,7 +108,7 @@ class Ema:
 
     def __call__(self, past: Vector, mean: "Upload", cohort: Cohort) -> tuple[Vector, Vector]:
         m = self.beta * past + (1 - self.beta) * mean.delta
-        return m / _weight(self.beta, cohort, self.unbiased), m
+        return m / _bias_correction(self.beta, cohort, self.unbiased), m
 
 
 @dataclass(frozen=True)
@@ -131,15 +131,15 @@ class Adam:
     unbiased: bool = False
 
     def __post_init__(self) -> None:
-        within("beta of Adam", self.beta, "[0, 1)")
-        within("eps of Adam", self.eps, "(0, inf)")
+        check_interval("beta of Adam", self.beta, "[0, 1)")
+        check_interval("eps of Adam", self.eps, "(0, inf)")
 
     def init(self, x: Vector) -> Vector:
-        return _start(x, self.eps, self.unbiased)
+        return _initial_square(x, self.eps, self.unbiased)
 
     def __call__(self, past: Vector, r: Vector, cohort: Cohort) -> tuple[Vector, Vector]:
         v = self.beta * past + (1 - self.beta) * r**2
-        return (v / _weight(self.beta, cohort, self.unbiased)).sqrt() + self.eps, v
+        return (v / _bias_correction(self.beta, cohort, self.unbiased)).sqrt() + self.eps, v
 
 
 @dataclass(frozen=True)
@@ -151,15 +151,15 @@ class Yogi:
     unbiased: bool = False
 
     def __post_init__(self) -> None:
-        within("beta of Yogi", self.beta, "[0, 1)")
-        within("eps of Yogi", self.eps, "(0, inf)")
+        check_interval("beta of Yogi", self.beta, "[0, 1)")
+        check_interval("eps of Yogi", self.eps, "(0, inf)")
 
     def init(self, x: Vector) -> Vector:
-        return _start(x, self.eps, self.unbiased)
+        return _initial_square(x, self.eps, self.unbiased)
 
     def __call__(self, past: Vector, r: Vector, cohort: Cohort) -> tuple[Vector, Vector]:
         v = past - (1 - self.beta) * r**2 * torch.sign(past - r**2)
-        return (v / _weight(self.beta, cohort, self.unbiased)).sqrt() + self.eps, v
+        return (v / _bias_correction(self.beta, cohort, self.unbiased)).sqrt() + self.eps, v
 
 
 @dataclass(frozen=True)
@@ -169,10 +169,10 @@ class Adagrad:
     eps: float
 
     def __post_init__(self) -> None:
-        within("eps of Adagrad", self.eps, "(0, inf)")
+        check_interval("eps of Adagrad", self.eps, "(0, inf)")
 
     def init(self, x: Vector) -> Vector:
-        return _start(x, self.eps, False)
+        return _initial_square(x, self.eps, False)
 
     def __call__(self, past: Vector, r: Vector, cohort: Cohort) -> tuple[Vector, Vector]:
         v = past + r**2
@@ -189,9 +189,9 @@ class AmsGrad:
     unbiased: bool = False
 
     def __post_init__(self) -> None:
-        check(self)
-        within("beta of AmsGrad", self.beta, "[0, 1)")
-        within("sum of eps and floor of AmsGrad", self.eps + self.floor, "(0, inf)")
+        check_ranges(self)
+        check_interval("beta of AmsGrad", self.beta, "[0, 1)")
+        check_interval("sum of eps and floor of AmsGrad", self.eps + self.floor, "(0, inf)")
 
     def init(self, x: Vector) -> tuple[Vector, Vector]:
         return zeros_like(x), self.floor * ones_like(x)
@@ -202,7 +202,7 @@ class AmsGrad:
         v, peak = past
         v = self.beta * v + (1 - self.beta) * r**2
         peak = torch.maximum(peak, v)
-        return (peak / _weight(self.beta, cohort, self.unbiased)).sqrt() + self.eps, (v, peak)
+        return (peak / _bias_correction(self.beta, cohort, self.unbiased)).sqrt() + self.eps, (v, peak)
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,7 @@ class FedOpt:
     )  # S = 1.1 S_delta
 
     def __post_init__(self) -> None:
-        check(self)
+        check_ranges(self)
 
     @property
     def span(self) -> int | None:
@@ -280,10 +280,10 @@ class FedOpt:
         return State(state.x - lr * m / h, momentum, scale)
 
 
-def _weight(beta: float, cohort: Cohort, unbiased: bool) -> float:
+def _bias_correction(beta: float, cohort: Cohort, unbiased: bool) -> float:
     """What the weights of an average that began at zero add up to."""
     return 1 - beta ** (cohort.version + 1) if unbiased else 1.0
 
 
-def _start(x: Vector, eps: float, unbiased: bool) -> Vector:
+def _initial_square(x: Vector, eps: float, unbiased: bool) -> Vector:
     return zeros_like(x) if unbiased else eps**2 * ones_like(x)

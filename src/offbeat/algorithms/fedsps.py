@@ -12,7 +12,7 @@ import torch
 
 from offbeat.algorithms.fedasync import Model
 from offbeat.algorithms.fedopt import Upload
-from offbeat.algorithms.ranges import check
+from offbeat.algorithms.ranges import check_ranges
 from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
 
 
@@ -26,7 +26,7 @@ class FedSPS:
     server_lr: float = 1.0
 
     def __post_init__(self) -> None:
-        check(self)
+        check_ranges(self)
 
     @classmethod
     def tuned(cls, steps: int, smoothness: float, c: float = 0.5) -> Self:

@@ -8,13 +8,12 @@ from typing import Any, Concatenate
 from offbeat.algorithms.adamasfl import AdaMasFL
 from offbeat.algorithms.cadence import Cadence
 from offbeat.algorithms.entry import Setting
-from offbeat.algorithms.fadas import Cap, Shrink
+from offbeat.algorithms.fadas import Cap, Shrink, Trailing
 from offbeat.algorithms.fadas import fadas as make_fadas
-from offbeat.algorithms.fadas_scripts import Trailing
 from offbeat.algorithms.fedopt import Adagrad, Adam, AmsGrad, Ema, FedOpt, HeavyBall, Yogi
 from offbeat.algorithms.masfl import MasFL
 from offbeat.algorithms.padamfed_vr import PAdaMFedVR
-from offbeat.algorithms.ranges import capped
+from offbeat.algorithms.ranges import cap_beta
 from offbeat.core import AnyAlgorithm
 
 
@@ -192,5 +191,5 @@ def masfl(
 ) -> MasFL:
     """See `masfl` in the catalogue."""
     if beta is None:
-        beta = capped("MasFL", (setting.cohort * setting.steps / setting.rounds) ** 0.5)
+        beta = cap_beta("MasFL", (setting.cohort * setting.steps / setting.rounds) ** 0.5)
     return MasFL(local_lr, server_lr, beta, lazy=lazy)

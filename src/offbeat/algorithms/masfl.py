@@ -19,7 +19,7 @@ import torch
 from torch import zeros_like
 
 from offbeat.algorithms.adamasfl import Message, State
-from offbeat.algorithms.ranges import check
+from offbeat.algorithms.ranges import check_ranges
 from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
 from offbeat.errors import InputError
 
@@ -41,7 +41,7 @@ class MasFL:
     lazy: bool = False  # no start: everything at zero, and each client's first task fills its own
 
     def __post_init__(self) -> None:
-        check(self)
+        check_ranges(self)
 
     @classmethod
     def tuned(cls, cohort: int, steps: int, rounds: int, smoothness: float, worst: int) -> Self:

@@ -14,7 +14,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import zeros_like
 
-from offbeat.algorithms.ranges import check
+from offbeat.algorithms.ranges import check_ranges
 from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan, whole_gradient
 
 
@@ -26,19 +26,19 @@ class State(NamedTuple):
     m: Vector  # momentum
 
 
-class Ask(NamedTuple):
+class GradientRequest(NamedTuple):
     """Down on the first trip."""
 
     x: Vector
 
 
-class Slope(NamedTuple):
+class GradientUpload(NamedTuple):
     """Up on the first trip."""
 
     gradient: Vector
 
 
-class Moved(NamedTuple):
+class UpdateUpload(NamedTuple):
     """Up on the second trip."""
 
     delta: Vector  # start minus end
@@ -56,7 +56,7 @@ class Mime:
     two_trips: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check(self)
+        check_ranges(self)
 
     def warmup(self) -> None:
         return None
@@ -67,25 +67,30 @@ class Mime:
     def memory(self, x: Vector) -> tuple[()]:
         return ()
 
-    def broadcast(self, state: State, version: int) -> Ask | State:
-        return state if version % 2 else Ask(state.x)
+    def broadcast(self, state: State, version: int) -> GradientRequest | State:
+        return state if version % 2 else GradientRequest(state.x)
 
     def local(
-        self, message: Ask | State, memory: tuple[()], batches: Batches, visit: Visit, grad: Gradient
-    ) -> tuple[Slope | Moved, tuple[()]]:
+        self,
+        message: GradientRequest | State,
+        memory: tuple[()],
+        batches: Batches,
+        visit: Visit,
+        grad: Gradient,
+    ) -> tuple[GradientUpload | UpdateUpload, tuple[()]]:
         x = message.x
-        if isinstance(message, Ask):
-            return Slope(whole_gradient(x, batches, grad)), memory
+        if isinstance(message, GradientRequest):
+            return GradientUpload(whole_gradient(x, batches, grad)), memory
         rest = (1 - self.beta) * message.c + self.beta * message.m
 
         def step(y: Vector, batch: Batch) -> Vector:
             u = torch.add(rest, grad(y, batch) - grad(x, batch), alpha=1 - self.beta)
             return torch.sub(y, u, alpha=self.local_lr)
 
-        return Moved(x - scan(step, x, batches)), memory
+        return UpdateUpload(x - scan(step, x, batches)), memory
 
-    def step(self, state: State, mean: Slope | Moved, cohort: Cohort) -> State:
-        if isinstance(mean, Slope):
+    def step(self, state: State, mean: GradientUpload | UpdateUpload, cohort: Cohort) -> State:
+        if isinstance(mean, GradientUpload):
             return state._replace(c=mean.gradient)
         x, c, m = state
         return State(x - self.server_lr * mean.delta, c, (1 - self.beta) * c + self.beta * m)
@@ -115,7 +120,7 @@ class MimeLite:
     whole: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check(self)
+        check_ranges(self)
 
     def warmup(self) -> None:
         return None

@@ -1,4 +1,9 @@
-"""Momentum approximation (Yu et al., arXiv 2402.09247, Algorithm 1): momentum that undoes staleness.
+"""Weights that bring the rows of a basis near a target, kept bounded where rows are nearly dependent.
+
+Plain least squares fits best and may take weights of 10^3 to 10^10 to do so, which then multiply
+noisy vectors. Both solvers here bound that; `Truncated(0)` is plain least squares.
+
+Momentum approximation (Yu et al., arXiv 2402.09247, Algorithm 1): momentum that undoes staleness.
 
 A buffer's mean r_t mixes updates that began at versions s <= t in shares W[t, s]. Momentum over
 such means weighs the versions by M W, not by M[t, s] = (1 - beta) beta^(t-s) as it would without
@@ -17,19 +22,72 @@ Where this departs from the paper:
   the cohort's mean weight, and no update began before version 0. Without noise that changes nothing.
 
 A scale (Adam's, FADAS's) sees the mean itself, as in Algorithm 1.
+
+How far momentum under a schedule is from momentum without delay (arXiv 2402.09247, table 4).
 """
 
 import math
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor, zeros_like
 
 from offbeat.algorithms.fedopt import Upload
-from offbeat.algorithms.least_squares import Ridge, Solver
-from offbeat.algorithms.ranges import within
+from offbeat.algorithms.ranges import check_interval
 from offbeat.core import Cohort, Vector
+
+
+class Solver(Protocol):
+    """From rows (n, k) and a target (k,), in float64 on the CPU, to weights (n,)."""
+
+    def __call__(self, rows: Tensor, target: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Ridge:
+    """The least of |a rows - target|^2 + penalty |a|^2."""
+
+    penalty: float = 1e-4
+
+    def __post_init__(self) -> None:
+        check_interval("penalty of Ridge", self.penalty, "(0, inf)")
+
+    @classmethod
+    def under_noise(cls, deviation: float, cohort: int, least: float = 1e-4) -> Self:
+        """A penalty of at least the noise's variance, for rows that are noisy counts over a cohort.
+
+        In the letters of arXiv 2402.09247, with noise lowered by a factor r for a simulation: (xi r / C)^2,
+        where the deviation is xi r.
+        """
+        check_interval("deviation of the noise", deviation, "[0, inf)")
+        return cls(max(least, (deviation / cohort) ** 2))
+
+    def __call__(self, rows: Tensor, target: Tensor) -> Tensor:
+        gram = rows @ rows.T
+        gram.diagonal().add_(self.penalty)
+        return torch.cholesky_solve((rows @ target)[:, None], torch.linalg.cholesky(gram))[:, 0]
+
+
+@dataclass(frozen=True)
+class Truncated:
+    """The least |a rows - target|^2, without directions of singular values below rcond of the largest."""
+
+    rcond: float = 1e-2
+
+    def __post_init__(self) -> None:
+        check_interval("rcond of Truncated", self.rcond, "[0, 1)")
+
+    def __call__(self, rows: Tensor, target: Tensor) -> Tensor:
+        left, values, right = torch.linalg.svd(rows, full_matrices=False)
+        rounding = max(rows.shape) * torch.finfo(rows.dtype).eps
+        kept = values >= max(self.rcond, rounding) * values.max()
+        inverse = torch.where(kept & (values > 0), 1 / values, 0.0)
+        weights: Tensor = left @ (inverse * (right @ target))
+        return weights
+
 
 _NEGLIGIBLE = 1e-12  # of momentum's weights, against its first
 
@@ -58,21 +116,21 @@ class Approximation:
     solver: Solver = Ridge()
 
     def __post_init__(self) -> None:
-        within("momentum beta", self.beta, "(-1, 1)")
-        within("span of momentum approximation", self.span, "[1, inf)")
-        within("window of momentum approximation", self.window, "[1, inf)")
+        check_interval("momentum beta", self.beta, "(-1, 1)")
+        check_interval("span of momentum approximation", self.span, "[1, inf)")
+        check_interval("window of momentum approximation", self.window, "[1, inf)")
 
     def init(self, x: Vector) -> History:
-        return History((x.new_empty(0),) * self.window, _numbers(self.window, self.span))
+        return History((x.new_empty(0),) * self.window, _float64_zeros(self.window, self.span))
 
     def stamp(self, x: Vector, version: int) -> Tensor:
-        return stamp(x, version, self.span)
+        return version_stamp(x, version, self.span)
 
     def __call__(self, past: History, mean: Upload, cohort: Cohort) -> tuple[Vector, History]:
         means = (*past.means[1:], mean.delta)
-        rows = torch.cat([past.rows[1:].cpu(), row_of(mean.stamp, cohort)[None]])
+        rows = torch.cat([past.rows[1:].cpu(), staleness_shares(mean.stamp, cohort)[None]])
         known = sum(r.numel() > 0 for r in means)
-        a = fit(rows[self.window - known :], self.beta, cohort.version, self.solver)
+        a = fit_weights(rows[self.window - known :], self.beta, cohort.version, self.solver)
         m = zeros_like(mean.delta)
         for weight, r in zip(a.tolist(), means[self.window - known :], strict=True):
             m.add_(r, alpha=weight)
@@ -87,30 +145,30 @@ class LightApproximation:
     span: int = 21  # one more than the staleness limit
 
     def __post_init__(self) -> None:
-        within("momentum beta", self.beta, "(-1, 1)")
-        within("span of momentum approximation", self.span, "[1, inf)")
+        check_interval("momentum beta", self.beta, "(-1, 1)")
+        check_interval("span of momentum approximation", self.span, "[1, inf)")
 
     def init(self, x: Vector) -> Recursion:
-        return Recursion(zeros_like(x), _numbers(reach(self.beta, self.span)))
+        return Recursion(zeros_like(x), _float64_zeros(momentum_reach(self.beta, self.span)))
 
     def stamp(self, x: Vector, version: int) -> Tensor:
-        return stamp(x, version, self.span)
+        return version_stamp(x, version, self.span)
 
     def __call__(self, past: Recursion, mean: Upload, cohort: Cohort) -> tuple[Vector, Recursion]:
-        row = row_of(mean.stamp, cohort)
-        (u, v), origins = blend(row, past.origins.cpu(), self.beta, cohort.version)
+        row = staleness_shares(mean.stamp, cohort)
+        (u, v), origins = fit_blend(row, past.origins.cpu(), self.beta, cohort.version)
         m = u * mean.delta + v * past.m
         return m, Recursion(m, origins)
 
 
-def stamp(x: Vector, version: int, span: int) -> Tensor:
+def version_stamp(x: Vector, version: int, span: int) -> Tensor:
     """(span,) where an update from this version is to be counted."""
     mark = x.new_zeros(span)
     mark[version % span] = 1
     return mark
 
 
-def row_of(counted: Tensor, cohort: Cohort) -> Tensor:
+def staleness_shares(counted: Tensor, cohort: Cohort) -> Tensor:
     """(span,) the part of each staleness in a mean, from the mean of the stamps, noisy or not."""
     ring = counted.to("cpu", torch.float64)
     staleness = torch.arange(len(ring))
@@ -120,41 +178,77 @@ def row_of(counted: Tensor, cohort: Cohort) -> Tensor:
     return row * (cohort.mean_weight / total) if total > 0 else row
 
 
-def momentum(beta: float, version: int, ages: int) -> Tensor:
+def momentum_weights(beta: float, version: int, ages: int) -> Tensor:
     """(ages,) row `version` of M, newest first."""
     age = torch.arange(ages, dtype=torch.float64)
     return torch.where(age <= version, (1 - beta) * beta**age, 0.0)
 
 
-def spread(rows: Tensor) -> Tensor:
+def shares_by_age(rows: Tensor) -> Tensor:
     """Shares by staleness (n, span), newest last, to shares by the age of the version (n, n + span - 1)."""
     n, span = rows.shape
     age = torch.arange(n - 1, -1, -1)[:, None] + torch.arange(span)
     return rows.new_zeros(n, n + span - 1).scatter_(1, age, rows)
 
 
-def fit(rows: Tensor, beta: float, version: int, solver: Solver) -> Tensor:
+def fit_weights(rows: Tensor, beta: float, version: int, solver: Solver) -> Tensor:
     """(n,) the weights of the last n means that come nearest to momentum's weights of versions."""
-    basis = spread(rows)
-    return solver(basis, momentum(beta, version, basis.shape[1]))
+    basis = shares_by_age(rows)
+    return solver(basis, momentum_weights(beta, version, basis.shape[1]))
 
 
-def blend(row: Tensor, origins: Tensor, beta: float, version: int) -> tuple[tuple[float, float], Tensor]:
+def fit_blend(row: Tensor, origins: Tensor, beta: float, version: int) -> tuple[tuple[float, float], Tensor]:
     """The weights of the mean and of the last direction; and of versions, (reach,), which they lead to."""
     now = zeros_like(origins)
     now[: len(row)] = row
     basis = torch.stack([now, torch.cat([origins.new_zeros(1), origins[:-1]])])
     gram = torch.linalg.pinv(basis @ basis.T, hermitian=True)
-    weights = gram @ (basis @ momentum(beta, version, len(origins)))
+    weights = gram @ (basis @ momentum_weights(beta, version, len(origins)))
     u, v = weights.tolist()
     return (u, v), weights @ basis
 
 
-def reach(beta: float, span: int) -> int:
+def momentum_reach(beta: float, span: int) -> int:
     """Ages beyond which momentum's weights, and so those of a direction fitted to them, no longer count."""
     decay = math.log(_NEGLIGIBLE) / math.log(abs(beta)) if beta else 0.0
     return span + math.ceil(decay)
 
 
-def _numbers(*shape: int) -> Tensor:
+def _float64_zeros(*shape: int) -> Tensor:
     return torch.zeros(shape, dtype=torch.float64)
+
+
+class RelativeErrors(NamedTuple):
+    """|A W - M|^2 / |M|^2 over all entries, of three ways to choose A."""
+
+    approximation: float
+    light: float
+    naive: float  # A = M: momentum that does not know of staleness
+
+
+def relative_errors(
+    staleness: Iterable[Sequence[int]], beta: float, span: int, window: int = 80, solver: Solver = Ridge()
+) -> RelativeErrors:
+    """From the staleness of each server step's updates, all below `span`."""
+    rows: deque[Tensor] = deque(maxlen=window)
+    ages = momentum_reach(beta, span)
+    light = naive = torch.zeros(ages, dtype=torch.float64)
+    missed, whole = torch.zeros(3, dtype=torch.float64), 0.0
+    for version, each in enumerate(staleness):
+        row = torch.bincount(torch.tensor(each), minlength=span).double() / len(each)
+        rows.append(row)
+        history = torch.stack(list(rows))
+        basis = shares_by_age(history)
+        fitted = fit_weights(history, beta, version, solver) @ basis
+        _, light = fit_blend(row, light, beta, version)
+        naive = beta * torch.cat([naive.new_zeros(1), naive[:-1]])
+        naive[:span] += (1 - beta) * row
+        target = momentum_weights(beta, version, max(ages, len(fitted)))
+        whole += float(target.square().sum())
+        missed += torch.stack([_squared_distance(target, made) for made in (fitted, light, naive)])
+    return RelativeErrors(*(missed / whole).tolist())
+
+
+def _squared_distance(target: Tensor, made: Tensor) -> Tensor:
+    """Squared; `made` is 0 beyond its end."""
+    return (target[: len(made)] - made).square().sum() + target[len(made) :].square().sum()

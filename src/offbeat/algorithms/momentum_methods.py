@@ -4,12 +4,11 @@ from collections.abc import Mapping
 from functools import partial
 from types import MappingProxyType
 
-from offbeat.algorithms.entry import Entry, Setting
+from offbeat.algorithms.entry import Method, Setting
 from offbeat.algorithms.fedopt import Adagrad, Adam, AmsGrad, Ema, FedOpt, Identity
-from offbeat.algorithms.least_squares import Ridge, Truncated
-from offbeat.algorithms.momentum_approximation import Approximation, LightApproximation
+from offbeat.algorithms.momentum_approximation import Approximation, LightApproximation, Ridge, Truncated
 from offbeat.algorithms.weight_prediction import Foreseen, MeanDrift, Remembered, WeightPrediction
-from offbeat.errors import unknown
+from offbeat.errors import unknown_name
 
 
 def ma_fedavgm(
@@ -141,7 +140,7 @@ def weight_prediction(
 ) -> WeightPrediction:
     """See `weight-prediction` in the catalogue; this rate is in the paper's range for either rule."""
     if rule not in ("fedavgm", "fedadam"):
-        raise unknown("rule of weight-prediction", rule, ("fedavgm", "fedadam"))
+        raise unknown_name("rule of weight-prediction", rule, ("fedavgm", "fedadam"))
     scale = Adam(beta2, eps) if rule == "fedadam" else Identity()
     inner = FedOpt(local_lr, server_lr, Ema(beta), scale)
     return WeightPrediction(inner, MeanDrift(alpha), Remembered() if remembered else Foreseen())
@@ -151,9 +150,9 @@ def _approximation(beta: float, span: int, window: int, penalty: float, rcond: f
     return Approximation(beta, span, window, Ridge(penalty) if rcond is None else Truncated(rcond))
 
 
-_entry = partial(Entry, paper="arXiv 2402.09247", dispatch="poisson", limit=20)
+_entry = partial(Method, paper="arXiv 2402.09247", dispatch="poisson", limit=20)
 
-MOMENTUM_METHODS: Mapping[str, Entry] = MappingProxyType(
+MOMENTUM_METHODS: Mapping[str, Method] = MappingProxyType(
     {
         "ma-fedavgm": _entry(ma_fedavgm, "FedAvgM, its momentum cleared of staleness"),
         "ma-fedadam": _entry(ma_fedadam, "FedAdam, its momentum cleared of staleness"),

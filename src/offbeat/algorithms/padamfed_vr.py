@@ -19,7 +19,7 @@ import torch
 from torch import zeros_like
 
 from offbeat.algorithms.adamasfl import add_unit
-from offbeat.algorithms.ranges import capped, check
+from offbeat.algorithms.ranges import cap_beta, check_ranges
 from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
 
 
@@ -61,7 +61,7 @@ class PAdaMFedVR:
     shares: ClassVar[Mapping[str, float]] = MappingProxyType({})
 
     def __post_init__(self) -> None:
-        check(self)
+        check_ranges(self)
 
     @classmethod
     def tuned(cls, cohort: int, steps: int, rounds: int, beta: float | None = None) -> Self:
@@ -70,7 +70,7 @@ class PAdaMFedVR:
         return cls(
             local_lr=1 / (steps * rounds),
             server_lr=rate,
-            beta=capped("PAdaMFed-VR", rate) if beta is None else beta,
+            beta=cap_beta("PAdaMFed-VR", rate) if beta is None else beta,
         )
 
     def warmup(self) -> Self | None:

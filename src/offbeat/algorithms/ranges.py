@@ -30,16 +30,16 @@ _RANGES: Mapping[str, str] = MappingProxyType(
 )
 
 
-def check(method: Any) -> None:
+def check_ranges(method: Any) -> None:
     """Refuse what no method can use; called as a frozen dataclass is made."""
     for field in dataclasses.fields(method):
         if field.name in _RANGES:
-            within(
+            check_interval(
                 f"{field.name} of {type(method).__name__}", getattr(method, field.name), _RANGES[field.name]
             )
 
 
-def capped(method: str, beta: float) -> float:
+def cap_beta(method: str, beta: float) -> float:
     """A theorem's beta, which weighs the new gradient and so is at most 1; above, that is said."""
     if beta > 1:
         log.warning(
@@ -50,7 +50,7 @@ def capped(method: str, beta: float) -> float:
     return min(1.0, beta)
 
 
-def within(name: str, value: float, interval: str) -> None:
+def check_interval(name: str, value: float, interval: str) -> None:
     """Refuse a number outside an interval such as (0, 1]."""
     low, high = (float(end) for end in interval[1:-1].split(","))
     above = value > low if interval[0] == "(" else value >= low

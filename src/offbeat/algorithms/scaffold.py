@@ -12,7 +12,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import zeros_like
 
-from offbeat.algorithms.ranges import check
+from offbeat.algorithms.ranges import check_ranges
 from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan, whole_gradient
 
 
@@ -39,7 +39,7 @@ class Scaffold:
     whole: bool = False  # option I
 
     def __post_init__(self) -> None:
-        check(self)
+        check_ranges(self)
 
     @classmethod
     def tuned(cls, cohort: int, steps: int, population: int, smoothness: float) -> Self:

@@ -14,7 +14,7 @@ import torch
 from torch import zeros_like
 
 from offbeat.algorithms.padamfed_vr import Message, State
-from offbeat.algorithms.ranges import check
+from offbeat.algorithms.ranges import check_ranges
 from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
 
 
@@ -37,7 +37,7 @@ class ScaffoldMVR:
     repeats: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check(self)
+        check_ranges(self)
 
     def warmup(self) -> Self | None:
         return None if self.lazy else replace(self, local_lr=0.0, server_lr=0.0, beta=1.0, momentum=0.0)

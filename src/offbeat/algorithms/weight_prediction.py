@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, Protocol, Self
 from torch import Tensor, zeros_like
 
 from offbeat.algorithms.fedopt import FedOpt
-from offbeat.algorithms.ranges import within
+from offbeat.algorithms.ranges import check_interval
 from offbeat.core import (
     AnyAlgorithm,
     Batches,
@@ -45,7 +45,7 @@ from offbeat.errors import InputError
 from offbeat.trees import Tree
 
 
-class Stepped(NamedTuple):
+class InnerStep(NamedTuple):
     """One step of the inner algorithm."""
 
     inner: AnyAlgorithm
@@ -60,7 +60,7 @@ class Drift(Protocol):
 
     def init(self, x: Vector) -> Tree: ...
 
-    def __call__(self, drift: Vector, past: Any, stepped: Stepped) -> tuple[Vector, Any]: ...
+    def __call__(self, drift: Vector, past: Any, stepped: InnerStep) -> tuple[Vector, Any]: ...
 
 
 class Foresight(Protocol):
@@ -80,12 +80,12 @@ class MeanDrift:
     decay: float = 0.9
 
     def __post_init__(self) -> None:
-        within("decay of the drift", self.decay, "[0, 1)")
+        check_interval("decay of the drift", self.decay, "[0, 1)")
 
     def init(self, x: Vector) -> Vector:
         return zeros_like(x)
 
-    def __call__(self, drift: Vector, past: Vector, stepped: Stepped) -> tuple[Vector, Vector]:
+    def __call__(self, drift: Vector, past: Vector, stepped: InnerStep) -> tuple[Vector, Vector]:
         rule, r, cohort = stepped.inner, stepped.mean.delta, stepped.cohort
         assert isinstance(rule, FedOpt)
         x_h = self.decay * past + (1 - self.decay) * r
@@ -100,12 +100,12 @@ class StepDrift:
     decay: float = 0.9
 
     def __post_init__(self) -> None:
-        within("decay of the drift", self.decay, "[0, 1)")
+        check_interval("decay of the drift", self.decay, "[0, 1)")
 
     def init(self, x: Vector) -> tuple[()]:
         return ()
 
-    def __call__(self, drift: Vector, past: tuple[()], stepped: Stepped) -> tuple[Vector, tuple[()]]:
+    def __call__(self, drift: Vector, past: tuple[()], stepped: InnerStep) -> tuple[Vector, tuple[()]]:
         return self.decay * drift + (1 - self.decay) * (stepped.before.x - stepped.after.x), past
 
 
@@ -224,6 +224,6 @@ class WeightPrediction:
     def step(self, state: State, mean: Any, cohort: Cohort) -> State:
         inner = self.inner.step(state.inner, mean, cohort)
         drift, past = self.drift(
-            state.drift, state.past, Stepped(self.inner, state.inner, inner, mean, cohort)
+            state.drift, state.past, InnerStep(self.inner, state.inner, inner, mean, cohort)
         )
         return State(inner, drift, past)

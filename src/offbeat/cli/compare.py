@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from offbeat.algorithms import find
-from offbeat.cli import show
-from offbeat.cli.given import experiment_options, parameters, warn_of_unused
-from offbeat.cli.process import Stop, settle_threads, stop_signals
+from offbeat.cli import terminal
+from offbeat.cli.options import experiment_options, parse_parameters, warn_of_unused_concurrency
+from offbeat.cli.terminal import StopRequest, limit_threads, stop_signals
 from offbeat.errors import DivergedError, InputError
-from offbeat.experiment import Experiment, clip_of
-from offbeat.folder import Folder, check_free, claim, read_lines
-from offbeat.running import Outcome
-from offbeat.running import run as run_experiment
-from offbeat.trial import Trial, prepare, resolved, settled
+from offbeat.training.build import RunSpec, build_run, resolved_settings, with_computed_noise
+from offbeat.training.experiment import Experiment, clip_of
+from offbeat.training.folder import RunFolder, check_free, claim_folder, read_jsonl
+from offbeat.training.runner import RunOutcome, run_experiment
 
 _AXES = {
     "version": "server steps",
@@ -28,7 +27,7 @@ _COLUMNS = ("accuracy", "best", "steps", "trips", "time", "staleness", "worst", 
 _MARKS = (0.1, 0.25, 0.5, 1.0)
 
 
-def compare(given: argparse.Namespace) -> int:
+def compare_command(given: argparse.Namespace) -> int:
     """Train each, then print one table an axis and one summary."""
     names: list[str] = given.algorithms
     if len(names) < 2 or len(set(names)) < len(names):
@@ -42,15 +41,15 @@ def compare(given: argparse.Namespace) -> int:
         for place in ("", *names):
             check_free(Path(given.out) / place)
     source = None
-    trials: dict[str, Trial] = {}
+    trials: dict[str, RunSpec] = {}
     for name, experiment in experiments.items():
-        trials[name] = prepare(experiment, source, Path(given.out or "runs"))
+        trials[name] = build_run(experiment, source, Path(given.out or "runs"))
         source = trials[name].source
-    experiments = {name: settled(each, trials[name]) for name, each in experiments.items()}
-    out = claim(Path("runs"), "compare") if given.out is None else Path(given.out)
-    warn_of_unused(given, experiments.values())
+    experiments = {name: with_computed_noise(each, trials[name]) for name, each in experiments.items()}
+    out = claim_folder(Path("runs"), "compare") if given.out is None else Path(given.out)
+    warn_of_unused_concurrency(given, experiments.values())
     failures: dict[str, str] = {}
-    outcomes: dict[str, Outcome] = {}
+    outcomes: dict[str, RunOutcome] = {}
     with stop_signals() as stop:
         for name, experiment in experiments.items():
             failure, outcomes[name] = _train(experiment, trials[name], out / name, stop)
@@ -58,21 +57,25 @@ def compare(given: argparse.Namespace) -> int:
                 failures[name] = failure
             if stop():
                 break
-    records = {name: list(read_lines(out / name, "records")) for name in names if (out / name).exists()}
-    _report(given, records, failures, outcomes, out)
+    records = {name: list(read_jsonl(out / name, "records")) for name in names if (out / name).exists()}
+    _print_report(given, records, failures, outcomes, out)
     if stop():
         print(f"offbeat: stopped; what was done is in {out}.", file=sys.stderr)
         return stop.code
     return 1 if len(failures) == len(names) else 0
 
 
-def _train(experiment: Experiment, trial: Trial, out: Path, stop: Stop) -> tuple[str | None, Outcome]:
+def _train(
+    experiment: Experiment, trial: RunSpec, out: Path, stop: StopRequest
+) -> tuple[str | None, RunOutcome]:
     """Run one; why it did not finish, if it did not."""
-    settle_threads(experiment, trial)
-    outcome = Outcome(None, None)
-    with Folder.begin(out, experiment.settings() | {"resolved": resolved(experiment, trial)}) as folder:
+    limit_threads(experiment, trial)
+    outcome = RunOutcome(None, None)
+    with RunFolder.begin(
+        out, experiment.settings() | {"resolved": resolved_settings(experiment, trial)}
+    ) as folder:
         try:
-            with show.bar(experiment.algorithm, experiment.rounds) as bar:
+            with terminal.bar(experiment.algorithm, experiment.rounds) as bar:
                 for step in run_experiment(experiment, trial, folder, stop=stop, observe_start=bar.start):
                     bar.step(step)
                     outcome = step.outcome or outcome
@@ -83,11 +86,11 @@ def _train(experiment: Experiment, trial: Trial, out: Path, stop: Stop) -> tuple
         return f"it was stopped at version {folder.version}.", outcome
 
 
-def _report(
+def _print_report(
     given: argparse.Namespace,
     records: dict[str, list[dict[str, Any]]],
     failures: dict[str, str],
-    outcomes: dict[str, Outcome],
+    outcomes: dict[str, RunOutcome],
     out: Path,
 ) -> None:
     best = max((record["accuracy"] for each in records.values() for record in each), default=0.0)
@@ -101,20 +104,20 @@ def _report(
         return
     shown = {name: each for name, each in records.items() if each}
     for axis, title in _AXES.items():
-        _show_axis(shown, axis, title)
-    _show_summary(rows, target)
+        _print_axis(shown, axis, title)
+    _print_summary(rows, target)
     for name, outcome in outcomes.items():
         if outcome.ended:
             print(f"{name} ended early: {outcome.ended}")
         if outcome.spent:
-            print(f"{name}: {show.privacy(outcome.spent)}")
+            print(f"{name}: {terminal.privacy_sentence(outcome.spent)}")
     print(f"written to {out}")
 
 
 def _experiment(given: argparse.Namespace, name: str) -> Experiment:
     """The same settings for all; a method that steps on each arrival gets as many client trips."""
     options = experiment_options(given)
-    own = parameters(name, given.set, given.algorithms)
+    own = parse_parameters(name, given.set, given.algorithms)
     if "=" not in options.get("clip", "=") and clip_of(name, own) is not None:
         del options["clip"]  # one number is for what a method does not bound itself
     experiment = Experiment.of(**options | {"algorithm": name, "parameters": own})
@@ -146,23 +149,27 @@ def _summary(records: list[dict[str, Any]], target: float, failure: str | None) 
     }
 
 
-def _show_axis(records: dict[str, list[dict[str, Any]]], axis: str, title: str) -> None:
+def _print_axis(records: dict[str, list[dict[str, Any]]], axis: str, title: str) -> None:
     """Accuracy at the same places along an axis, as far as every method went."""
     end = min((each[-1][axis] for each in records.values()), default=0)
     marks = [mark * end for mark in _MARKS]
-    rows = [[name, *[_at(each, axis, mark) for mark in marks]] for name, each in records.items()]
-    show.table(f"accuracy by {title}", ["", *[show.figure(round(mark, 1)) for mark in marks]], rows)
+    rows = [[name, *[_accuracy_at(each, axis, mark) for mark in marks]] for name, each in records.items()]
+    terminal.print_table(
+        f"accuracy by {title}", ["", *[terminal.format_number(round(mark, 1)) for mark in marks]], rows
+    )
 
 
-def _at(records: list[dict[str, Any]], axis: str, mark: float) -> float | None:
+def _accuracy_at(records: list[dict[str, Any]], axis: str, mark: float) -> float | None:
     """The last accuracy recorded up to there."""
     before = [record["accuracy"] for record in records if record[axis] <= mark * (1 + 1e-9)]
     return before[-1] if before else None
 
 
-def _show_summary(rows: dict[str, dict[str, Any]], target: float) -> None:
+def _print_summary(rows: dict[str, dict[str, Any]], target: float) -> None:
     table = [[name, *[row[column] for column in _COLUMNS]] for name, row in rows.items()]
-    show.table(f"at the end; steps, trips and time until accuracy {target:.3f}", ["", *_COLUMNS], table)
+    terminal.print_table(
+        f"at the end; steps, trips and time until accuracy {target:.3f}", ["", *_COLUMNS], table
+    )
     for name, row in rows.items():
         if row["failure"]:
             print(f"{name} did not finish: {row['failure']}")

@@ -8,34 +8,50 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from offbeat import checkpoint
-from offbeat.aggregate.terms import corrected, is_simulated
-from offbeat.cli import show
-from offbeat.cli.numbers import count, number
+from offbeat.cli import terminal
+from offbeat.cli.options import large_count, number
 from offbeat.errors import InputError
-from offbeat.folder import read_lines
-from offbeat.privacy.accountant import Accountant, Pld, Rdp, Releases, calibrate, check_delta, check_epsilon
-from offbeat.privacy.banded import Banded
-from offbeat.privacy.correlated import Independent, contributions
-from offbeat.privacy.wording import parse_accountant, parse_shape
+from offbeat.privacy.accountant import (
+    Accountant,
+    PldAccountant,
+    RdpAccountant,
+    Releases,
+    calibrate,
+    check_delta,
+    check_epsilon,
+)
+from offbeat.privacy.correlated import (
+    BandedNoise,
+    IndependentNoise,
+    max_contributions,
+    parse_accountant,
+    parse_correlation,
+)
+from offbeat.privacy.ledger import correct_statement, is_simulated
+from offbeat.training import checkpoint
+from offbeat.training.folder import read_jsonl
 
 _OPTIONS: dict[str, tuple[Callable[[str], Any], str, str]] = {
     "epsilon": (number, "E", "to be told the noise"),
     "noise": (number, "SIGMA", "multiplier; to be told epsilon"),
     "delta": (number, "D", "probability beside epsilon, such as 1e-7"),
-    "population": (count, "N", "how many clients there are"),
-    "cohort": (count, "S", "how many of them are in a server step, on average"),
-    "rounds": (count, "T", "server steps"),
-    "most": (count, "N", "no sampling is claimed: contributions of a client at most"),
-    "apart": (count, "N", "server steps between two of them at least; default: 1, or as the noise needs it"),
+    "population": (large_count, "N", "how many clients there are"),
+    "cohort": (large_count, "S", "how many of them are in a server step, on average"),
+    "rounds": (large_count, "T", "server steps"),
+    "most": (large_count, "N", "no sampling is claimed: contributions of a client at most"),
+    "apart": (
+        large_count,
+        "N",
+        "server steps between two of them at least; default: 1, or as the noise needs it",
+    ),
     "noise_shape": (str, "SHAPE", "over server steps: independent, tree or banded:B [independent]"),
     "accountant": (str, "NAME", "pld or rdp [pld]"),
 }
-_OF_RUNS = ("delta", "accountant")
+_OPTIONS_OF_RUNS = ("delta", "accountant")
 _DIGITS = 4  # of the noise, which is rounded up to them
 
 
-class Claim(NamedTuple):
+class PrivacyClaim(NamedTuple):
     """What is released, if noise of `scale` is so many `times` a Gaussian of 1, and what it rests on."""
 
     times: int
@@ -56,33 +72,33 @@ def add_options(command: argparse.ArgumentParser) -> None:
         command.add_argument(f"--{name.replace('_', '-')}", type=kind, default=None, metavar=word, help=text)
 
 
-def privacy(given: argparse.Namespace) -> int:
+def privacy_command(given: argparse.Namespace) -> int:
     """Answer, and say what the answer rests on."""
     logging.getLogger("absl").setLevel(logging.ERROR)  # dp-accounting warns of rounding to zero
-    answer = _of_run(given) if given.folder else _of_numbers(given)
+    answer = _answer_for_run(given) if given.folder else _answer_for_numbers(given)
     if given.json:
-        print(json.dumps({name: _plain(value) for name, value in answer.items()}))
+        print(json.dumps({name: _jsonable(value) for name, value in answer.items()}))
         return 0
     epsilons = answer.pop("epsilons")
     others = {f"epsilon by {name}": value for name, value in epsilons.items() if name != answer["accountant"]}
     simulated = is_simulated(answer["assumption"]) if given.folder else False
     before = "SIMULATION, not a privacy guarantee: " if simulated else ""
-    title = f"{before}epsilon {show.figure(answer['epsilon'])} at delta {answer['delta']:g}"
+    title = f"{before}epsilon {terminal.format_number(answer['epsilon'])} at delta {answer['delta']:g}"
     if answer.get("noise") is not None:
-        title += f" with noise of {show.figure(answer['noise'])} times the sensitivity"
+        title += f" with noise of {terminal.format_number(answer['noise'])} times the sensitivity"
     shown = {name.replace("_", " "): value for name, value in answer.items() if value is not None}
-    show.pairs(title, {name: _text(value) for name, value in (shown | others).items()})
+    terminal.print_pairs(title, {name: _text(value) for name, value in (shown | others).items()})
     return 0
 
 
-def _of_numbers(given: argparse.Namespace) -> dict[str, Any]:
+def _answer_for_numbers(given: argparse.Namespace) -> dict[str, Any]:
     if (given.epsilon is None) == (given.noise is None):
         raise InputError("give either --epsilon, to be told the noise, or --noise, to be told epsilon.")
     if given.delta is None:
         raise InputError("give --delta, well below one in the number of clients, such as 1e-7.")
     check_delta(given.delta)
     accountant = parse_accountant(given.accountant or "pld")
-    claim = _sampled(given) if given.most is None else _bounded(given)
+    claim = _sampled_claim(given) if given.most is None else _bounded_claim(given)
     if given.noise is None:
         check_epsilon(given.epsilon)
         least = calibrate(given.epsilon, given.delta, claim.times, claim.rate, accountant) * claim.scale
@@ -101,9 +117,9 @@ def _of_numbers(given: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _of_run(given: argparse.Namespace) -> dict[str, Any]:
+def _answer_for_run(given: argparse.Namespace) -> dict[str, Any]:
     for name in _OPTIONS:
-        if name not in _OF_RUNS and getattr(given, name) is not None:
+        if name not in _OPTIONS_OF_RUNS and getattr(given, name) is not None:
             raise InputError(f"--{name.replace('_', '-')} is not asked of a run: leave it out.")
     folder = Path(given.folder)
     place = folder / "checkpoint" / "state.safetensors"
@@ -126,7 +142,7 @@ def _of_run(given: argparse.Namespace) -> dict[str, Any]:
         answer |= {
             "version": version,
             "releases": spent["made"],
-            "assumption": corrected(spent["terms"], releases),
+            "assumption": correct_statement(spent["terms"], releases),
         }
     except (KeyError, TypeError, AttributeError):
         raise InputError(
@@ -138,7 +154,7 @@ def _of_run(given: argparse.Namespace) -> dict[str, Any]:
 
 def _uncounted(folder: Path, version: int) -> str | None:
     """What was recorded after the checkpoint, by a run that goes on or was killed."""
-    records = read_lines(folder, "records") if (folder / "records.jsonl").exists() else ()
+    records = read_jsonl(folder, "records") if (folder / "records.jsonl").exists() else ()
     last = max((record["version"] for record in records), default=version)
     if last <= version:
         return None
@@ -151,7 +167,7 @@ def _uncounted(folder: Path, version: int) -> str | None:
 def _epsilons(releases: list[Releases], delta: float, accountant: Accountant) -> dict[str, Any]:
     """By the accountant that was asked for; by the other too, where it can tell."""
     found: dict[str, float | None] = {accountant.name: accountant.epsilon(releases, delta)}
-    for other in (Pld(), Rdp()):
+    for other in (PldAccountant(), RdpAccountant()):
         if other.name not in found:
             try:
                 found[other.name] = other.epsilon(releases, delta)
@@ -165,7 +181,7 @@ def _epsilons(releases: list[Releases], delta: float, accountant: Accountant) ->
     }
 
 
-def _sampled(given: argparse.Namespace) -> Claim:
+def _sampled_claim(given: argparse.Namespace) -> PrivacyClaim:
     """Poisson sampling."""
     for name in ("population", "cohort", "rounds"):
         if getattr(given, name) is None:
@@ -175,11 +191,11 @@ def _sampled(given: argparse.Namespace) -> Claim:
             )
     _check_counts(given)
     if given.apart is not None or not isinstance(
-        parse_shape(given.noise_shape or "independent"), Independent
+        parse_correlation(given.noise_shape or "independent"), IndependentNoise
     ):
         raise InputError("--apart and correlated noise rest on how often a client contributes: give --most.")
     rate = given.cohort / given.population
-    return Claim(
+    return PrivacyClaim(
         given.rounds,
         rate,
         1.0,
@@ -190,25 +206,25 @@ def _sampled(given: argparse.Namespace) -> Claim:
     )
 
 
-def _bounded(given: argparse.Namespace) -> Claim:
+def _bounded_claim(given: argparse.Namespace) -> PrivacyClaim:
     """No amplification."""
     _check_counts(given)
-    shape = parse_shape(given.noise_shape or "independent")
-    default = shape.bands if isinstance(shape, Banded) else 1
+    shape = parse_correlation(given.noise_shape or "independent")
+    default = shape.bands if isinstance(shape, BandedNoise) else 1
     apart = default if given.apart is None else given.apart
     times = f"at most {given.most:,} time{'s' if given.most > 1 else ''}"
     if apart > 1:
         times += f", at least {apart:,} server steps apart"
     words = f"no amplification: each client contributes {times}, once to a server step, and when is public"
     neighbours = "runs that differ by one client, there with all it contributes or with nothing in its place"
-    if isinstance(shape, Independent):
-        most = given.most if given.rounds is None else contributions(given.rounds, given.most, apart)
-        return Claim(most, None, 1.0, words, neighbours)
+    if isinstance(shape, IndependentNoise):
+        most = given.most if given.rounds is None else max_contributions(given.rounds, given.most, apart)
+        return PrivacyClaim(most, None, 1.0, words, neighbours)
     if given.rounds is None:
         raise InputError("correlated noise depends on how long a run is: give --rounds.")
     scale = shape.sensitivity(given.rounds, given.most, apart)
     words += f"; noise is correlated over {given.rounds:,} server steps ({shape.name})"
-    return Claim(1, None, scale, f"{words}, which a client moves by at most {scale:.4g}", neighbours)
+    return PrivacyClaim(1, None, scale, f"{words}, which a client moves by at most {scale:.4g}", neighbours)
 
 
 def _check_counts(given: argparse.Namespace) -> None:
@@ -233,10 +249,10 @@ def _rounded_up(noise: float) -> float:
     return float(f"{math.ceil(noise / unit) * unit:.{_DIGITS}g}")
 
 
-def _plain(value: Any) -> Any:
+def _jsonable(value: Any) -> Any:
     """JSON has no infinity."""
     if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
+        return {name: _jsonable(each) for name, each in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -10,26 +10,27 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from offbeat import checkpoint, settings, trees
-from offbeat.cli import show
-from offbeat.cli.numbers import whole
-from offbeat.cli.process import settle_threads
-from offbeat.deploy.rerun import is_deployment, stage_again
-from offbeat.errors import InputError, unknown
-from offbeat.evaluate import accuracy, evaluate
-from offbeat.experiment import Experiment
-from offbeat.problem import Problem
-from offbeat.replay import read_lines, unrepeatable
-from offbeat.replay import replay as play_again
-from offbeat.running import Progress
-from offbeat.snapshot import Snapshot
-from offbeat.trial import Trial, prepare
+from offbeat import trees
+from offbeat.cli import terminal
+from offbeat.cli.options import whole_number
+from offbeat.cli.terminal import limit_threads
+from offbeat.deploy.server.setup import is_deployment, set_up_replay
+from offbeat.errors import InputError, unknown_name
+from offbeat.nn.problem import Problem
+from offbeat.training import checkpoint, settings_file
+from offbeat.training.build import RunSpec, build_run
+from offbeat.training.evaluate import accuracy, evaluate
+from offbeat.training.experiment import Experiment
+from offbeat.training.loop import Snapshot
+from offbeat.training.replay import read_trace_lines, secret_noise_error
+from offbeat.training.replay import replay as play_again
+from offbeat.training.runner import Progress
 
-ENGINES = ("sequential", "vectorised")
-_CLOSE = 1e-5  # of the model's norm: what float32 may round differently
+REPLAY_ENGINES = ("sequential", "vectorised")
+_TOLERANCE = 1e-5  # of the model's norm: what float32 may round differently
 
 
-class Saved(NamedTuple):
+class SavedModel(NamedTuple):
     """What a run has left of its model: a checkpoint, or the weights by name."""
 
     version: int
@@ -54,7 +55,9 @@ def add_options(command: argparse.ArgumentParser) -> None:
         help="of each example; default: 'losses' beside the data, or cross entropy",
     )
     command.add_argument("--engine", metavar="NAME", help="sequential or vectorised; default: the run's own")
-    command.add_argument("--until", type=whole, metavar="VERSION", help="end there; default: at its end")
+    command.add_argument(
+        "--until", type=whole_number, metavar="VERSION", help="end there; default: at its end"
+    )
     command.add_argument(
         "--compare",
         action="store_true",
@@ -62,20 +65,20 @@ def add_options(command: argparse.ArgumentParser) -> None:
     )
 
 
-def replay(given: argparse.Namespace) -> int:
+def replay_command(given: argparse.Namespace) -> int:
     """Compute it again, show it, and compare it where that is asked for."""
-    folder, path = _find(Path(given.trace))
-    known = settings.read(folder)
+    folder, path = _find_trace(Path(given.trace))
+    known = settings_file.read(folder)
     if given.until is not None and given.until < 0:
         raise InputError(f"--until must be at least 0, not {given.until}.")
-    if given.engine is not None and given.engine not in ENGINES:
-        raise unknown("engine", given.engine, ENGINES)
+    if given.engine is not None and given.engine not in REPLAY_ENGINES:
+        raise unknown_name("engine", given.engine, REPLAY_ENGINES)
     experiment = Experiment.from_settings(known)
     if experiment.clip is not None and experiment.noise != 0 and experiment.noise_seed is None:
-        raise unrepeatable()
-    saved = _saved(folder, experiment, given.until) if given.compare else None
-    trial = _trial(given, experiment, known, folder)
-    shot = _play(experiment, trial, path, given.until if saved is None else saved.version)
+        raise secret_noise_error()
+    saved = _load_saved_model(folder, experiment, given.until) if given.compare else None
+    trial = _build_trial(given, experiment, known, folder)
+    shot = _replay_trace(experiment, trial, path, given.until if saved is None else saved.version)
     found: dict[str, Any] = {"version": shot.version, "engine": type(trial.engine).__name__.lower()}
     if trial.test is not None:
         found |= evaluate(
@@ -84,23 +87,23 @@ def replay(given: argparse.Namespace) -> int:
     found["norm"] = float(shot.x.norm())
     if saved is not None:
         found |= _differences(shot, trial.problem, saved)
-    same = saved is None or found["difference"] <= _CLOSE
+    same = saved is None or found["difference"] <= _TOLERANCE
     if given.json:
         print(
             json.dumps(found | {"algorithm": experiment.algorithm, "same": None if saved is None else same})
         )
     else:
-        _show(experiment, path, found)
+        _print_result(experiment, path, found)
     if not same:
         print(
             f"offbeat: the replayed model differs from the run's by {found['difference']:.3g} of its norm, "
-            f"more than {_CLOSE:g}: its clients' data, model or memory were not the same.",
+            f"more than {_TOLERANCE:g}: its clients' data, model or memory were not the same.",
             file=sys.stderr,
         )
     return 0 if same else 1
 
 
-def _find(place: Path) -> tuple[Path, Path]:
+def _find_trace(place: Path) -> tuple[Path, Path]:
     """The folder of a run, and its trace."""
     folder, path = (place, place / "trace.jsonl") if place.is_dir() else (place.parent, place)
     if not path.is_file():
@@ -112,7 +115,9 @@ def _find(place: Path) -> tuple[Path, Path]:
     return folder, path
 
 
-def _trial(given: argparse.Namespace, experiment: Experiment, known: dict[str, Any], folder: Path) -> Trial:
+def _build_trial(
+    given: argparse.Namespace, experiment: Experiment, known: dict[str, Any], folder: Path
+) -> RunSpec:
     """What the run was put together from, on an engine of this process."""
     if is_deployment(known):
         if given.data is None:
@@ -120,7 +125,7 @@ def _trial(given: argparse.Namespace, experiment: Experiment, known: dict[str, A
                 "the data of a deployment are with its sites: give --data package.module:function, "
                 "which loads them by a site's name."
             )
-        trial = stage_again(
+        trial = set_up_replay(
             known,
             folder,
             given.data,
@@ -134,14 +139,16 @@ def _trial(given: argparse.Namespace, experiment: Experiment, known: dict[str, A
                 raise InputError(
                     f"the run in {folder} is a simulation and names its own data: leave out --{name}."
                 )
-        trial = prepare(_alone(experiment, given.engine or known.get("resolved", {}).get("engine")))
-    settle_threads(experiment, trial)
+        trial = build_run(
+            _on_local_engine(experiment, given.engine or known.get("resolved", {}).get("engine"))
+        )
+    limit_threads(experiment, trial)
     return trial
 
 
-def _alone(experiment: Experiment, engine: str | None) -> Experiment:
+def _on_local_engine(experiment: Experiment, engine: str | None) -> Experiment:
     """The same on one of our engines, whose clock has no say."""
-    name = engine if engine in ENGINES else "sequential"
+    name = engine if engine in REPLAY_ENGINES else "sequential"
     return dataclasses.replace(
         experiment,
         engine=name,
@@ -154,12 +161,12 @@ def _alone(experiment: Experiment, engine: str | None) -> Experiment:
     )
 
 
-def _play(experiment: Experiment, trial: Trial, path: Path, until: int | None) -> Snapshot:
-    with show.bar(experiment.algorithm, experiment.rounds if until is None else until) as bar:
+def _replay_trace(experiment: Experiment, trial: RunSpec, path: Path, until: int | None) -> Snapshot:
+    with terminal.bar(experiment.algorithm, experiment.rounds if until is None else until) as bar:
         shots = play_again(
             trial.algorithm,
             trial.engine,
-            read_lines(path),
+            read_trace_lines(path),
             dispatch=trial.dispatch,
             buffer=experiment.buffer,
             rounds=experiment.rounds,
@@ -176,7 +183,7 @@ def _play(experiment: Experiment, trial: Trial, path: Path, until: int | None) -
     return shot
 
 
-def _saved(folder: Path, experiment: Experiment, until: int | None) -> Saved:
+def _load_saved_model(folder: Path, experiment: Experiment, until: int | None) -> SavedModel:
     whole, named = folder / "checkpoint" / "state.safetensors", folder / "model.safetensors"
     place = whole if whole.is_file() else named
     if not place.is_file():
@@ -189,10 +196,10 @@ def _saved(folder: Path, experiment: Experiment, until: int | None) -> Saved:
     version = facts["version"]
     if until not in (None, version):
         raise InputError(f"the model that was saved is of version {version}: compare it without --until.")
-    return Saved(version, tensors, place == named)
+    return SavedModel(version, tensors, place == named)
 
 
-def _differences(shot: Snapshot, problem: Problem, saved: Saved) -> dict[str, float]:
+def _differences(shot: Snapshot, problem: Problem, saved: SavedModel) -> dict[str, float]:
     """Of the model and its running statistics: in norm, and of the number that differs most."""
     if saved.named:
         ours: dict[str, Tensor] = problem.module(shot.x, shot.statistics).state_dict()
@@ -213,13 +220,13 @@ def _differences(shot: Snapshot, problem: Problem, saved: Saved) -> dict[str, fl
     }
 
 
-def _show(experiment: Experiment, path: Path, found: dict[str, Any]) -> None:
+def _print_result(experiment: Experiment, path: Path, found: dict[str, Any]) -> None:
     words = {
         "norm": "norm of the model",
         "difference": "difference from what was saved, of its norm",
         "largest": "the largest of one number, of the largest there",
     }
-    show.pairs(
+    terminal.print_pairs(
         f"{experiment.algorithm} replayed from {path}",
         {words.get(name, name): value for name, value in found.items()},
     )

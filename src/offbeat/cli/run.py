@@ -1,50 +1,119 @@
-"""`offbeat run`: one method, one folder."""
+"""The options of trackers, and how a run finds its own.
+
+`offbeat run`: one method, one folder.
+"""
 
 import argparse
 import json
 import math
 import shlex
 import sys
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from offbeat import settings
-from offbeat.aggregate.aggregation import Spent
-from offbeat.cli import show
-from offbeat.cli.given import experiment_options, parameters, warn_of_end, warn_of_unused
-from offbeat.cli.process import settle_threads, stop_signals
-from offbeat.cli.tracking import begin, go_on, named, wanted
+from offbeat.aggregate.mean import PrivacyCost
+from offbeat.cli import terminal
+from offbeat.cli.options import (
+    experiment_options,
+    parse_parameters,
+    warn_of_exhausted_clients,
+    warn_of_unused_concurrency,
+)
+from offbeat.cli.terminal import limit_threads, stop_signals
 from offbeat.errors import DivergedError, InputError
-from offbeat.experiment import Experiment
-from offbeat.folder import Folder, check_free, claim, read_lines
-from offbeat.running import Outcome, outcome_of
-from offbeat.running import run as run_experiment
-from offbeat.trackers.place import Wanted, remember
-from offbeat.trackers.tracker import Several, Tracker
-from offbeat.trial import Trial, check_longer, prepare, resolved, settled
+from offbeat.trackers.backends import check_trackers, open_trackers
+from offbeat.trackers.tracker import (
+    TrackedRuns,
+    Tracker,
+    TrackerGroup,
+    TrackerOptions,
+    load_tracked_runs,
+    save_tracked_runs,
+)
+from offbeat.training import settings_file
+from offbeat.training.build import RunSpec, build_run, check_extension, resolved_settings, with_computed_noise
+from offbeat.training.experiment import Experiment
+from offbeat.training.folder import RunFolder, check_free, claim_folder, read_jsonl
+from offbeat.training.runner import RunOutcome, run_experiment, saved_outcome
+
+_SQLITE = "sqlite:///"
+
+
+def add_tracker_options(command: argparse.ArgumentParser) -> None:
+    """The options."""
+    group = command.add_argument_group(
+        "trackers", "the same records elsewhere, too; a resumed run goes on there"
+    )
+    group.add_argument("--tensorboard", metavar="DIR", default=None, help="event files, in a folder of DIR")
+    group.add_argument("--wandb", metavar="PROJECT", default=None, help="Weights & Biases")
+    group.add_argument("--mlflow", metavar="URI", default=None, help="MLflow: a server, or sqlite:///FILE")
+
+
+def tracker_options(given: argparse.Namespace) -> TrackerOptions:
+    """What was asked for, and can be had here."""
+    asked = TrackerOptions(
+        given.tensorboard, given.wandb, None if given.mlflow is None else _absolute_uri(given.mlflow)
+    )
+    check_trackers(asked)
+    return asked
+
+
+def start_trackers(
+    asked: TrackerOptions, out: Path, settings: Mapping[str, Any]
+) -> tuple[TrackerGroup, TrackedRuns]:
+    """Those of a new run."""
+    return open_trackers(asked, out.absolute().name, settings)
+
+
+def resume_trackers(asked: TrackerOptions, folder: RunFolder, settings: Mapping[str, Any]) -> TrackerGroup:
+    """Those of a resumed run, told of what they do not know yet."""
+    held = load_tracked_runs(folder.path)
+    tracker, placed = open_trackers(asked, folder.path.absolute().name, settings, held, folder.version)
+    save_tracked_runs(folder.path, placed)
+    for record in named(read_jsonl(folder.path, "records"), bool(settings.get("simulate_amplification"))):
+        tracker.record(record)
+    return tracker
+
+
+def named(records: Iterable[dict[str, Any]], simulated: bool) -> Iterator[dict[str, Any]]:
+    """Records of before with a name for a simulated epsilon that says what it is."""
+    for record in records:
+        if simulated and "epsilon" in record:
+            yield {"simulated_epsilon" if name == "epsilon" else name: record[name] for name in record}
+        else:
+            yield record
+
+
+def _absolute_uri(uri: str) -> str:
+    """A file by its full path: a run may be resumed from elsewhere."""
+    if not uri.startswith(_SQLITE) or uri.startswith(f"{_SQLITE}/") or uri == _SQLITE:
+        return uri
+    return f"{_SQLITE}{Path(uri.removeprefix(_SQLITE)).absolute()}"
+
 
 _MOST_GAPS, _LEAST_GAPS = 12, 5  # between the rows of the table at the end
 
 
-def run(given: argparse.Namespace) -> int:
+def run_command(given: argparse.Namespace) -> int:
     """Train, show, and say where it is written."""
     if given.save_every is not None and given.save_every < 1:
         raise InputError(f"--save-every must be at least 1, not {given.save_every}.")
-    asked_for = wanted(given)
+    asked_for = tracker_options(given)
     if given.resume:
         return _resume(given, asked_for)
     options = experiment_options(given)
     algorithm = options.get("algorithm", Experiment.algorithm)
-    own = parameters(algorithm, given.set)
+    own = parse_parameters(algorithm, given.set)
     experiment = Experiment.of(**options | {"parameters": own})
     taken = ", ".join(f"{name}={value}" for name, value in experiment.parameters if name not in dict(own))
     if given.out is not None:
         check_free(Path(given.out))
-    trial = prepare(experiment, folder=Path(given.out or "runs"))
+    trial = build_run(experiment, folder=Path(given.out or "runs"))
     if taken:
         print(f"offbeat: {algorithm} takes {taken} since this run is private.", file=sys.stderr)
     if experiment.epsilon is not None and experiment.noise is None:
-        experiment = settled(experiment, trial)
+        experiment = with_computed_noise(experiment, trial)
         simulated = (
             ", as a simulation and not a privacy guarantee" if experiment.simulate_amplification else ""
         )
@@ -53,60 +122,64 @@ def run(given: argparse.Namespace) -> int:
             f"below epsilon {experiment.epsilon:g}{simulated}.",
             file=sys.stderr,
         )
-    out = claim(Path("runs"), f"{algorithm}-{experiment.data}") if given.out is None else Path(given.out)
-    warn_of_unused(given, [experiment])
-    warn_of_end(experiment)
-    asked = experiment.settings() | {"resolved": resolved(experiment, trial)}
+    out = (
+        claim_folder(Path("runs"), f"{algorithm}-{experiment.data}") if given.out is None else Path(given.out)
+    )
+    warn_of_unused_concurrency(given, [experiment])
+    warn_of_exhausted_clients(experiment)
+    asked = experiment.settings() | {"resolved": resolved_settings(experiment, trial)}
     try:
-        tracker, placed = begin(asked_for, out, asked)
+        tracker, placed = start_trackers(asked_for, out, asked)
     except InputError:
         if given.out is None:
             out.rmdir()  # nothing of this run is left
         raise
-    with Folder.begin(out, asked) as folder:
-        remember(out, placed)
+    with RunFolder.begin(out, asked) as folder:
+        save_tracked_runs(out, placed)
         return _train(given, experiment, trial, folder, tracker)
 
 
-def _resume(given: argparse.Namespace, asked_for: Wanted) -> int:
+def _resume(given: argparse.Namespace, asked_for: TrackerOptions) -> int:
     """Go on with the run in a folder, as it was started but for a later end."""
     if given.out is None:
         raise InputError("--resume needs --out, the folder of the run to go on with.")
     out = Path(given.out)
-    known = Experiment.from_settings(settings.read(out))
+    known = Experiment.from_settings(settings_file.read(out))
     options = known.settings() | experiment_options(given)
-    own = options["parameters"] | dict(parameters(options["algorithm"], given.set))
+    own = options["parameters"] | dict(parse_parameters(options["algorithm"], given.set))
     experiment = Experiment.of(**options | {"parameters": tuple(sorted(own.items()))})
     if experiment.rounds > known.rounds:
-        check_longer(known, experiment.rounds)
+        check_extension(known, experiment.rounds)
     asked = experiment.settings() | {"rounds": min(known.rounds, experiment.rounds)}
-    with Folder.resume(out, asked) as folder:
-        outcome = outcome_of(folder.resumed)
+    with RunFolder.resume(out, asked) as folder:
+        outcome = saved_outcome(folder.resumed)
         if folder.version == experiment.rounds:
             print(f"offbeat: the run in {out} had finished already.", file=sys.stderr)
-            return _end(given, experiment, folder, 0, outcome)
+            return _finish(given, experiment, folder, 0, outcome)
         if outcome.ended:
-            return _end(given, experiment, folder, 0, outcome)
-        trial = prepare(experiment, folder=out)
+            return _finish(given, experiment, folder, 0, outcome)
+        trial = build_run(experiment, folder=out)
         if experiment.rounds > known.rounds:
-            settings.lengthen(out, experiment.rounds)
-            warn_of_end(experiment)
+            settings_file.lengthen(out, experiment.rounds)
+            warn_of_exhausted_clients(experiment)
             print(
                 f"offbeat: the run in {out} goes on to {experiment.rounds} server steps in place of "
                 f"{known.rounds}, evaluated every {experiment.every} as before.",
                 file=sys.stderr,
             )
-        return _train(given, experiment, trial, folder, go_on(asked_for, folder, settings.read(out)))
+        return _train(
+            given, experiment, trial, folder, resume_trackers(asked_for, folder, settings_file.read(out))
+        )
 
 
 def _train(
-    given: argparse.Namespace, experiment: Experiment, trial: Trial, folder: Folder, tracker: Tracker
+    given: argparse.Namespace, experiment: Experiment, trial: RunSpec, folder: RunFolder, tracker: Tracker
 ) -> int:
-    settle_threads(experiment, trial)
-    outcome = Outcome(None, None)
+    limit_threads(experiment, trial)
+    outcome = RunOutcome(None, None)
     with stop_signals() as stop:
         try:
-            with show.bar(experiment.algorithm, experiment.rounds, folder.version or 0) as bar:
+            with terminal.bar(experiment.algorithm, experiment.rounds, folder.version or 0) as bar:
                 steps = run_experiment(
                     experiment,
                     trial,
@@ -121,35 +194,38 @@ def _train(
                         tracker.record(step.record)
                     outcome = step.outcome or outcome
         except DivergedError as error:
-            return _end(given, experiment, folder, 1, outcome, str(error), tracker)
+            return _finish(given, experiment, folder, 1, outcome, str(error), tracker)
         except KeyboardInterrupt:
             pass
         done = folder.version == experiment.rounds or outcome.ended
-        return _end(given, experiment, folder, 0 if done else stop.code, outcome, tracker=tracker)
+        return _finish(given, experiment, folder, 0 if done else stop.code, outcome, tracker=tracker)
 
 
-def _end(
+def _finish(
     given: argparse.Namespace,
     experiment: Experiment,
-    folder: Folder,
+    folder: RunFolder,
     code: int,
-    outcome: Outcome,
+    outcome: RunOutcome,
     failure: str | None = None,
-    tracker: Tracker = Several(),
+    tracker: Tracker = TrackerGroup(),
 ) -> int:
     """Show what is written, and say what to do next where that is not the end."""
     folder.flush()
-    records = list(named(read_lines(folder.path, "records"), experiment.simulate_amplification))
+    records = list(named(read_jsonl(folder.path, "records"), experiment.simulate_amplification))
     again = None if code == 0 or failure else f"offbeat run --out {shlex.quote(str(folder.path))} --resume"
     if not given.json:
-        _show(experiment, records, outcome.spent, folder.path)
+        _print_records(experiment, records, outcome.spent, folder.path)
     if failure:
-        failure = f"{failure.rstrip('.')}; {_kept(folder)} in {folder.path}."
+        failure = f"{failure.rstrip('.')}; {_saved_version(folder)} in {folder.path}."
         print(f"offbeat: {failure}", file=sys.stderr)
     elif again:
-        print(f"offbeat: stopped; {_kept(folder)}; go on with:\n{again}", file=sys.stderr)
+        print(f"offbeat: stopped; {_saved_version(folder)}; go on with:\n{again}", file=sys.stderr)
     elif outcome.ended:
-        print(f"offbeat: {outcome.ended.rstrip('.')}; {_kept(folder)} in {folder.path}.", file=sys.stderr)
+        print(
+            f"offbeat: {outcome.ended.rstrip('.')}; {_saved_version(folder)} in {folder.path}.",
+            file=sys.stderr,
+        )
     summary = _summary(experiment, records, folder, outcome) | {"error": failure, "resume": again}
     tracker.close(summary)
     if given.json:
@@ -157,12 +233,12 @@ def _end(
     return code
 
 
-def _kept(folder: Folder) -> str:
+def _saved_version(folder: RunFolder) -> str:
     return "no version was saved yet" if folder.version is None else f"version {folder.version} is saved"
 
 
 def _summary(
-    experiment: Experiment, records: list[dict[str, Any]], folder: Folder, outcome: Outcome
+    experiment: Experiment, records: list[dict[str, Any]], folder: RunFolder, outcome: RunOutcome
 ) -> dict[str, Any]:
     """A run in one object."""
     spent = outcome.spent
@@ -180,7 +256,9 @@ def _summary(
     }
 
 
-def _show(experiment: Experiment, records: list[dict[str, Any]], spent: Spent | None, out: Path) -> None:
+def _print_records(
+    experiment: Experiment, records: list[dict[str, Any]], spent: PrivacyCost | None, out: Path
+) -> None:
     columns = {
         "version": "version",
         "time": "time",
@@ -192,23 +270,23 @@ def _show(experiment: Experiment, records: list[dict[str, Any]], spent: Spent | 
     }
     rest = {name: name.replace("_", " ") for name in ("dropped", "lost", "epsilon", "simulated_epsilon")}
     columns |= {name: word for name, word in rest.items() if any(record.get(name) for record in records)}
-    rows = [[record[key] for key in columns] for record in _spread(records)]
+    rows = [[record[key] for key in columns] for record in _spaced_records(records)]
     title = (
         f"{experiment.algorithm} on {experiment.data}: {experiment.clients} clients, {experiment.dispatch}, "
         f"{experiment.delays}"
     )
-    show.table(title, list(columns.values()), rows)
+    terminal.print_table(title, list(columns.values()), rows)
     if spent:
         kind = "simulated" if spent.simulated else "private"
         first = " at first" if experiment.adaptive_clip is not None else ""
         print(
-            f"{kind}: {show.privacy(spent)} Its noise has a multiplier of {experiment.noise:g}, "
+            f"{kind}: {terminal.privacy_sentence(spent)} Its noise has a multiplier of {experiment.noise:g}, "
             f"and uploads are clipped to {experiment.clip}{first}."
         )
     print(f"written to {out}")
 
 
-def _spread(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _spaced_records(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The first, the last, and some at equal gaps; only the last gap is shorter where it must be."""
     gaps = len(records) - 1
     least = max(1, math.ceil(gaps / _MOST_GAPS))

@@ -1,29 +1,43 @@
-"""Who may speak to whom: a certificate authority, certificates of servers, and a key for each site."""
+"""Who may speak to whom: a certificate authority, certificates of servers, and a key for each site.
+
+Signatures of sites under their reports, by which a helper knows that the clients it counts exist.
+"""
 
 import ipaddress
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from offbeat.deploy.placing import placed, write
+from offbeat.core import Task
 from offbeat.errors import InputError
+from offbeat.files import atomic_dir, write_new
+from offbeat.privacy.secure.terms import SecureTerms
 
-_MOST_DAYS = 3650
-_SKEW = timedelta(hours=1)  # a site's clock may be slow
-_TOKEN = 32  # bytes
-_OWN = ("localhost", "127.0.0.1")  # how the server's machine reaches what listens behind its gate
+_MAX_DAYS = 3650
+_CLOCK_SKEW = timedelta(hours=1)  # a site's clock may be slow
+_TOKEN_BYTES = 32  # bytes
+_LOOPBACK_HOSTS = ("localhost", "127.0.0.1")  # how the server's machine reaches what listens behind its gate
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _HOST = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(?:\.{_LABEL})*")
-_SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 class _Authority(NamedTuple):
@@ -31,7 +45,7 @@ class _Authority(NamedTuple):
     certificate: x509.Certificate
 
 
-def make(
+def create_keys(
     folder: Path, hosts: Sequence[str], sites: Sequence[str], helper_hosts: Sequence[str], days: int
 ) -> None:
     """A new folder with all of it; what is secret is for the owner's eyes alone."""
@@ -40,24 +54,24 @@ def make(
     if not hosts or not helper_hosts:
         raise InputError("a server without a name cannot be recognised: give at least one host.")
     _check_sites(sites)
-    if not 1 <= days <= _MOST_DAYS:
-        raise InputError(f"certificates cannot be good for {days} days: give 1 to {_MOST_DAYS}.")
-    with placed(folder, 0o700) as part:
+    if not 1 <= days <= _MAX_DAYS:
+        raise InputError(f"certificates cannot be good for {days} days: give 1 to {_MAX_DAYS}.")
+    with atomic_dir(folder, 0o700) as part:
         authority = _authority(days)
-        write(part / "ca.crt", _pem(authority.certificate))
-        write(part / "ca.key", _private(authority.key, PrivateFormat.PKCS8), secret=True)
-        for name, names in (("server", (*hosts, *_OWN)), ("helper", helper_hosts)):
+        write_new(part / "ca.crt", _pem(authority.certificate))
+        write_new(part / "ca.key", _private(authority.key, PrivateFormat.PKCS8), secret=True)
+        for name, names in (("server", (*hosts, *_LOOPBACK_HOSTS)), ("helper", helper_hosts)):
             key = ec.generate_private_key(ec.SECP256R1())
-            write(part / f"{name}.pem", _pem(_server_certificate(name, names, key, authority, days)))
-            write(part / f"{name}.key", _private(key, PrivateFormat.PKCS8), secret=True)
-        write(part / "helper.token", secrets.token_hex(_TOKEN).encode() + b"\n", secret=True)
+            write_new(part / f"{name}.pem", _pem(_server_certificate(name, names, key, authority, days)))
+            write_new(part / f"{name}.key", _private(key, PrivateFormat.PKCS8), secret=True)
+        write_new(part / "helper.token", secrets.token_hex(_TOKEN_BYTES).encode() + b"\n", secret=True)
         for site in sites:
             _write_site(part / "sites" / site, site, _pem(authority.certificate))
         for name in ("sites", *(f"sites/{site}" for site in sites)):
             (part / name).chmod(0o700)
 
 
-def add_site(folder: Path, site: str) -> None:
+def add_site_keys(folder: Path, site: str) -> None:
     """One more site in a folder that `make` made; all others keep their keys."""
     _check_sites([site])
     try:
@@ -69,7 +83,7 @@ def add_site(folder: Path, site: str) -> None:
     place = folder / "sites" / site
     if place.exists():
         raise InputError(f"the site '{site}' has a key in {folder} already: name a new site.")
-    with placed(place, 0o700) as part:
+    with atomic_dir(place, 0o700) as part:
         _write_site(part, site, authority)
 
 
@@ -78,7 +92,7 @@ def _check_sites(sites: Sequence[str]) -> None:
     if not sites:
         raise InputError("no site was named: give at least one, such as hospital-a.")
     for site in sites:
-        if not _SITE.fullmatch(site):
+        if not _SITE_NAME.fullmatch(site):
             raise InputError(
                 f"'{site}' cannot be the name of a site: use letters, digits, dots, hyphens and underscores, "
                 "a letter or digit first, and 63 of them at most."
@@ -91,9 +105,9 @@ def _write_site(folder: Path, site: str, authority: bytes) -> None:
     """Flower takes keys of this curve, in OpenSSH's format."""
     key = ec.generate_private_key(ec.SECP384R1())
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    write(folder / "key", _private(key, PrivateFormat.OpenSSH), secret=True)
-    write(folder / "key.pub", public + f" {site}\n".encode())
-    write(folder / "ca.crt", authority)
+    write_new(folder / "key", _private(key, PrivateFormat.OpenSSH), secret=True)
+    write_new(folder / "key.pub", public + f" {site}\n".encode())
+    write_new(folder / "ca.crt", authority)
 
 
 def _authority(days: int) -> _Authority:
@@ -138,7 +152,7 @@ def _builder(
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _SKEW)
+        .not_valid_before(now - _CLOCK_SKEW)
         .not_valid_after(now + timedelta(days=days))
     )
 
@@ -180,3 +194,73 @@ def _pem(certificate: x509.Certificate) -> bytes:
 
 def _private(key: ec.EllipticCurvePrivateKey, form: PrivateFormat) -> bytes:
     return key.private_bytes(Encoding.PEM, form, NoEncryption())
+
+
+SIGNATURE_BYTES = 96  # bytes: two numbers of 384 bits
+_HALF_BYTES = SIGNATURE_BYTES // 2
+_MAX_KEYS = 10_000
+
+
+def signed_statement(terms: SecureTerms, task: Task, sealed: bytes) -> bytes:
+    """What a site signs: that this sealed seed is its own report, under these terms."""
+    return b"offbeat signed report" + terms.binding(task) + sealed
+
+
+def read_signer(path: Path) -> tuple[str, Callable[[bytes], bytes]]:
+    """The public key that an OpenSSH private key goes with, in hexadecimal, and a function that signs."""
+    try:
+        key = load_ssh_private_key(path.read_bytes(), password=None)
+    except OSError as error:
+        raise InputError(
+            f"the site's key {path} cannot be read ({error.strerror}): name a key file."
+        ) from None
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):
+        raise InputError(
+            f"the site's key {path} is not an OpenSSH private key of the curve P-384 without a passphrase: "
+            "make one with offbeat keys."
+        )
+    private = key
+
+    def sign(message: bytes) -> bytes:
+        numbers = decode_dss_signature(private.sign(message, ec.ECDSA(hashes.SHA384())))
+        return b"".join(number.to_bytes(_HALF_BYTES, "big") for number in numbers)
+
+    return fingerprint(private.public_key()), sign
+
+
+def read_site_keys(folder: Path) -> Mapping[str, ec.EllipticCurvePublicKey]:
+    """The public keys in a folder and in those below it, each by its fingerprint."""
+    if not folder.is_dir():
+        raise InputError(f"there is no folder {folder}: name the one that holds the sites' public keys.")
+    found: dict[str, ec.EllipticCurvePublicKey] = {}
+    for path in sorted(folder.rglob("*.pub")):
+        try:
+            key = load_ssh_public_key(path.read_bytes())
+        except (ValueError, UnsupportedAlgorithm):
+            key = None
+        if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
+            raise InputError(f"{path} is not an OpenSSH public key of the curve P-384: take it away.")
+        if found.setdefault(fingerprint(key), key) is not key:
+            raise InputError(f"the key in {path} is there twice: a site needs a key of its own.")
+    if not found or len(found) > _MAX_KEYS:
+        raise InputError(f"{folder} holds {len(found)} public keys: give 1 to {_MAX_KEYS}, as files *.pub.")
+    return found
+
+
+def fingerprint(key: ec.EllipticCurvePublicKey) -> str:
+    """The key itself, in hexadecimal: it is short."""
+    return key.public_bytes(Encoding.X962, PublicFormat.CompressedPoint).hex()
+
+
+def verify_signature(key: ec.EllipticCurvePublicKey, message: bytes, signature: bytes) -> bool:
+    """Whether this key signed that."""
+    if len(signature) != SIGNATURE_BYTES:
+        return False
+    numbers = (int.from_bytes(part, "big") for part in (signature[:_HALF_BYTES], signature[_HALF_BYTES:]))
+    try:
+        key.verify(encode_dss_signature(*numbers), message, ec.ECDSA(hashes.SHA384()))
+    except InvalidSignature:
+        return False
+    return True

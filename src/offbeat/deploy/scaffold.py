@@ -11,19 +11,19 @@ from pathlib import Path
 from string import Template
 from typing import NamedTuple
 
-from offbeat.deploy.placing import placed, write
 from offbeat.errors import InputError
+from offbeat.files import atomic_dir, write_new
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*")
-_LONGEST = 32  # that Flower takes
+_MAX_NAME = 32  # that Flower takes
 # Folders that Flower leaves out of what it sends.
-_LEFT_OUT = frozenset({"build", "eggs", "env", "lib", "lib64", "parts", "venv"})
-_ENDING = ".txt"  # of templates, which are no code of this project
+_FLOWER_EXCLUDES = frozenset({"build", "eggs", "env", "lib", "lib64", "parts", "venv"})
+_TEMPLATE_SUFFIX = ".txt"  # of templates, which are no code of this project
 _PACKAGE = "package"  # stands for the app's own
-_DOT = "dot-"  # stands for a dot
+_DOT_PREFIX = "dot-"  # stands for a dot
 
 
-class App(NamedTuple):
+class NewApp(NamedTuple):
     """What was written, and the commands that start it from within its folder."""
 
     folder: Path
@@ -32,17 +32,17 @@ class App(NamedTuple):
     commands: tuple[str, ...]
 
 
-def scaffold(name: str, parent: Path) -> App:
+def create_app(name: str, parent: Path) -> NewApp:
     """Write the app `name` into a new folder of that name."""
     package = _package(name)
     folder = parent / name
     words = {"name": name, "package": package}
-    with placed(folder, 0o755) as part:
+    with atomic_dir(folder, 0o755) as part:
         for path, text in _templates():
             place = Path(package, *path.parts[1:]) if path.parts[0] == _PACKAGE else path
-            write(part / place, Template(text).substitute(words).encode())
+            write_new(part / place, Template(text).substitute(words).encode())
     files = sorted(str(each.relative_to(folder)) for each in folder.rglob("*") if each.is_file())
-    return App(folder, package, tuple(files), _commands(package))
+    return NewApp(folder, package, tuple(files), _commands(package))
 
 
 def _commands(package: str) -> tuple[str, ...]:
@@ -52,15 +52,15 @@ def _commands(package: str) -> tuple[str, ...]:
 
 def _package(name: str) -> str:
     """The name that Python knows it by."""
-    if not _NAME.fullmatch(name) or len(name) > _LONGEST:
+    if not _NAME.fullmatch(name) or len(name) > _MAX_NAME:
         raise InputError(
             f"'{name}' cannot be the name of an app: use lower-case letters, digits and single hyphens, a "
-            f"letter first, and {_LONGEST} of them at most."
+            f"letter first, and {_MAX_NAME} of them at most."
         )
     package = name.replace("-", "_")
     found = importlib.util.find_spec(package)
     known = keyword.iskeyword(package) or package in sys.stdlib_module_names
-    if known or package in _LEFT_OUT or (found and found.origin):
+    if known or package in _FLOWER_EXCLUDES or (found and found.origin):
         raise InputError(f"'{name}' means something else to Python or to Flower: choose another name.")
     return package
 
@@ -69,13 +69,13 @@ def _templates() -> Iterator[tuple[Path, str]]:
     """Where each goes, and its text."""
     root = importlib.resources.files("offbeat.deploy") / "template"
     for path, file in _files(root, Path()):
-        name = path.name.removesuffix(_ENDING)
-        yield path.with_name(name.replace(_DOT, ".", 1)), file.read_text("utf-8")
+        name = path.name.removesuffix(_TEMPLATE_SUFFIX)
+        yield path.with_name(name.replace(_DOT_PREFIX, ".", 1)), file.read_text("utf-8")
 
 
 def _files(folder: Traversable, path: Path) -> Iterator[tuple[Path, Traversable]]:
     for each in sorted(folder.iterdir(), key=lambda entry: entry.name):
         if each.is_dir():
             yield from _files(each, path / each.name)
-        elif each.name.endswith(_ENDING):
+        elif each.name.endswith(_TEMPLATE_SUFFIX):
             yield path / each.name, each

@@ -1,1 +1,1 @@
-"""Where client work runs."""
+"""Engines that compute the clients' local work: in one process, in worker processes, on a Ray cluster."""

@@ -3,16 +3,16 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from offbeat.aggregate.aggregation import Hiding
-from offbeat.core import AnyAlgorithm, Saved, Task, Vector
-from offbeat.problem import Statistics
+from offbeat.aggregate.mean import SecureEncoding
+from offbeat.core import AnyAlgorithm, SavedState, Task, Vector
+from offbeat.nn.problem import Statistics
 from offbeat.schedule.availability import Availability
-from offbeat.schedule.chance import Draws
-from offbeat.schedule.timeline import Timeline
+from offbeat.schedule.clock import Timeline
+from offbeat.schedule.rng import Rng
 from offbeat.trees import Tree
 
 
-class Gathered(NamedTuple):
+class ClientUpdates(NamedTuple):
     """What a full buffer brings."""
 
     uploads: Tree  # leaves (tasks, ...)
@@ -26,7 +26,7 @@ class Session(Timeline, Protocol):
         """Make a version known, and whose local half clients now run."""
         ...
 
-    def gather(self, tasks: Sequence[Task], version: int) -> Gathered:
+    def gather(self, tasks: Sequence[Task], version: int) -> ClientUpdates:
         """The uploads of tasks that arrived and were accepted; their clients' memory is committed."""
         ...
 
@@ -34,13 +34,13 @@ class Session(Timeline, Protocol):
         """These tasks were dropped or lost: nothing of them is computed or committed."""
         ...
 
-    def save(self) -> Saved: ...
+    def save(self) -> SavedState: ...
 
     def confirm(self) -> None:
         """What `save` last gave is in its place: nothing older will be loaded again."""
         ...
 
-    def load(self, saved: Saved) -> None: ...
+    def load(self, saved: SavedState) -> None: ...
 
     def close(self) -> None:
         """The run is over: let go of workers."""
@@ -48,7 +48,7 @@ class Session(Timeline, Protocol):
 
 
 @runtime_checkable
-class Keeps(Protocol):
+class PersistentSession(Protocol):
     """A session that loses nothing of a buffer half full, for what arrives there was real work."""
 
     def keep(self, flow: dict[str, Any]) -> None:
@@ -61,10 +61,10 @@ class Keeps(Protocol):
 
 
 @runtime_checkable
-class Veiled(Protocol):
+class SecureEncodingSession(Protocol):
     """A session whose clients can hide what they send by themselves."""
 
-    def veil(self, hiding: Callable[[], Hiding | None]) -> None:
+    def veil(self, hiding: Callable[[], SecureEncoding | None]) -> None:
         """Told once, before anything is published; to be asked anew for each version."""
         ...
 
@@ -86,6 +86,6 @@ class Engine(Protocol):
         """The model and running statistics that training starts from."""
         ...
 
-    def open(self, algorithm: AnyAlgorithm, seed: int, source: Draws) -> Session:
+    def open(self, algorithm: AnyAlgorithm, seed: int, source: Rng) -> Session:
         """Begin a run."""
         ...

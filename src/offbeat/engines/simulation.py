@@ -1,4 +1,6 @@
-"""Client work under a virtual clock: one run.
+"""Which of the tasks that start from a version each one is, for an algorithm that asks.
+
+Client work under a virtual clock: one run.
 
 Nothing has to be computed when a task starts or ends; `gather` computes a full buffer at once, each
 task from the message of its own version, and then commits memory. A task that was dropped or lost
@@ -11,7 +13,7 @@ are queued beside the server's own work, and what was computed but not yet used 
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -20,29 +22,64 @@ from torch import Tensor
 
 from offbeat import trees
 from offbeat.aggregate.uploads import clients_read_staleness
-from offbeat.core import AnyAlgorithm, Saved, Task, Visit
-from offbeat.engines.engine import Gathered
-from offbeat.engines.fastest import Fastest
-from offbeat.engines.lane import InLine, Mark, lane_of
-from offbeat.engines.ranks import Ranks
-from offbeat.engines.work import Large, Results, Start, Work
-from offbeat.means import over_clients
-from offbeat.population.homes import Home, make_memories
-from offbeat.problem import Problem, Statistics
-from offbeat.schedule.clock import Clock
-from offbeat.schedule.timeline import Arrival
+from offbeat.core import AnyAlgorithm, SavedState, Task, Visit, wants_rank
+from offbeat.data.client_store import MemoryBackend, make_client_store
+from offbeat.engines.cuda import Completion, CurrentStream, compute_stream
+from offbeat.engines.engine import ClientUpdates
+from offbeat.engines.execution import AutotuneExecutor
+from offbeat.engines.local import Executor, PrefersLargeGroups, TaskResults, TaskStart
+from offbeat.nn.problem import Problem, Statistics, mean_statistics
+from offbeat.schedule.clock import Arrival, Clock
 from offbeat.trees import Tree
 
-_LEAST = 8  # tasks that are worth computing together
-_SPARSE = 4  # a group of which less than one in so many is still needed is given up
+
+class TaskRanks:
+    """Counted from 0 as tasks start; where nobody asks, nothing is kept."""
+
+    def __init__(self, algorithm: AnyAlgorithm) -> None:
+        self._wanted = wants_rank(algorithm)
+        self._known: dict[Task, int] = {}  # tasks in flight or waiting
+        self._version = -1  # the newest; tasks start from no other
+        self._started = 0  # from it
+
+    def start(self, task: Task) -> None:
+        """One more of its version."""
+        if not self._wanted:
+            return
+        if task.version != self._version:
+            self._version, self._started = task.version, 0
+        self._known[task] = self._started
+        self._started += 1
+
+    def of(self, task: Task) -> Tensor | tuple[()]:
+        """How many started before it from its version."""
+        return torch.tensor(self._known[task]) if self._wanted else ()
+
+    def forget(self, tasks: Iterable[Task]) -> None:
+        """These are done with."""
+        for task in tasks:
+            self._known.pop(task, None)
+
+    def save(self) -> list[list[int]]:
+        """Those in flight, as JSON; between two versions, when nothing has started from the next."""
+        return [[*task, rank] for task, rank in self._known.items()]
+
+    def load(self, rows: Sequence[Sequence[int]]) -> None:
+        """Go on from what `save` gave."""
+        self._known = {Task(client, version, visit): rank for client, version, visit, rank in rows}
+        self._version, self._started = -1, 0
 
 
-class Computed(NamedTuple):
+_MIN_GROUP = 8  # tasks that are worth computing together
+_SPARSE_GROUP = 4  # a group of which less than one in so many is still needed is given up
+
+
+class ComputedTask(NamedTuple):
     """One task's part of what was computed together."""
 
-    results: Results
+    results: TaskResults
     row: int
-    mark: Mark
+    mark: Completion
 
 
 class Simulation:
@@ -53,9 +90,9 @@ class Simulation:
         algorithm: AnyAlgorithm,
         problem: Problem,
         clock: Clock,
-        work: Work,
+        work: Executor,
         seed: int,
-        home: Home,
+        home: MemoryBackend,
         clients: int,
         ahead: int = 0,
     ) -> None:
@@ -66,17 +103,17 @@ class Simulation:
         self._seed = seed
         self._device = problem.device
         self._initial = (algorithm.init(x), statistics)
-        self._make_memories = partial(make_memories, home, algorithm.memory(x), clients, problem.device)
+        self._make_memories = partial(make_client_store, home, algorithm.memory(x), clients, problem.device)
         self._memories = self._make_memories()
         self._messages: dict[int, Tree] = {}
         self._holders: Counter[int] = Counter()  # tasks in flight or waiting, by version
         self._current = 0
-        self._ranks = Ranks(algorithm)
-        self._lane = lane_of(problem.device)
+        self._ranks = TaskRanks(algorithm)
+        self._lane = compute_stream(problem.device)
         self._ahead = (
             0 if ahead and clients_read_staleness(algorithm) else ahead
         )  # tasks to compute at once, where so many are in flight
-        self._ready: dict[Task, Computed] = {}
+        self._ready: dict[Task, ComputedTask] = {}
         self._open: dict[int, list[int]] = {}  # visits of clients that are not settled yet, in order
 
     @property
@@ -106,14 +143,14 @@ class Simulation:
         self._current = version
         self._sweep()
 
-    def gather(self, tasks: Sequence[Task], version: int) -> Gathered:
+    def gather(self, tasks: Sequence[Task], version: int) -> ClientUpdates:
         waves = _waves(tasks)
         results = [self._wave([tasks[place] for place in wave], version) for wave in waves]
         whole = results[0] if len(waves) == 1 else self._join(waves, results)
         self.forget(tasks)
         self._let_go()
         self._launch(self._upcoming(), version)
-        return Gathered(whole.uploads, over_clients(whole.statistics))
+        return ClientUpdates(whole.uploads, mean_statistics(whole.statistics))
 
     def forget(self, tasks: Sequence[Task]) -> None:
         self._holders.subtract(task.version for task in tasks)
@@ -127,7 +164,7 @@ class Simulation:
                 self._open.pop(task.client, None)
         self._sweep()
 
-    def save(self) -> Saved:
+    def save(self) -> SavedState:
         clients, columns = self._memories.save()
         tensors = {f"memory.{leaf}": column for leaf, column in enumerate(columns)}
         for version, message in self._messages.items():
@@ -139,7 +176,7 @@ class Simulation:
                 tensors[f"ready.{leaf}"] = tensor
         facts = {
             "ready": ready,
-            "way": self._work.chosen if isinstance(self._work, Fastest) else None,
+            "way": self._work.chosen if isinstance(self._work, AutotuneExecutor) else None,
             "clock": self._clock.save(),
             "holders": sorted(self._holders.items()),
             "ranks": self._ranks.save(),
@@ -149,12 +186,12 @@ class Simulation:
             "columns": len(columns),
             "mapped": self._memories.mapped,
         }
-        return Saved(facts, tensors)
+        return SavedState(facts, tensors)
 
     def confirm(self) -> None:
         self._memories.confirm()
 
-    def load(self, saved: Saved) -> None:
+    def load(self, saved: SavedState) -> None:
         facts, tensors = saved
         self._clock.load(facts["clock"])
         self._holders = Counter(dict(facts["holders"]))
@@ -163,7 +200,7 @@ class Simulation:
         self._memories = self._make_memories(mapped=facts["mapped"])
         self._memories.load(facts["clients"], [tensors[f"memory.{leaf}"] for leaf in range(facts["columns"])])
         self._messages = {version: self._message(version, tensors) for version in facts["versions"]}
-        if isinstance(self._work, Fastest) and facts["way"] is not None:
+        if isinstance(self._work, AutotuneExecutor) and facts["way"] is not None:
             self._work.choose(facts["way"])
         self._open = {}
         if self._ahead:
@@ -176,14 +213,14 @@ class Simulation:
 
     def _message(self, version: int, tensors: dict[str, Tensor]) -> Tree:
         state, statistics = self._initial
-        shape = trees.shape((self._algorithm.broadcast(state, version), statistics))
+        shape = trees.structure((self._algorithm.broadcast(state, version), statistics))
         names = [f"message.{version}.{leaf}" for leaf in range(shape.num_leaves)]
-        return trees.rebuild(shape, [tensors[name].to(self._device) for name in names])
+        return trees.unflatten(shape, [tensors[name].to(self._device) for name in names])
 
-    def _wave(self, tasks: list[Task], version: int) -> Results:
+    def _wave(self, tasks: list[Task], version: int) -> TaskResults:
         """Results of tasks of distinct clients; their memory is committed."""
         missing = [task for task in tasks if task not in self._ready]
-        if missing and isinstance(self._work, Large) and self._work.large:
+        if missing and isinstance(self._work, PrefersLargeGroups) and self._work.large:
             missing = missing + self._upcoming()
         self._launch(missing, version)
         results = self._take(tasks)
@@ -193,11 +230,11 @@ class Simulation:
     def _upcoming(self) -> list[Task]:
         """Tasks in flight to compute next, those first that will arrive first; few are left for later."""
         count = self._ahead - len(self._ready)
-        if count < min(_LEAST, self._ahead) or not count:
+        if count < min(_MIN_GROUP, self._ahead) or not count:
             return []
         flying = [task for task in self._clock.upcoming(self._ahead) if task not in self._ready]
         able = [task for task in flying if self._open[task.client][0] == task.visit][:count]
-        return able if len(able) >= min(_LEAST, self._ahead) else []
+        return able if len(able) >= min(_MIN_GROUP, self._ahead) else []
 
     def _launch(self, tasks: list[Task], version: int) -> None:
         if not tasks:
@@ -207,9 +244,9 @@ class Simulation:
             results = self._work(self._algorithm, tasks, starts, self._seed)
         mark = self._lane.mark()
         for row, task in enumerate(tasks):
-            self._ready[task] = Computed(results, row, mark)
+            self._ready[task] = ComputedTask(results, row, mark)
 
-    def _take(self, tasks: Sequence[Task]) -> Results:
+    def _take(self, tasks: Sequence[Task]) -> TaskResults:
         """What was computed for these tasks, in their order."""
         found = [self._ready[task] for task in tasks]
         first = found[0].results
@@ -218,8 +255,8 @@ class Simulation:
         whole = len(trees.leaves(first)[0]) == len(tasks)
         if whole and all(each.results is first and each.row == row for row, each in enumerate(found)):
             return first
-        rows = [trees.over(lambda leaf, row=each.row: leaf[row], each.results) for each in found]
-        taken: Results = trees.stack(rows)
+        rows = [trees.map(lambda leaf, row=each.row: leaf[row], each.results) for each in found]
+        taken: TaskResults = trees.stack(rows)
         return taken
 
     def _let_go(self) -> None:
@@ -229,31 +266,34 @@ class Simulation:
             groups.setdefault(id(each.results), []).append(task)
         for tasks in groups.values():
             rows = len(trees.leaves(self._ready[tasks[0]].results)[0])
-            if _SPARSE * len(tasks) < rows:
-                results, mark = self._take(tasks), InLine()  # copied by the caller, for whom it is ready
-                self._ready |= {task: Computed(results, row, mark) for row, task in enumerate(tasks)}
+            if _SPARSE_GROUP * len(tasks) < rows:
+                results, mark = (
+                    self._take(tasks),
+                    CurrentStream(),
+                )  # copied by the caller, for whom it is ready
+                self._ready |= {task: ComputedTask(results, row, mark) for row, task in enumerate(tasks)}
 
     def _load_ready(self, tasks: list[Task], tensors: dict[str, Tensor]) -> None:
         self._ready = {}
         if not tasks:
             return
         start = self._begin(tasks[0], self._current)
-        shape = trees.shape(self._work(self._algorithm, tasks[:1], [start], self._seed))
+        shape = trees.structure(self._work(self._algorithm, tasks[:1], [start], self._seed))
         leaves = [tensors[f"ready.{leaf}"].to(self._device) for leaf in range(shape.num_leaves)]
-        results = trees.rebuild(shape, leaves)
+        results = trees.unflatten(shape, leaves)
         mark = self._lane.mark()
-        self._ready = {task: Computed(results, row, mark) for row, task in enumerate(tasks)}
+        self._ready = {task: ComputedTask(results, row, mark) for row, task in enumerate(tasks)}
 
-    def _begin(self, task: Task, version: int) -> Start:
+    def _begin(self, task: Task, version: int) -> TaskStart:
         message, statistics = self._messages[task.version]
         began = torch.tensor(task.version)
         visit = Visit(began, version - began, self._ranks.of(task))
-        return Start(message, statistics, self._memories.read(task.client), visit)
+        return TaskStart(message, statistics, self._memories.read(task.client), visit)
 
-    def _join(self, waves: list[list[int]], results: list[Results]) -> Results:
+    def _join(self, waves: list[list[int]], results: list[TaskResults]) -> TaskResults:
         """Results of waves, in the order of their tasks."""
         order = torch.tensor([place for wave in waves for place in wave]).argsort().to(self._device)
-        whole: Results = trees.over(lambda *parts: torch.cat(parts)[order], *results)
+        whole: TaskResults = trees.map(lambda *parts: torch.cat(parts)[order], *results)
         return whole
 
     def _sweep(self) -> None:

@@ -1,4 +1,11 @@
-"""What releases come to: epsilon at a delta, and the noise or the number of releases for an epsilon.
+"""What one Gaussian release tells, exactly: Balle and Wang 2018, theorem 8.
+
+`shift` is the sensitivity over the standard deviation; k releases of multiplier `noise` to which a
+client contributes come to one of shift sqrt(k) / noise, and nothing is lost by that.
+
+The last whole number at which a rising function keeps to a bound, with few calls of a slow function.
+
+What releases come to: epsilon at a delta, and the noise or the number of releases for an epsilon.
 
 All of it holds between runs that differ by one client, added or removed. Releases with a `rate` are
 amplified by Poisson sampling: whoever claims it must draw each client for each release with that
@@ -8,15 +15,77 @@ contributes to.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf, isfinite
 from typing import Any, NamedTuple, Protocol
 
-from offbeat.errors import InputError
-from offbeat.privacy.exact import epsilon_of
-from offbeat.privacy.search import last
+from scipy.optimize import brentq
+from scipy.special import log_ndtr
 
-_MANY = 10**6  # releases whose loss distributions are added up within seconds
+from offbeat.errors import InputError
+
+
+def gaussian_log_delta(shift: float, epsilon: float) -> float:
+    """The logarithm of the least delta at this epsilon."""
+    if shift == 0:
+        return -math.inf
+    above = float(log_ndtr(shift / 2 - epsilon / shift))
+    below = epsilon + float(log_ndtr(-shift / 2 - epsilon / shift))
+    # Far out in the tail both are the same number.
+    return above + math.log(-math.expm1(below - above)) if below < above else -math.inf
+
+
+def gaussian_epsilon(shift: float, delta: float) -> float:
+    """The least epsilon at this delta, rounded up."""
+    if math.isinf(shift):
+        return math.inf
+    target = math.log(delta)
+    if gaussian_log_delta(shift, 0.0) <= target:
+        return 0.0
+    # delta is at most the first of its two terms, and a Gaussian's tail at most exp(-x^2 / 2).
+    ceiling = shift**2 / 2 + shift * math.sqrt(-2 * target)
+    root = brentq(
+        lambda epsilon: max(gaussian_log_delta(shift, epsilon), -1e6) - target, 0.0, ceiling, xtol=1e-13
+    )
+    return float(root) * (1 + 1e-12) + 1e-12
+
+
+def largest_within(
+    value: Callable[[int], float], bound: float, start: int, stride: int, least: int, most: int
+) -> int:
+    """`least` - 1 where none keeps to it; any other answer has been tried. `start` is a guess."""
+    low, high = least - 1, most + 1  # keeps to the bound, or is out of range; does not keep to it
+    below, above = -inf, inf  # their values
+
+    def narrow(guess: int) -> bool:
+        nonlocal low, high, below, above
+        if low < guess < high:
+            found = value(guess)
+            if found <= bound:
+                low, below = guess, found
+                return True
+            high, above = guess, found
+        return guess <= low
+
+    guess = min(max(start, least), most)
+    rising = narrow(guess)
+    while high - low > 1 and (low < least or high > most):  # stride out until it lies between two values
+        guess = min(guess + stride, most) if rising else max(guess - stride, least)
+        narrow(guess)
+        stride *= 2
+    while high - low > 1:
+        width = high - low
+        if isfinite(below) and isfinite(above):
+            guess = low + int(width * (bound - below) / (above - below))
+            # The neighbour ends the search where the line through the two was a good guess.
+            narrow(guess + 1 if narrow(guess) else guess - 1)
+        if high - low > width // 2:
+            narrow((low + high) // 2)
+    return low
+
+
+_MAX_RELEASES = 10**6  # releases whose loss distributions are added up within seconds
 
 
 class Releases(NamedTuple):
@@ -43,7 +112,7 @@ class Accountant(Protocol):
 
 
 @dataclass(frozen=True)
-class Pld:
+class PldAccountant:
     """Privacy loss distributions, discretised pessimistically; exact where nothing is amplified."""
 
     cells: int = 100_000  # of a release's loss distribution, at most
@@ -54,20 +123,22 @@ class Pld:
 
     def epsilon(self, releases: Sequence[Releases], delta: float) -> float:
         check_delta(delta)
-        shift, sampled = _split(releases)
+        shift, sampled = _split_amplified(releases)
         if not sampled or math.isinf(shift):
-            return epsilon_of(shift, delta)
+            return gaussian_epsilon(shift, delta)
         times = sum(each.times for each in sampled)
-        if times > _MANY:
+        if times > _MAX_RELEASES:
             raise InputError(
-                f"the pld accountant adds up at most {_MANY:,} releases where sampling amplifies: use rdp."
+                f"the pld accountant adds up at most {_MAX_RELEASES:,} releases where sampling "
+                "amplifies: use rdp."
             )
         # What Fourier transforms round away, several times what was seen against the closed form.
         rounding = 1e-12 + 1e-16 * times
         if delta < 100 * rounding:
             raise InputError(
                 f"delta {delta:g} is too small for the pld accountant, which counts to {100 * rounding:.2g} "
-                f"with {times:,} releases where sampling amplifies: use rdp."
+                f"with {times:,} releases where sampling "
+                "amplifies: use rdp."
             )
         from dp_accounting.pld.privacy_loss_distribution import (  # seconds to import
             from_gaussian_mechanism,
@@ -87,8 +158,8 @@ class Pld:
             total = total.compose(composed(each))
         return float(total.get_epsilon_for_delta(delta - rounding))
 
-    def rougher(self) -> "Pld | None":
-        return Pld(10_000) if self.cells > 10_000 else None
+    def rougher(self) -> "PldAccountant | None":
+        return PldAccountant(10_000) if self.cells > 10_000 else None
 
     def _interval(self, sampled: Sequence[Releases]) -> float:
         """Fine enough for the bulk of the losses, about rate / noise, as far as there are cells for it."""
@@ -99,7 +170,7 @@ class Pld:
 
 
 @dataclass(frozen=True)
-class Rdp:
+class RdpAccountant:
     """Rényi divergences at many orders: quicker, and looser."""
 
     @property
@@ -108,7 +179,7 @@ class Rdp:
 
     def epsilon(self, releases: Sequence[Releases], delta: float) -> float:
         check_delta(delta)
-        shift, sampled = _split(releases)
+        shift, sampled = _split_amplified(releases)
         if math.isinf(shift):
             return math.inf
         from dp_accounting import dp_event  # seconds to import
@@ -127,7 +198,11 @@ class Rdp:
 
 
 def calibrate(
-    epsilon: float, delta: float, count: int, rate: float | None = None, accountant: Accountant = Pld()
+    epsilon: float,
+    delta: float,
+    count: int,
+    rate: float | None = None,
+    accountant: Accountant = PldAccountant(),
 ) -> float:
     """The least noise multiplier for `count` releases, to 0.1 %; without amplification to a millionth."""
     check_epsilon(epsilon)
@@ -151,7 +226,7 @@ def calibrate(
     else:
         start = 1.0
     far = int(25 / grain)  # noise between 1e-11 and 1e11
-    found = last(spent, epsilon, -math.ceil(math.log(start) / grain), 10, -far, far)
+    found = largest_within(spent, epsilon, -math.ceil(math.log(start) / grain), 10, -far, far)
     if found < -far:
         raise InputError(
             f"no noise brings epsilon down to {epsilon:g} by the {accountant.name} accountant: "
@@ -160,13 +235,13 @@ def calibrate(
     return noise(found)
 
 
-def allowed(
+def max_releases(
     epsilon: float,
     delta: float,
     noise: float,
     rate: float | None = None,
-    accountant: Accountant = Pld(),
-    most: int = _MANY,
+    accountant: Accountant = PldAccountant(),
+    most: int = _MAX_RELEASES,
     before: Sequence[Releases] = (),
 ) -> int:
     """How many releases, at most `most`, fit the budget after those that were made `before`."""
@@ -177,10 +252,10 @@ def allowed(
 
     rougher = None if rate is None else accountant.rougher()
     if rougher:
-        start = allowed(epsilon, delta, noise, rate, rougher, most, before)
+        start = max_releases(epsilon, delta, noise, rate, rougher, most, before)
     else:
         start = most if 1 <= most <= 10**5 and spent(most) <= epsilon else 1
-    return last(spent, epsilon, start, max(1, start // 100), 1, most)
+    return largest_within(spent, epsilon, start, max(1, start // 100), 1, most)
 
 
 def check_epsilon(epsilon: float) -> None:
@@ -195,7 +270,7 @@ def check_delta(delta: float) -> None:
         raise InputError(f"delta is {delta:g}: give a number between 0 and 1, such as 1e-7.")
 
 
-def _split(releases: Sequence[Releases]) -> tuple[float, list[Releases]]:
+def _split_amplified(releases: Sequence[Releases]) -> tuple[float, list[Releases]]:
     """Those without amplification as one shift, and the amplified ones; nothing is left of none."""
     shift, sampled = 0.0, []
     for each in releases:

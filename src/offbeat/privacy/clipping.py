@@ -56,7 +56,7 @@ def clip(part: Tree, bound: float) -> tuple[Tree, Tensor]:
         factor = torch.where(below, 1.0, bound / norm * (1 - 4 * torch.finfo(leaf.dtype).eps))
         return leaf * factor.to(leaf.dtype).view(-1, *[1] * (leaf.dim() - 1))
 
-    return trees.over(shorten, part), below
+    return trees.map(shorten, part), below
 
 
 def _root(columns: list[Tensor]) -> Tensor:

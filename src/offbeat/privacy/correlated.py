@@ -6,17 +6,49 @@ depend on earlier releases (Denisov et al. 2022), and its prefix sums can be far
 x + z. A client with contributions of norm 1 to the steps in P moves C x by at most the root of the sum of
 (C^T C)_ij over i and j in P: no entry is negative, so equal vectors are the worst. The sensitivity is the
 largest of these over all P that are allowed.
+
+Banded factors: a lower-triangular C of a few bands, the same for each step.
+
+The bands are the first coefficients of 1 / sqrt(1 - x), whose square is the matrix of prefix sums. All of
+them are the best factors for the largest error of a prefix (Fichtenberger, Henzinger and Upadhyay 2023;
+Dvijotham et al. 2024), and the first few are near the best for clients that come back (Kalinin and Lampert
+2024, arXiv 2405.13763). They need no search, so nothing depends on how one ended. Factors that were searched
+for, such as those of `jax_privacy.matrix_factorization`, make `Toeplitz`.
+
+Sensitivity. The bands are positive and fall, and for such the worst contributions are to the first step and
+to those at each `apart` steps from it (theorem 2 there). With no more bands than `apart` their columns do
+not meet, and it is sqrt(contributions) times the norm of the bands.
+
+Tree aggregation (Dwork et al. 2010; DP-FTRL, Kairouz et al. 2021): noise on sums over dyadic intervals.
+
+A node is an interval of 2^level steps that begins at a multiple of 2^(level + 1): those are all that
+the binary expansions of prefixes use. The noise of a prefix is the sum of its nodes', at most one a level; a
+step's noise is what it adds to that. Nothing depends on how long the run will be, and no noise is kept.
+
+Sensitivity. The square of it is the largest sum over nodes of (contributions inside)^2. Contributions at
+least `apart` steps from one another are at most one in each aligned block of 2^p <= `apart` steps, and
+there each is worst at the block's first step, which is in all nodes that end inside the block. What is left
+is how to share contributions between the halves of each interval, which `_worst` tries out from small
+intervals to large. It is exact where `apart` is a power of two, for first steps of blocks are that far
+apart, and an upper bound else.
+
+Accountants and shapes of noise as text.
 """
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+import torch
 from torch import Tensor
 
-from offbeat.core import Saved
-from offbeat.errors import InputError
-from offbeat.privacy.gaussian import standard_normal
+from offbeat.core import SavedState
+from offbeat.errors import InputError, unknown_name
+from offbeat.privacy.accountant import Accountant, PldAccountant, RdpAccountant
+from offbeat.privacy.mechanism import standard_normal
 
 
 class NoiseStream(Protocol):
@@ -29,12 +61,12 @@ class NoiseStream(Protocol):
         """
         ...
 
-    def save(self) -> Saved: ...
+    def save(self) -> SavedState: ...
 
-    def load(self, saved: Saved) -> None: ...
+    def load(self, saved: SavedState) -> None: ...
 
 
-class Noise(Protocol):
+class NoiseCorrelation(Protocol):
     """A choice of C."""
 
     @property
@@ -50,7 +82,7 @@ class Noise(Protocol):
 
 
 @dataclass(frozen=True)
-class Independent:
+class IndependentNoise:
     """C = I: fresh noise for each step."""
 
     @property
@@ -58,14 +90,14 @@ class Independent:
         return "independent"
 
     def sensitivity(self, steps: int, most: int | None, apart: int) -> float:
-        count = contributions(steps, most, apart)
+        count = max_contributions(steps, most, apart)
         return math.sqrt(count) if apart else float(count)
 
     def open(self, key: bytes) -> NoiseStream:
-        return _Fresh(key)
+        return _IndependentStream(key)
 
 
-class _Fresh:
+class _IndependentStream:
     """Nothing to keep."""
 
     def __init__(self, key: bytes) -> None:
@@ -74,14 +106,14 @@ class _Fresh:
     def draw(self, step: int, field: int, like: Tensor, mark: bytes = b"") -> Tensor:
         return standard_normal(self._key, (step, field), like, mark)
 
-    def save(self) -> Saved:
-        return Saved({}, {})
+    def save(self) -> SavedState:
+        return SavedState({}, {})
 
-    def load(self, saved: Saved) -> None:
+    def load(self, saved: SavedState) -> None:
         pass
 
 
-def contributions(steps: int, most: int | None, apart: int) -> int:
+def max_contributions(steps: int, most: int | None, apart: int) -> int:
     """How often a client can contribute in so many steps; 0 apart: any number of times to one step."""
     if steps < 0 or apart < 0 or (most is not None and most < 1):
         raise InputError(
@@ -96,3 +128,241 @@ def contributions(steps: int, most: int | None, apart: int) -> int:
         return 0
     room = math.inf if apart == 0 else -(-steps // apart)
     return int(room if most is None else min(most, room))
+
+
+_MAX_BANDED_STEPS = 10**7
+
+
+@dataclass(frozen=True)
+class BandedNoise:
+    """C has `bands` bands, in closed form; the last `bands` - 1 draws are kept."""
+
+    bands: int
+
+    def __post_init__(self) -> None:
+        if self.bands < 1:
+            raise InputError(f"banded noise of {self.bands} bands cannot be: give at least 1.")
+
+    @property
+    def name(self) -> str:
+        return f"banded:{self.bands}"
+
+    @property
+    def coefficients(self) -> npt.NDArray[np.float64]:
+        """The first column of C, as far as it is not zero."""
+        return _sqrt_coefficients(self.bands)
+
+    def sensitivity(self, steps: int, most: int | None, apart: int) -> float:
+        return _banded_sensitivity(
+            _sqrt_coefficients(min(self.bands, max(steps, 1), _MAX_BANDED_STEPS + 1)), steps, most, apart
+        )
+
+    def open(self, key: bytes) -> NoiseStream:
+        return _BandedStream(key, self.coefficients[1:].tolist())
+
+
+@dataclass(frozen=True)
+class ToeplitzNoise:
+    """C with bands of one's own; only how they compare with the first one matters."""
+
+    factors: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        falling = all(a >= b for a, b in pairwise(self.factors))
+        if not self.factors or not (math.inf > self.factors[0] > 0) or not falling or self.factors[-1] < 0:
+            raise InputError(
+                "the factors of correlated noise must begin above 0, never rise and never be negative: "
+                "give others."
+            )
+
+    @property
+    def name(self) -> str:
+        return f"toeplitz of {len(self.factors)} bands"
+
+    @property
+    def coefficients(self) -> npt.NDArray[np.float64]:
+        """The first column of C, as far as it is given."""
+        return np.array(self.factors) / self.factors[0]
+
+    def sensitivity(self, steps: int, most: int | None, apart: int) -> float:
+        return _banded_sensitivity(self.coefficients, steps, most, apart)
+
+    def open(self, key: bytes) -> NoiseStream:
+        return _BandedStream(key, self.coefficients[1:].tolist())
+
+
+def _sqrt_coefficients(bands: int) -> npt.NDArray[np.float64]:
+    """The first coefficients of 1 / sqrt(1 - x)."""
+    place = np.arange(1, bands)
+    return np.cumprod(np.concatenate([[1.0], (2 * place - 1) / (2 * place)]))
+
+
+def _banded_sensitivity(bands: npt.NDArray[np.float64], steps: int, most: int | None, apart: int) -> float:
+    count = max_contributions(steps, most, apart)
+    bands = bands[:steps]
+    reach = min(steps, max(count - 1, 0) * apart + len(bands))  # steps that a client can move
+    if reach > _MAX_BANDED_STEPS:
+        raise InputError(
+            f"the sensitivity of banded noise over {reach} server steps takes too long: "
+            f"allow fewer contributions, or steps up to {_MAX_BANDED_STEPS}."
+        )
+    if apart == 0:
+        return count * float(np.linalg.norm(bands))
+    moved = np.zeros(reach)
+    for start in range(0, count * apart, apart):
+        part = moved[start : start + len(bands)]
+        part += bands[: len(part)]
+    return float(np.linalg.norm(moved))
+
+
+class _BandedStream:
+    """C^-1 z: each draw is a fresh one less the bands of the draws before."""
+
+    def __init__(self, key: bytes, bands: list[float]) -> None:
+        self._key = key
+        self._bands = bands
+        self._steps: dict[int, int] = {}  # field -> the next step
+        self._drawn: dict[int, list[Tensor]] = {}  # field -> the last draws, the newest first
+
+    def draw(self, step: int, field: int, like: Tensor, mark: bytes = b"") -> Tensor:
+        expected = self._steps.get(field, 0)
+        if step != expected:
+            raise ValueError(f"correlated noise is drawn in order: step {expected} is next, not {step}")
+        drawn = self._drawn.setdefault(field, [])
+        noise = standard_normal(self._key, (step, field), like, mark)
+        for band, before in zip(self._bands, drawn, strict=False):
+            noise.sub_(before.to(like), alpha=band)
+        drawn.insert(0, noise.clone())
+        del drawn[len(self._bands) :]
+        self._steps[field] = step + 1
+        return noise
+
+    def save(self) -> SavedState:
+        tensors = {
+            f"{field}.{age}": noise for field, drawn in self._drawn.items() for age, noise in enumerate(drawn)
+        }
+        return SavedState({"steps": {str(field): step for field, step in self._steps.items()}}, tensors)
+
+    def load(self, saved: SavedState) -> None:
+        self._steps = {int(field): step for field, step in saved.facts["steps"].items()}
+        self._drawn = {
+            field: [saved.tensors[f"{field}.{age}"] for age in range(min(step, len(self._bands)))]
+            for field, step in self._steps.items()
+        }
+
+
+_MAX_TREE_CONTRIBUTIONS = 20_000
+
+
+@dataclass(frozen=True)
+class TreeNoise:
+    """C has a row for each node: ones at its steps."""
+
+    @property
+    def name(self) -> str:
+        return "tree"
+
+    def sensitivity(self, steps: int, most: int | None, apart: int) -> float:
+        count = max_contributions(steps, most, apart)
+        if count > _MAX_TREE_CONTRIBUTIONS:
+            raise InputError(
+                f"the sensitivity of tree noise to {count} contributions takes too long: "
+                f"allow at most {_MAX_TREE_CONTRIBUTIONS}, or use banded noise."
+            )
+        if apart == 0:
+            return count * self.sensitivity(steps, 1, 1)  # all to the first step, which most nodes hold
+        return math.sqrt(_worst_prefix(steps, count, apart.bit_length() - 1)[-1])
+
+    def open(self, key: bytes) -> NoiseStream:
+        return _TreeStream(key)
+
+
+class _TreeStream:
+    """Each node's noise is a function of the key, so that it can be drawn again when it is taken back."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._marks: dict[int, bytes] = {}  # of the steps that made the nodes which are still in use
+
+    def draw(self, step: int, field: int, like: Tensor, mark: bytes = b"") -> Tensor:
+        if mark:
+            used = [_completing_step(step, level) for level in range(step.bit_length()) if step >> level & 1]
+            self._marks = {each: self._marks[each] for each in used} | {step: mark}
+        level = 0
+        taken = torch.zeros_like(like)
+        while step >> level & 1:  # nodes that the next prefix no longer uses, for a larger one holds them
+            taken += self._node(step, level, field, like)
+            level += 1
+        return self._node(step + 1, level, field, like) - taken
+
+    def save(self) -> SavedState:
+        return SavedState({"marks": {str(step): mark.hex() for step, mark in self._marks.items()}}, {})
+
+    def load(self, saved: SavedState) -> None:
+        self._marks = {int(step): bytes.fromhex(mark) for step, mark in saved.facts["marks"].items()}
+
+    def _node(self, prefix: int, level: int, field: int, like: Tensor) -> Tensor:
+        """The noise of the node of this level in the expansion of a prefix."""
+        mark = self._marks.get(_completing_step(prefix, level), b"")
+        return standard_normal(self._key, (prefix >> (level + 1), level, field), like, mark)
+
+
+def _completing_step(prefix: int, level: int) -> int:
+    """The step that completes the node of this level in the expansion of a prefix."""
+    return (prefix >> level << level) - 1
+
+
+def _worst_prefix(steps: int, count: int, block: int) -> npt.NDArray[np.float64]:
+    """The largest sum of squares for 0, 1, ... contributions, up to `count`, to the first `steps` steps."""
+    if steps == 0:
+        return np.zeros(1)
+    level = steps.bit_length() - 1
+    whole = _worst_interval(level, count, block)
+    node = whole + np.arange(len(whole)) ** 2.0
+    if level < block:  # steps that hold at most one contribution, and it is best at the first
+        return node
+    return _best_split(node, _worst_prefix(steps - 2**level, count, block), count)
+
+
+def _worst_interval(level: int, count: int, block: int) -> npt.NDArray[np.float64]:
+    """The same for an interval of 2^level steps, without the node of the interval itself."""
+    inside = np.array([0.0, min(level, block)])[: count + 1]
+    for _ in range(block, level):
+        inside = _best_split(inside + np.arange(len(inside)) ** 2.0, inside, count)
+    return inside
+
+
+def _best_split(
+    left: npt.NDArray[np.float64], right: npt.NDArray[np.float64], count: int
+) -> npt.NDArray[np.float64]:
+    """The best of all ways to share contributions between two parts, up to `count` in all."""
+    best = np.zeros(min(count, len(left) + len(right) - 2) + 1)
+    for each, value in enumerate(left[: len(best)]):
+        reach = best[each : each + len(right)]
+        np.maximum(reach, value + right[: len(reach)], out=reach)
+    return best
+
+
+def parse_accountant(text: str) -> Accountant:
+    """`pld` or `rdp`."""
+    for accountant in (PldAccountant(), RdpAccountant()):
+        if text == accountant.name:
+            return accountant
+    raise unknown_name("accountant", text, ("pld", "rdp"))
+
+
+def parse_correlation(text: str) -> NoiseCorrelation:
+    """`independent`, `tree` or `banded:B`."""
+    name, colon, bands = text.partition(":")
+    if name == "banded":
+        if not bands.isascii() or not bands.isdigit():
+            raise InputError(
+                f"write banded noise as banded:B with B its bands, such as banded:8, not '{text}'."
+            )
+        return BandedNoise(int(bands))
+    for shape in (IndependentNoise(), TreeNoise()):
+        if name == shape.name:
+            if colon:
+                raise InputError(f"{name} noise takes no number: write it as {name}, not '{text}'.")
+            return shape
+    raise unknown_name("shape of noise", name, ("independent", "tree", "banded"))

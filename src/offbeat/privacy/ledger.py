@@ -1,16 +1,25 @@
-"""Who has contributed how often: what the privacy spent is computed from."""
+"""Who has contributed how often: what the privacy spent is computed from.
 
-from collections.abc import Sequence
+From what was released to what it tells, and from a budget to how much may be released.
+
+Under which assumptions a run's epsilon holds, in words.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from offbeat.core import Saved
+from offbeat.core import SavedState
 from offbeat.errors import InputError
+from offbeat.privacy.accountant import Accountant, Releases, max_releases
+from offbeat.privacy.correlated import IndependentNoise, NoiseCorrelation
 
 
-class Tally(NamedTuple):
+class ReleaseTotals(NamedTuple):
     """What the ledger comes to."""
 
     start: bool  # whether everybody contributed once before the first server step
@@ -28,9 +37,9 @@ class Ledger:
         self._last = np.zeros(population, np.int32)  # the release it contributed to, where it did
 
     @property
-    def tally(self) -> Tally:
+    def tally(self) -> ReleaseTotals:
         """What has been released so far."""
-        return Tally(self._start, self._steps, self._largest)
+        return ReleaseTotals(self._start, self._steps, self._largest)
 
     def contribute(self, clients: Sequence[int]) -> None:
         """These are in the next release; refuses what the noise does not cover."""
@@ -57,7 +66,7 @@ class Ledger:
         """The mean of everybody, before the first server step, is out."""
         self._start = True
 
-    def save(self) -> Saved:
+    def save(self) -> SavedState:
         """Only those who contributed."""
         clients = self._counts.nonzero()[0]
         tensors = {
@@ -65,9 +74,9 @@ class Ledger:
             "contributions": torch.from_numpy(self._counts[clients]),
             "last": torch.from_numpy(self._last[clients]),
         }
-        return Saved({"start": self._start, "steps": self._steps}, tensors)
+        return SavedState({"start": self._start, "steps": self._steps}, tensors)
 
-    def load(self, saved: Saved) -> None:
+    def load(self, saved: SavedState) -> None:
         """Go on from what `save` gave."""
         self._start, self._steps = saved.facts["start"], saved.facts["steps"]
         clients = saved.tensors["clients"].numpy()
@@ -75,3 +84,142 @@ class Ledger:
         self._counts[clients] = saved.tensors["contributions"].numpy()
         self._last[clients] = saved.tensors["last"].numpy()
         self._largest = int(self._counts.max(initial=0))
+
+
+class PrivacyBudget(NamedTuple):
+    """How far a run may go; infinite where something else ends it first."""
+
+    steps: float  # server steps
+    contributions: float  # of any one client to server steps
+
+
+@dataclass(frozen=True)
+class PrivacyAccounting:
+    """What a run's noise is worth, and under which assumption."""
+
+    noise: float  # multiplier
+    delta: float
+    rate: float | None  # of the Poisson sampling that is simulated to amplify; None: nothing does
+    most: int | None  # contributions of a client, the start included
+    apart: int
+    correlation: NoiseCorrelation
+    accountant: Accountant
+
+    def releases(self, tally: ReleaseTotals) -> tuple[Releases, ...]:
+        """As an accountant adds them up."""
+        start = (Releases(self.noise, 1),) if tally.start else ()
+        if not tally.steps:
+            return start
+        if self.rate is not None:
+            return (*start, Releases(self.noise, tally.steps, self.rate))
+        if isinstance(self.correlation, IndependentNoise):
+            return (*start, Releases(self.noise, tally.largest))
+        sensitivity = self.correlation.sensitivity(tally.steps, tally.largest, self.apart)
+        return (*start, Releases(self.noise / sensitivity, 1))
+
+    def epsilon(self, tally: ReleaseTotals) -> float:
+        """What has been told about any one client."""
+        releases = self.releases(tally)
+        return self.accountant.epsilon(releases, self.delta) if releases else 0.0
+
+    def budget(self, epsilon: float, start: bool, rounds: int) -> PrivacyBudget:
+        """What fits below an epsilon, in a run of that many server steps."""
+        before = (Releases(self.noise, 1),) if start else ()
+        most = rounds if self.most is None else min(rounds, self.most - start)
+        if self.rate is not None or isinstance(self.correlation, IndependentNoise):
+            cap = rounds if self.rate is not None else most
+            fit = max_releases(epsilon, self.delta, self.noise, self.rate, self.accountant, cap, before)
+            reach = math.inf if fit == cap else fit
+            return PrivacyBudget(reach, math.inf) if self.rate is not None else PrivacyBudget(math.inf, reach)
+
+        def fits(steps: int) -> bool:
+            return self.epsilon(ReleaseTotals(start, steps, min(most, steps))) <= epsilon
+
+        steps = _largest_fitting(fits, rounds)
+        return PrivacyBudget(math.inf if steps == rounds else steps, math.inf)
+
+
+def _largest_fitting(fits: Callable[[int], bool], cap: int) -> int:
+    """The largest number up to the cap that fits, where all smaller ones do."""
+    low, high = 0, cap + 1
+    middle = cap
+    while high - low > 1:
+        low, high = (middle, high) if fits(middle) else (low, middle)
+        middle = (low + high) // 2
+    return low
+
+
+SIMULATION = "SIMULATION: this is not a privacy guarantee"
+_NOT_AMPLIFIED = (
+    "amplification by sampling does not hold for a buffer of fixed size, where another client takes the "
+    "place of one that is absent"
+)
+# How the terms of runs began and went on while a fixed-size buffer was taken to amplify.
+_FORMER_PREFIX = "amplified by Poisson sampling"
+_FORMER_ASSUMPTION = (
+    ", taking a buffer of fixed size to amplify as much, which is assumed and not proved, and the sample"
+)
+
+
+def amplification_refused(most: str, simulate: str) -> InputError:
+    """For whoever claims amplification, with the words for what to do instead."""
+    return InputError(
+        f"{_NOT_AMPLIFIED}: bound how often a client contributes with {most}, or give {simulate} "
+        "for a figure that "
+        "is not a guarantee."
+    )
+
+
+def is_simulated(said: str, releases: Iterable[Releases] = ()) -> bool:
+    """Whether an epsilon counts on amplification that does not hold; also by the words of before."""
+    return said.startswith((SIMULATION, _FORMER_PREFIX)) or any(each.rate is not None for each in releases)
+
+
+def correct_statement(said: str, releases: Iterable[Releases] = ()) -> str:
+    """The terms that a run was saved with; those that took amplification to hold say that it does not."""
+    if said.startswith(SIMULATION) or not is_simulated(said, releases):
+        return said
+    computed = said.replace(_FORMER_ASSUMPTION, ", taking the sample")
+    return f"{SIMULATION}, since {_NOT_AMPLIFIED}; computed as {computed}"
+
+
+def corrected_end(ended: str | None, said: str) -> str | None:
+    """Why a run ended; a budget that was spent on such terms is a simulated one."""
+    if ended is None or not is_simulated(said):
+        return ended
+    return ended.replace("the privacy budget", "the simulated budget (no privacy guarantee)")
+
+
+def privacy_statement(
+    spending: PrivacyAccounting, start: bool, buffer: int, population: int, nominal: int | None, seeded: bool
+) -> str:
+    """One sentence."""
+    if not spending.noise:
+        return "no noise was added, so nothing is private."
+    if spending.rate is not None:
+        parts = [
+            f"{SIMULATION}, since {_NOT_AMPLIFIED}",
+            f"computed as amplified by Poisson sampling at rate {spending.rate:g}, taking the sample to be "
+            "secret, and so the run's checkpoint, trace and records, which tell of it",
+        ]
+        if start:
+            parts.append("the start of everybody is counted without amplification")
+    else:
+        times = f"{spending.most} time{'s' if spending.most != 1 else ''}"
+        parts = [f"no amplification: no client contributes more than {times}, and when it did is public"]
+    if not isinstance(spending.correlation, IndependentNoise):
+        parts.append(f"noise is correlated over server steps ({spending.correlation.name})")
+    parts.append(
+        "neighbouring runs differ by one client, there with all it contributes or with nothing in its place"
+    )
+    parts.append(f"accountant {spending.accountant.name}")
+    if spending.delta * population >= 1:
+        parts.append(f"delta is not below one in the {population} clients, so this promises little")
+    if nominal is not None:
+        parts.append(
+            f"SIMULATION: the noise is scaled by {buffer}/{nominal}, so this epsilon is that of cohorts of "
+            f"{nominal} and not of this run"
+        )
+    if seeded:
+        parts.append("SIMULATION: noise and sample follow from a seed, which hides nothing from who knows it")
+    return "; ".join(parts) + "."

@@ -8,25 +8,26 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from offbeat import checkpoint, trees
+from offbeat import trees
+from offbeat.data.datasets import Source
 from offbeat.errors import InputError
-from offbeat.evaluate import accuracy
-from offbeat.experiment import Experiment
-from offbeat.population.sources import Source
-from offbeat.report.bins import Numbers
-from offbeat.report.reading import Run
-from offbeat.trial import Simulated, Trial, prepare
+from offbeat.report.load import Run
+from offbeat.report.trace import Floats
+from offbeat.training import checkpoint
+from offbeat.training.build import RunSpec, SimulatedEngine, build_run
+from offbeat.training.evaluate import accuracy
+from offbeat.training.experiment import Experiment
 
 _BATCH = 1000  # examples at once
 _TENTH = 0.1
 
 
 @dataclass(frozen=True)
-class Spread:
+class ClientAccuracies:
     """Accuracies of all clients."""
 
     version: int  # of the model
-    accuracies: Numbers
+    accuracies: Floats
 
     @property
     def mean(self) -> float:
@@ -43,10 +44,10 @@ class Spread:
         return float(np.sort(self.accuracies)[:count].mean())
 
 
-def spreads(runs: Sequence[Run]) -> dict[str, Spread | str]:
+def client_accuracies(runs: Sequence[Run]) -> dict[str, ClientAccuracies | str]:
     """By the labels of runs; or why there is none, in a sentence. Data that runs share are loaded once."""
     loaded: dict[tuple[str, str | None], Source | None] = {}
-    found: dict[str, Spread | str] = {}
+    found: dict[str, ClientAccuracies | str] = {}
     for run in runs:
         if run.deployed:
             found[run.label] = (
@@ -56,15 +57,15 @@ def spreads(runs: Sequence[Run]) -> dict[str, Spread | str]:
         try:
             experiment = Experiment.from_settings(dict(run.settings))
             data = (experiment.data, experiment.data_dir)
-            trial = prepare(_here(experiment), loaded.get(data))
+            trial = build_run(_on_this_machine(experiment), loaded.get(data))
             loaded[data] = trial.source
-            found[run.label] = _spread(trial, run.folder / "checkpoint" / "state.safetensors")
+            found[run.label] = _evaluate_clients(trial, run.folder / "checkpoint" / "state.safetensors")
         except InputError as error:
             found[run.label] = f"how well each client is served could not be computed, for {error}"
     return found
 
 
-def _here(experiment: Experiment) -> Experiment:
+def _on_this_machine(experiment: Experiment) -> Experiment:
     """The same clients and model in this process, wherever they were computed."""
     return dataclasses.replace(
         experiment,
@@ -77,26 +78,26 @@ def _here(experiment: Experiment) -> Experiment:
     )
 
 
-def _spread(trial: Trial, place: Path) -> Spread:
+def _evaluate_clients(trial: RunSpec, place: Path) -> ClientAccuracies:
     facts, tensors = checkpoint.load(place)
     x, statistics = trial.problem.initial()
-    shape = trees.shape(trial.algorithm.init(x))
+    shape = trees.structure(trial.algorithm.init(x))
     try:
-        state = trees.rebuild(shape, [tensors[f"state.{n}"] for n in range(shape.num_leaves)])
+        state = trees.unflatten(shape, [tensors[f"state.{n}"] for n in range(shape.num_leaves)])
         model = tensors.get("average", state.x)
         learned = {name: tensors[f"statistics.{name}"] for name in statistics}
     except (KeyError, ValueError):
         raise InputError(f"the checkpoint {place} is of another model: put the run's own back.") from None
     if model.shape != x.shape:
         raise InputError(f"the checkpoint {place} is of another model: put the run's own back.")
-    assert isinstance(trial.engine, Simulated)
+    assert isinstance(trial.engine, SimulatedEngine)
     population = trial.engine.population
     right = []
     with torch.no_grad():
         for start in range(0, population.data.total, _BATCH):
-            some = trees.over(lambda leaf, at=start: leaf[at : at + _BATCH], population.data)
+            some = trees.map(lambda leaf, at=start: leaf[at : at + _BATCH], population.data)
             outputs = trial.problem.outputs(model, some.inputs, learned)
             right.append(accuracy(outputs, some.targets))
     scores = torch.cat(right).numpy()
     each = np.array([scores[population.parts[client]].mean() for client in range(len(population))])
-    return Spread(facts["version"], each)
+    return ClientAccuracies(facts["version"], each)

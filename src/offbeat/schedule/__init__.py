@@ -1,14 +1,14 @@
 """When clients come: time without tensors."""
 
 from offbeat.schedule.availability import Always, Availability, Cycle, Dropout, parse_availability
-from offbeat.schedule.chance import Draws, KeyedDraws
-from offbeat.schedule.clock import Clock
+from offbeat.schedule.clock import Arrival, Clock, Timeline
 from offbeat.schedule.delays import (
     Constant,
     Delay,
     Exponential,
     HalfNormal,
     LogNormal,
+    Recorded,
     Tiers,
     Uniform,
     parse_delay,
@@ -21,47 +21,44 @@ from offbeat.schedule.dispatch import (
     Synchronous,
     parse_dispatch,
 )
-from offbeat.schedule.fadas_scripts import ScriptDraws
-from offbeat.schedule.filled import Counts, Filled
-from offbeat.schedule.flow import Flow
-from offbeat.schedule.recorded import Recorded
-from offbeat.schedule.staleness import Equal, Hinge, Polynomial, Weights, parse_weights
-from offbeat.schedule.statistics import Summary, fills, simulate, summarise
-from offbeat.schedule.timeline import Arrival, Timeline
+from offbeat.schedule.rng import FadasScriptRng, KeyedRng, Rng
+from offbeat.schedule.scheduler import Buffer, Scheduler, TaskCounts
+from offbeat.schedule.staleness import Equal, Hinge, Polynomial, StalenessWeights, parse_weights
+from offbeat.schedule.statistics import ScheduleSummary, iterate_buffers, simulate, summarise
 
 __all__ = [
     "Always",
     "Arrival",
     "Asynchronous",
     "Availability",
+    "Buffer",
     "Clock",
     "Constant",
-    "Counts",
     "Cycle",
     "Delay",
     "Dispatch",
-    "Draws",
     "Dropout",
     "Equal",
     "Exponential",
-    "Filled",
-    "Flow",
+    "FadasScriptRng",
     "HalfNormal",
     "Hinge",
-    "KeyedDraws",
+    "KeyedRng",
     "LogNormal",
     "Poisson",
     "Polynomial",
     "Recorded",
+    "Rng",
     "RoundRefill",
-    "ScriptDraws",
-    "Summary",
+    "ScheduleSummary",
+    "Scheduler",
+    "StalenessWeights",
     "Synchronous",
+    "TaskCounts",
     "Tiers",
     "Timeline",
     "Uniform",
-    "Weights",
-    "fills",
+    "iterate_buffers",
     "parse_availability",
     "parse_delay",
     "parse_dispatch",

@@ -6,19 +6,21 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 from offbeat.draws import uniform
 from offbeat.errors import InputError
-from offbeat.schedule.wording import check, read, write
+from offbeat.schedule.parsing import check_number, format_spec, parse_spec
 
-Back: TypeAlias = Callable[[int, float], float]  # client, now -> now if it is there, else when it returns
+NextAvailable: TypeAlias = Callable[
+    [int, float], float
+]  # client, now -> now if it is there, else when it returns
 
 
 class Availability(Protocol):
     """When clients can be given a task; `str` gives the text that `parse_availability` reads."""
 
-    def bind(self, seed: int) -> Back: ...
+    def bind(self, seed: int) -> NextAvailable: ...
 
 
 @runtime_checkable
-class Listed(Availability, Protocol):
+class ListedAvailability(Availability, Protocol):
     """It knows who is there now: clients are chosen among those, for others may never come."""
 
     @property
@@ -37,7 +39,7 @@ class Always:
     def __str__(self) -> str:
         return "always"
 
-    def bind(self, seed: int) -> Back:
+    def bind(self, seed: int) -> NextAvailable:
         return lambda client, now: now
 
 
@@ -49,14 +51,14 @@ class Cycle:
     share: float
 
     def __post_init__(self) -> None:
-        check("the period of a cycle", self.period, strict=True)
+        check_number("the period of a cycle", self.period, strict=True)
         if not 0 < self.share <= 1:
             raise InputError(f"the share of a cycle is {self.share}: give a number above 0 and at most 1.")
 
     def __str__(self) -> str:
-        return write("cycle", self.period, self.share)
+        return format_spec("cycle", self.period, self.share)
 
-    def bind(self, seed: int) -> Back:
+    def bind(self, seed: int) -> NextAvailable:
         def back(client: int, now: float) -> float:
             phase = (now / self.period + uniform(seed, "phase", client)) % 1
             return now if phase < self.share else now + (1 - phase) * self.period
@@ -74,16 +76,16 @@ class Dropout:
     def __post_init__(self) -> None:
         if not 0 <= self.probability < 1:
             raise InputError(f"the drop-out probability is {self.probability}: give one from 0 to below 1.")
-        check("the patience with drop-outs", self.patience)
+        check_number("the patience with drop-outs", self.patience)
 
     def loses(self, seed: int, client: int, visit: int) -> bool:
         """Whether this task never reports."""
         return self.probability > 0 and uniform(seed, "dropout", client, visit) < self.probability
 
 
-PATTERNS: Mapping[str, type[Availability]] = {"always": Always, "cycle": Cycle}
+AVAILABILITIES: Mapping[str, type[Availability]] = {"always": Always, "cycle": Cycle}
 
 
 def parse_availability(text: str) -> Availability:
     """The pattern that `always` or `cycle:PERIOD:SHARE` names."""
-    return read("availability", text, PATTERNS)
+    return parse_spec("availability", text, AVAILABILITIES)

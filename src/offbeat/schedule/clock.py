@@ -1,16 +1,52 @@
-"""Virtual time: a heap of tasks by when they are due."""
+"""What the flow asks of time, be it a clock or a network.
+
+Virtual time: a heap of tasks by when they are due.
+"""
 
 from collections.abc import Callable
 from heapq import heappop, heappush, nsmallest
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 from offbeat.core import Task
 from offbeat.schedule.availability import Dropout
-from offbeat.schedule.chance import Draws
-from offbeat.schedule.timeline import Arrival
+from offbeat.schedule.rng import Rng
+
+
+class Arrival(NamedTuple):
+    """A task that came back, or of which it became clear that it will not."""
+
+    task: Task
+    started: float
+    time: float
+    lost: bool
+
+
+class Timeline(Protocol):
+    """Where tasks go and come back from."""
+
+    @property
+    def now(self) -> float: ...
+
+    @property
+    def busy(self) -> int:
+        """How many tasks are in flight."""
+        ...
+
+    def start(self, task: Task, *, sure: bool = False) -> None:
+        """Send a task off; one that is sure must not get lost."""
+        ...
+
+    def next(self) -> Arrival | None:
+        """Go on to the next arrival; None: there is none yet, but somebody has come who was not there."""
+        ...
+
+    def wait(self, until: float) -> None:
+        """Let time pass."""
+        ...
+
 
 # due, serial, client, version, visit, lost, started
-Flight: TypeAlias = tuple[float, int, int, int, int, bool, float]
+HeapEntry: TypeAlias = tuple[float, int, int, int, int, bool, float]
 
 
 class Clock:
@@ -20,7 +56,7 @@ class Clock:
     """
 
     def __init__(
-        self, seconds: Callable[[int, int, float], float], draws: Draws, dropout: Dropout | None = None
+        self, seconds: Callable[[int, int, float], float], draws: Rng, dropout: Dropout | None = None
     ) -> None:
         self.now = 0.0
         self._seconds = seconds
@@ -28,7 +64,7 @@ class Clock:
         self._dropout = dropout or Dropout()
         self._risky = self._dropout.probability > 0
         # Flat, for the garbage collector does not walk through tuples of numbers.
-        self._heap: list[Flight] = []
+        self._heap: list[HeapEntry] = []
         self._ends: dict[int, float] = {}  # when each client at work will be done with all it was sent
         self.busy = 0  # how many tasks are in flight
         self._serial = 0
@@ -77,7 +113,7 @@ class Clock:
         """Go on from what `save` gave."""
         self.now = float(data["now"])
         self._serial = int(data["serial"])
-        self._heap = [cast(Flight, tuple(flight)) for flight in data["flights"]]
+        self._heap = [cast(HeapEntry, tuple(flight)) for flight in data["flights"]]
         self.busy = len(self._heap)
         self._ends = {}
         for due, _, client, *_ in self._heap:

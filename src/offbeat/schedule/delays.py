@@ -1,23 +1,93 @@
-"""How long a task takes: laws of delay, each the inverse of a distribution function at one uniform draw."""
+"""Delays that somebody measured.
 
-from collections.abc import Callable, Mapping
+How long a task takes: laws of delay, each the inverse of a distribution function at one uniform draw.
+"""
+
+from array import array
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from math import exp, log1p
+from math import exp, isfinite, log1p
+from pathlib import Path
 from statistics import NormalDist
 from typing import Protocol, TypeAlias
 
-from offbeat.errors import InputError, unknown
-from offbeat.schedule.chance import Draws
-from offbeat.schedule.recorded import Recorded
-from offbeat.schedule.wording import check, plain, read, write
+from offbeat.errors import InputError, unknown_name
+from offbeat.schedule.parsing import check_number, format_number, format_spec, parse_spec
+from offbeat.schedule.rng import Rng
 
-Seconds: TypeAlias = Callable[[int, int, float], float]  # client, visit, uniform draw in [0, 1)
+
+@dataclass(frozen=True)
+class Recorded:
+    """Durations from a text file, with or without a heading.
+
+    One column: a pool that every client draws from. Two columns, client and seconds: each client
+    repeats its own in order, and one without any draws from the pool of all.
+    """
+
+    path: str
+
+    def __str__(self) -> str:
+        return format_spec("recorded", self.path)
+
+    def bind(self, draws: Rng, population: int) -> Callable[[int, int, float], float]:
+        own: dict[int, array[float]] = {}
+        pool = array("d")
+        for client, seconds in _read_rows(self.path):
+            pool.append(seconds)
+            if client is not None:
+                own.setdefault(client, array("d")).append(seconds)
+        if not pool:
+            raise InputError(f"{self.path} holds no durations: give a file with one number on each line.")
+        pool = array("d", sorted(pool))
+
+        def seconds_of(client: int, visit: int, u: float) -> float:
+            mine = own.get(client)
+            return mine[visit % len(mine)] if mine else pool[int(u * len(pool))]
+
+        return seconds_of
+
+
+def _read_rows(path: str) -> Iterator[tuple[int | None, float]]:
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise InputError(f"cannot read the recorded delays in {path}: {reason}.") from None
+    columns = 0
+    for number, line in enumerate(text.splitlines(), start=1):
+        cells = [cell.strip() for cell in line.split(",")]
+        if cells == [""]:
+            continue
+        if not columns:
+            columns = len(cells)
+            if not any(_is_number(cell) for cell in cells):
+                continue  # a heading
+        if len(cells) != columns or columns > 2:
+            wanted = "seconds, or client and seconds" if columns > 2 else f"{columns} as above"
+            raise InputError(f"{path}, line {number}: '{line}' has {len(cells)} columns: write {wanted}.")
+        *clients, seconds = cells
+        if not _is_number(seconds) or not isfinite(float(seconds)) or float(seconds) < 0:
+            raise InputError(f"{path}, line {number}: '{seconds}' is not a finite number of at least 0.")
+        if clients and not clients[0].isdecimal():
+            raise InputError(f"{path}, line {number}: '{clients[0]}' is not a client: count from 0.")
+        yield (int(clients[0]) if clients else None), float(seconds)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+DelayFunction: TypeAlias = Callable[[int, int, float], float]  # client, visit, uniform draw in [0, 1)
 
 
 class Delay(Protocol):
     """A law of delay; `str` gives the text that `parse_delay` reads."""
 
-    def bind(self, draws: Draws, population: int) -> Seconds: ...
+    def bind(self, draws: Rng, population: int) -> DelayFunction: ...
 
 
 @dataclass(frozen=True)
@@ -27,12 +97,12 @@ class Constant:
     seconds: float
 
     def __post_init__(self) -> None:
-        check("a constant delay", self.seconds)
+        check_number("a constant delay", self.seconds)
 
     def __str__(self) -> str:
-        return write("constant", self.seconds)
+        return format_spec("constant", self.seconds)
 
-    def bind(self, draws: Draws, population: int) -> Seconds:
+    def bind(self, draws: Rng, population: int) -> DelayFunction:
         return lambda client, visit, u: self.seconds
 
 
@@ -44,13 +114,13 @@ class Uniform:
     high: float
 
     def __post_init__(self) -> None:
-        check("the lower end of a uniform delay", self.low)
-        check("the upper end of a uniform delay", self.high, self.low)
+        check_number("the lower end of a uniform delay", self.low)
+        check_number("the upper end of a uniform delay", self.high, self.low)
 
     def __str__(self) -> str:
-        return write("uniform", self.low, self.high)
+        return format_spec("uniform", self.low, self.high)
 
-    def bind(self, draws: Draws, population: int) -> Seconds:
+    def bind(self, draws: Rng, population: int) -> DelayFunction:
         low, span = self.low, self.high - self.low
         return lambda client, visit, u: low + span * u
 
@@ -62,12 +132,12 @@ class HalfNormal:
     scale: float
 
     def __post_init__(self) -> None:
-        check("the scale of a half-normal delay", self.scale)
+        check_number("the scale of a half-normal delay", self.scale)
 
     def __str__(self) -> str:
-        return write("half-normal", self.scale)
+        return format_spec("half-normal", self.scale)
 
-    def bind(self, draws: Draws, population: int) -> Seconds:
+    def bind(self, draws: Rng, population: int) -> DelayFunction:
         quantile = NormalDist().inv_cdf
         return lambda client, visit, u: -self.scale * quantile((1 - u) / 2)  # the lower tail keeps its digits
 
@@ -79,12 +149,12 @@ class Exponential:
     mean: float
 
     def __post_init__(self) -> None:
-        check("the mean of an exponential delay", self.mean)
+        check_number("the mean of an exponential delay", self.mean)
 
     def __str__(self) -> str:
-        return write("exponential", self.mean)
+        return format_spec("exponential", self.mean)
 
-    def bind(self, draws: Draws, population: int) -> Seconds:
+    def bind(self, draws: Rng, population: int) -> DelayFunction:
         return lambda client, visit, u: -self.mean * log1p(-u)
 
 
@@ -96,19 +166,19 @@ class LogNormal:
     sigma: float
 
     def __post_init__(self) -> None:
-        check("the sigma of a log-normal delay", self.sigma)
+        check_number("the sigma of a log-normal delay", self.sigma)
         if not abs(self.mu) + 9 * self.sigma < 700:
             raise InputError(f"the log-normal delay '{self}' overflows: give a smaller mu or sigma.")
 
     def __str__(self) -> str:
-        return write("log-normal", self.mu, self.sigma)
+        return format_spec("log-normal", self.mu, self.sigma)
 
-    def bind(self, draws: Draws, population: int) -> Seconds:
+    def bind(self, draws: Rng, population: int) -> DelayFunction:
         quantile = NormalDist().inv_cdf
         return lambda client, visit, u: exp(self.mu + self.sigma * quantile(u or 2**-54))
 
 
-TIERS: Mapping[str, tuple[tuple[float, float], ...]] = {
+TIER_RANGES: Mapping[str, tuple[tuple[float, float], ...]] = {
     "mild": ((1, 2), (3, 5), (5, 8)),
     "large": ((1, 2), (3, 5), (50, 80)),
 }
@@ -125,16 +195,16 @@ class Tiers:
     gamma: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.kind not in TIERS:
-            raise unknown("kind of tiers", self.kind, TIERS)
-        check("the gamma of tiers", self.gamma, strict=True)
+        if self.kind not in TIER_RANGES:
+            raise unknown_name("kind of tiers", self.kind, TIER_RANGES)
+        check_number("the gamma of tiers", self.gamma, strict=True)
 
     def __str__(self) -> str:
-        return write("tiers", self.kind, *([plain(self.gamma)] if self.gamma != 1 else []))
+        return format_spec("tiers", self.kind, *([format_number(self.gamma)] if self.gamma != 1 else []))
 
-    def bind(self, draws: Draws, population: int) -> Seconds:
+    def bind(self, draws: Rng, population: int) -> DelayFunction:
         tier = draws.tiers(self.gamma, population)
-        spans = [(low, high - low) for low, high in TIERS[self.kind]]
+        spans = [(low, high - low) for low, high in TIER_RANGES[self.kind]]
 
         def seconds(client: int, visit: int, u: float) -> float:
             low, span = spans[tier(client)]
@@ -143,7 +213,7 @@ class Tiers:
         return seconds
 
 
-LAWS: Mapping[str, type[Delay]] = {
+DELAYS: Mapping[str, type[Delay]] = {
     "constant": Constant,
     "uniform": Uniform,
     "half-normal": HalfNormal,
@@ -156,4 +226,4 @@ LAWS: Mapping[str, type[Delay]] = {
 
 def parse_delay(text: str) -> Delay:
     """The law that a text such as `tiers:mild` or `exponential:1` names."""
-    return read("delay", text, LAWS)
+    return parse_spec("delay", text, DELAYS)

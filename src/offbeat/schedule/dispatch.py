@@ -4,15 +4,14 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar, Protocol
 
-from offbeat.errors import InputError, unknown
-from offbeat.schedule.chance import Draws, KeyedDraws
-from offbeat.schedule.fadas_scripts import ScriptDraws
-from offbeat.schedule.pool import Anybody, IdleFirst, Pool, Twice
+from offbeat.errors import InputError, unknown_name
+from offbeat.schedule.pool import AnyClientPool, ClientPool, IdleClientPool, RepeatedCohortPool
+from offbeat.schedule.rng import FadasScriptRng, KeyedRng, Rng
 
-NAMES = ("synchronous", "asynchronous", "rounds", "poisson", "phases", "queues")
+DISPATCH_NAMES = ("synchronous", "asynchronous", "rounds", "poisson", "phases", "queues")
 
 
-class Moment(Enum):
+class DispatchEvent(Enum):
     """When the dispatcher is asked."""
 
     PUBLISHED = "a version is there to start from"
@@ -28,15 +27,15 @@ class Dispatch(Protocol):
         """Whether somebody else is drawn in place of a client that is away."""
         ...
 
-    def count(self, idle: int, busy: int, waiting: int, moment: Moment, draws: Draws) -> int:
+    def count(self, idle: int, busy: int, waiting: int, moment: DispatchEvent, draws: Rng) -> int:
         """How many to start now; may be more than there are."""
         ...
 
-    def source(self, seed: int) -> Draws:
+    def source(self, seed: int) -> Rng:
         """The source of draws that goes with the rule."""
         ...
 
-    def pool(self, population: int) -> Pool:
+    def pool(self, population: int) -> ClientPool:
         """Whom it chooses from."""
         ...
 
@@ -56,18 +55,18 @@ class Synchronous:
     cohort: int
     redraws: ClassVar[bool] = True
 
-    def count(self, idle: int, busy: int, waiting: int, moment: Moment, draws: Draws) -> int:
-        return self.cohort - waiting - busy if moment is Moment.PUBLISHED else 0
+    def count(self, idle: int, busy: int, waiting: int, moment: DispatchEvent, draws: Rng) -> int:
+        return self.cohort - waiting - busy if moment is DispatchEvent.PUBLISHED else 0
 
-    def source(self, seed: int) -> Draws:
-        return KeyedDraws(seed)
+    def source(self, seed: int) -> Rng:
+        return KeyedRng(seed)
 
-    def pool(self, population: int) -> Pool:
-        return IdleFirst(population)
+    def pool(self, population: int) -> ClientPool:
+        return IdleClientPool(population)
 
     def check(self, buffer: int, population: int) -> None:
         _check_buffer(buffer, population)
-        _check_room("cohort", self.cohort, buffer, population)
+        _check_concurrency("cohort", self.cohort, buffer, population)
 
 
 @dataclass(frozen=True)
@@ -82,18 +81,18 @@ class Asynchronous:
     eager: bool = True
     redraws: ClassVar[bool] = True
 
-    def count(self, idle: int, busy: int, waiting: int, moment: Moment, draws: Draws) -> int:
-        return self.concurrency - busy if self.eager or moment is not Moment.FILLED else 0
+    def count(self, idle: int, busy: int, waiting: int, moment: DispatchEvent, draws: Rng) -> int:
+        return self.concurrency - busy if self.eager or moment is not DispatchEvent.FILLED else 0
 
-    def source(self, seed: int) -> Draws:
-        return KeyedDraws(seed)
+    def source(self, seed: int) -> Rng:
+        return KeyedRng(seed)
 
-    def pool(self, population: int) -> Pool:
-        return IdleFirst(population)
+    def pool(self, population: int) -> ClientPool:
+        return IdleClientPool(population)
 
     def check(self, buffer: int, population: int) -> None:
         _check_buffer(buffer, population)
-        _check_room("concurrency", self.concurrency, buffer, population)
+        _check_concurrency("concurrency", self.concurrency, buffer, population)
 
 
 @dataclass(frozen=True)
@@ -103,18 +102,18 @@ class RoundRefill:
     concurrency: int
     redraws: ClassVar[bool] = True
 
-    def count(self, idle: int, busy: int, waiting: int, moment: Moment, draws: Draws) -> int:
-        return self.concurrency - busy if moment is Moment.PUBLISHED else 0
+    def count(self, idle: int, busy: int, waiting: int, moment: DispatchEvent, draws: Rng) -> int:
+        return self.concurrency - busy if moment is DispatchEvent.PUBLISHED else 0
 
-    def source(self, seed: int) -> Draws:
-        return ScriptDraws(seed)
+    def source(self, seed: int) -> Rng:
+        return FadasScriptRng(seed)
 
-    def pool(self, population: int) -> Pool:
-        return IdleFirst(population)
+    def pool(self, population: int) -> ClientPool:
+        return IdleClientPool(population)
 
     def check(self, buffer: int, population: int) -> None:
         _check_buffer(buffer, population)
-        _check_room("concurrency", self.concurrency, buffer, population)
+        _check_concurrency("concurrency", self.concurrency, buffer, population)
 
 
 @dataclass(frozen=True)
@@ -124,14 +123,14 @@ class Poisson:
     rate: float
     redraws: ClassVar[bool] = False  # or clients would start with more than this probability
 
-    def count(self, idle: int, busy: int, waiting: int, moment: Moment, draws: Draws) -> int:
-        return draws.binomial(idle, self.rate) if moment is Moment.PUBLISHED else 0
+    def count(self, idle: int, busy: int, waiting: int, moment: DispatchEvent, draws: Rng) -> int:
+        return draws.binomial(idle, self.rate) if moment is DispatchEvent.PUBLISHED else 0
 
-    def source(self, seed: int) -> Draws:
-        return KeyedDraws(seed)
+    def source(self, seed: int) -> Rng:
+        return KeyedRng(seed)
 
-    def pool(self, population: int) -> Pool:
-        return IdleFirst(population)
+    def pool(self, population: int) -> ClientPool:
+        return IdleClientPool(population)
 
     def check(self, buffer: int, population: int) -> None:
         _check_buffer(buffer, population)
@@ -146,18 +145,18 @@ class Phases:
     cohort: int
     redraws: ClassVar[bool] = True
 
-    def count(self, idle: int, busy: int, waiting: int, moment: Moment, draws: Draws) -> int:
-        return self.cohort - waiting - busy if moment is Moment.PUBLISHED else 0
+    def count(self, idle: int, busy: int, waiting: int, moment: DispatchEvent, draws: Rng) -> int:
+        return self.cohort - waiting - busy if moment is DispatchEvent.PUBLISHED else 0
 
-    def source(self, seed: int) -> Draws:
-        return KeyedDraws(seed)
+    def source(self, seed: int) -> Rng:
+        return KeyedRng(seed)
 
-    def pool(self, population: int) -> Pool:
-        return Twice(population)
+    def pool(self, population: int) -> ClientPool:
+        return RepeatedCohortPool(population)
 
     def check(self, buffer: int, population: int) -> None:
         _check_buffer(buffer, population)
-        _check_room("cohort", self.cohort, buffer, population)
+        _check_concurrency("cohort", self.cohort, buffer, population)
         if buffer != self.cohort:
             raise InputError(f"phases wait for the whole cohort of {self.cohort}: give a buffer of as many.")
 
@@ -173,18 +172,18 @@ class Queues:
     outstanding: int
     redraws: ClassVar[bool] = True
 
-    def count(self, idle: int, busy: int, waiting: int, moment: Moment, draws: Draws) -> int:
-        return self.outstanding - busy - waiting if moment is Moment.PUBLISHED else 0
+    def count(self, idle: int, busy: int, waiting: int, moment: DispatchEvent, draws: Rng) -> int:
+        return self.outstanding - busy - waiting if moment is DispatchEvent.PUBLISHED else 0
 
-    def source(self, seed: int) -> Draws:
-        return KeyedDraws(seed)
+    def source(self, seed: int) -> Rng:
+        return KeyedRng(seed)
 
-    def pool(self, population: int) -> Pool:
-        return Anybody(population)
+    def pool(self, population: int) -> ClientPool:
+        return AnyClientPool(population)
 
     def check(self, buffer: int, population: int) -> None:
         _check_buffer(buffer, population)
-        _check_room("concurrency", self.outstanding, buffer, population)
+        _check_concurrency("concurrency", self.outstanding, buffer, population)
 
 
 def _check_buffer(buffer: int, population: int) -> None:
@@ -196,7 +195,7 @@ def _check_buffer(buffer: int, population: int) -> None:
         raise InputError(f"the buffer of {buffer} exceeds the {population} clients: lower it or add clients.")
 
 
-def _check_room(name: str, value: int, buffer: int, population: int) -> None:
+def _check_concurrency(name: str, value: int, buffer: int, population: int) -> None:
     if value > population:
         raise InputError(f"the {name} of {value} exceeds the {population} clients: lower it or add clients.")
     if buffer > value:
@@ -213,7 +212,7 @@ def parse_dispatch(
 ) -> Dispatch:
     """The rule of that name, checked; `hand_out` says on which side of a server step a task is replaced."""
     if hand_out not in ("before", "after"):
-        raise unknown("hand-out", hand_out, ("before", "after"))
+        raise unknown_name("hand-out", hand_out, ("before", "after"))
     rule: Dispatch
     if name == "synchronous":
         rule = Synchronous(buffer)
@@ -232,6 +231,6 @@ def parse_dispatch(
     elif name == "queues":
         rule = Queues(concurrency)
     else:
-        raise unknown("dispatch", name, NAMES)
+        raise unknown_name("dispatch", name, DISPATCH_NAMES)
     rule.check(buffer, population)
     return rule

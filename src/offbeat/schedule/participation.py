@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from offbeat.errors import InputError
-from offbeat.schedule.pool import IdleFirst, Pool
+from offbeat.schedule.pool import ClientPool, IdleClientPool
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Participation:
         """Whether there is anything to keep to."""
         return self.most is not None or self.apart > 0
 
-    def check(self, pool: Pool, population: int, buffer: int) -> None:
+    def check(self, pool: ClientPool, population: int, buffer: int) -> None:
         """Refuse bounds that cannot be kept."""
         if not self.bounded:
             return
-        if not isinstance(pool, IdleFirst):
+        if not isinstance(pool, IdleClientPool):
             raise InputError(
                 "how often a client contributes cannot be bounded under phases or queues: "
                 "use another dispatch, or no bound."
@@ -57,7 +57,7 @@ class Participation:
             )
 
 
-class Turns:
+class ParticipationTracker:
     """How often each client has contributed, and who has to rest until a later version."""
 
     def __init__(self, participation: Participation, population: int) -> None:

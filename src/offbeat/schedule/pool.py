@@ -1,14 +1,109 @@
-"""Who can be given a task."""
+"""Who may be chosen, as the complement of who is taken.
+
+Who can be given a task.
+"""
 
 from bisect import bisect_left, insort
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any, Protocol
 
-from offbeat.schedule.chance import Draws
-from offbeat.schedule.idle import Idle
+from offbeat.schedule.rng import Rng
+
+FANOUT_BITS = 4  # bits: each count of one level is the sum of 16 of the next
+BUCKETS = 1 << 3 * FANOUT_BITS
 
 
-class Pool(Protocol):
+class IdleSet:
+    """The clients of a population less those taken, ranked by id; a function of the set alone.
+
+    Buckets of consecutive ids list who is taken in them; a tree of three levels counts the idle.
+    No call depends on the size of the population, only on how many are taken.
+    """
+
+    def __init__(self, population: int, taken: Iterable[int] = ()) -> None:
+        self.population = population
+        self.count = population  # how many are idle
+        self._bits = max(0, (population - 1).bit_length() - 3 * FANOUT_BITS)
+        width = 1 << self._bits
+        self._mask = width - 1
+        self._leaves = [max(0, min(population - start * width, width)) for start in range(BUCKETS)]
+        self._middle = _group_sums(self._leaves)
+        self._top = _group_sums(self._middle)
+        # Places within a bucket, not ids: small numbers are shared objects, so they stay in the cache.
+        self._taken: list[list[int]] = [[] for _ in range(BUCKETS)]
+        for client in taken:
+            self.take(client)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __contains__(self, client: int) -> bool:
+        if not 0 <= client < self.population:
+            return False
+        bucket, place = self._taken[client >> self._bits], client & self._mask
+        index = bisect_left(bucket, place)
+        return index == len(bucket) or bucket[index] != place
+
+    def take(self, client: int) -> None:
+        """Make a client ineligible."""
+        leaf, place = client >> self._bits, client & self._mask
+        bucket = self._taken[leaf] if 0 <= client < self.population else [place]
+        index = bisect_left(bucket, place)
+        if index < len(bucket) and bucket[index] == place:
+            raise ValueError(f"client {client} is not idle")
+        bucket.insert(index, place)
+        self.count -= 1
+        self._leaves[leaf] -= 1
+        self._middle[leaf >> FANOUT_BITS] -= 1
+        self._top[leaf >> 2 * FANOUT_BITS] -= 1
+
+    def give(self, client: int) -> None:
+        """Make a client eligible again."""
+        leaf, place = client >> self._bits, client & self._mask
+        bucket = self._taken[leaf]
+        index = bisect_left(bucket, place)
+        if index == len(bucket) or bucket[index] != place:
+            raise ValueError(f"client {client} is not taken")
+        del bucket[index]
+        self.count += 1
+        self._leaves[leaf] += 1
+        self._middle[leaf >> FANOUT_BITS] += 1
+        self._top[leaf >> 2 * FANOUT_BITS] += 1
+
+    def pick(self, rank: int) -> int:
+        """The idle client that has `rank` idle clients before it."""
+        if not 0 <= rank < self.count:
+            raise IndexError(f"rank {rank} among {self.count} idle clients")
+        node = 0
+        for level in (self._top, self._middle, self._leaves):
+            node <<= FANOUT_BITS
+            here = level[node]
+            while here <= rank:
+                rank -= here
+                node += 1
+                here = level[node]
+        bucket = self._taken[node]
+        low, high = 0, len(bucket)  # how many taken ones come before it
+        while low < high:
+            middle = (low + high) // 2
+            if bucket[middle] - middle <= rank:
+                low = middle + 1
+            else:
+                high = middle
+        return (node << self._bits) + rank + low
+
+    def taken(self) -> list[int]:
+        """Who is not idle, by id."""
+        return [(leaf << self._bits) + place for leaf, bucket in enumerate(self._taken) for place in bucket]
+
+
+def _group_sums(counts: list[int]) -> list[int]:
+    return [
+        sum(counts[start : start + (1 << FANOUT_BITS)]) for start in range(0, len(counts), 1 << FANOUT_BITS)
+    ]
+
+
+class ClientPool(Protocol):
     """The clients, as far as choosing among them goes; `len` is how many can be chosen."""
 
     def __len__(self) -> int: ...
@@ -18,11 +113,11 @@ class Pool(Protocol):
         """Those that are back in this step: after `load`, each is to be rested again."""
         ...
 
-    def choose(self, count: int, draws: Draws) -> list[int]:
+    def choose(self, count: int, draws: Rng) -> list[int]:
         """That many different clients, or all that can be chosen."""
         ...
 
-    def among(self, there: Collection[int], count: int, draws: Draws) -> list[int]:
+    def among(self, there: Collection[int], count: int, draws: Rng) -> list[int]:
         """The same of those who are there; whoever is back in this step only where nobody else is."""
         ...
 
@@ -53,12 +148,12 @@ class Pool(Protocol):
     def load(self, data: Any) -> None: ...
 
 
-class IdleFirst:
+class IdleClientPool:
     """A client is idle, in flight, or resting: back in this step, and chosen only when nobody is idle."""
 
     def __init__(self, population: int) -> None:
         self._population = population
-        self._idle = Idle(population)
+        self._idle = IdleSet(population)
         self._resting: list[int] = []  # by id
 
     def __len__(self) -> int:
@@ -68,7 +163,7 @@ class IdleFirst:
     def resting(self) -> list[int]:
         return list(self._resting)
 
-    def choose(self, count: int, draws: Draws) -> list[int]:
+    def choose(self, count: int, draws: Rng) -> list[int]:
         idle, resting = self._idle, self._resting
         if idle.count:
             return list(map(idle.pick, draws.ranks(idle.count, min(count, idle.count))))
@@ -76,7 +171,7 @@ class IdleFirst:
             return list(map(resting.__getitem__, draws.ranks(len(resting), min(count, len(resting)))))
         return []
 
-    def among(self, there: Collection[int], count: int, draws: Draws) -> list[int]:
+    def among(self, there: Collection[int], count: int, draws: Rng) -> list[int]:
         chosen: list[int] = []
         for group in (self._idle, self._resting):
             able = sorted(client for client in there if client in group)
@@ -109,7 +204,7 @@ class IdleFirst:
         return self._idle.taken()
 
     def load(self, data: list[int]) -> None:
-        self._idle = Idle(self._population, data)
+        self._idle = IdleSet(self._population, data)
         self._resting = []
 
     def _unrest(self, client: int) -> bool:
@@ -120,7 +215,7 @@ class IdleFirst:
         return found
 
 
-class Anybody:
+class AnyClientPool:
     """Every client can be chosen at any time; one that is at work takes its tasks one after another."""
 
     def __init__(self, population: int) -> None:
@@ -133,10 +228,10 @@ class Anybody:
     def resting(self) -> list[int]:
         return []
 
-    def choose(self, count: int, draws: Draws) -> list[int]:
+    def choose(self, count: int, draws: Rng) -> list[int]:
         return list(draws.ranks(self._population, min(count, self._population)))
 
-    def among(self, there: Collection[int], count: int, draws: Draws) -> list[int]:
+    def among(self, there: Collection[int], count: int, draws: Rng) -> list[int]:
         able = sorted(there)
         return list(map(able.__getitem__, draws.ranks(len(able), min(count, len(able)))))
 
@@ -162,11 +257,11 @@ class Anybody:
         pass
 
 
-class Twice:
+class RepeatedCohortPool:
     """Those of one step are chosen again for the next, and then others."""
 
     def __init__(self, population: int) -> None:
-        self._pool = IdleFirst(population)
+        self._pool = IdleClientPool(population)
         self._back: list[int] = []  # of this step
         self._again: list[int] = []  # to be chosen first
         self._second = False  # whether this step is the second of two
@@ -178,13 +273,13 @@ class Twice:
     def resting(self) -> list[int]:
         return list(self._back)
 
-    def choose(self, count: int, draws: Draws) -> list[int]:
+    def choose(self, count: int, draws: Rng) -> list[int]:
         if not self._again:
             return self._pool.choose(count, draws)
         chosen, self._again = self._again[:count], self._again[count:]
         return chosen
 
-    def among(self, there: Collection[int], count: int, draws: Draws) -> list[int]:
+    def among(self, there: Collection[int], count: int, draws: Rng) -> list[int]:
         again = list(dict.fromkeys(client for client in self._again if client in there))[:count]
         self._again = []
         return again + self._pool.among(set(there) - set(again), count - len(again), draws)

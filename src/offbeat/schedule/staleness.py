@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from offbeat.schedule.wording import check, read, write
+from offbeat.schedule.parsing import check_number, format_spec, parse_spec
 
 
-class Weights(Protocol):
+class StalenessWeights(Protocol):
     """The weight of a staleness; `str` gives the text that `parse_weights` reads."""
 
     def __call__(self, staleness: int) -> float: ...
@@ -31,10 +31,10 @@ class Polynomial:
     exponent: float = 0.5
 
     def __post_init__(self) -> None:
-        check("the exponent of polynomial weights", self.exponent)
+        check_number("the exponent of polynomial weights", self.exponent)
 
     def __str__(self) -> str:
-        return write("polynomial", self.exponent)
+        return format_spec("polynomial", self.exponent)
 
     def __call__(self, staleness: int) -> float:
         return float((1 + staleness) ** -self.exponent)
@@ -48,19 +48,23 @@ class Hinge:
     knee: float = 4.0
 
     def __post_init__(self) -> None:
-        check("the slope of hinge weights", self.slope)
-        check("the knee of hinge weights", self.knee)
+        check_number("the slope of hinge weights", self.slope)
+        check_number("the knee of hinge weights", self.knee)
 
     def __str__(self) -> str:
-        return write("hinge", self.slope, self.knee)
+        return format_spec("hinge", self.slope, self.knee)
 
     def __call__(self, staleness: int) -> float:
         return 1.0 if staleness <= self.knee else 1 / (self.slope * (staleness - self.knee) + 1)
 
 
-WEIGHTS: Mapping[str, type[Weights]] = {"constant": Equal, "polynomial": Polynomial, "hinge": Hinge}
+STALENESS_WEIGHTS: Mapping[str, type[StalenessWeights]] = {
+    "constant": Equal,
+    "polynomial": Polynomial,
+    "hinge": Hinge,
+}
 
 
-def parse_weights(text: str) -> Weights:
+def parse_weights(text: str) -> StalenessWeights:
     """The weights that a text such as `constant`, `polynomial:0.5` or `hinge:10:4` names."""
-    return read("staleness weights", text, WEIGHTS)
+    return parse_spec("staleness weights", text, STALENESS_WEIGHTS)

@@ -6,12 +6,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from offbeat.errors import InputError
-from offbeat.schedule.filled import Filled
-from offbeat.schedule.flow import Flow
+from offbeat.schedule.scheduler import Buffer, Scheduler
 
 
 @dataclass(frozen=True)
-class Summary:
+class ScheduleSummary:
     """A schedule in numbers; the first three are those of the FADAS paper."""
 
     staleness_max: int
@@ -37,19 +36,19 @@ class Summary:
         return asdict(self) | {"staleness_counts": {str(k): n for k, n in self.staleness_counts.items()}}
 
 
-def fills(flow: Flow, rounds: int) -> Iterator[Filled]:
+def iterate_buffers(flow: Scheduler, rounds: int) -> Iterator[Buffer]:
     """The first `rounds` buffers."""
     if rounds < 1:
         raise InputError(f"there are {rounds} rounds to simulate: give at least 1.")
     return map(flow.fill, range(rounds))
 
 
-def simulate(flow: Flow, rounds: int) -> Summary:
+def simulate(flow: Scheduler, rounds: int) -> ScheduleSummary:
     """Let time run for that many server steps."""
-    return summarise(fills(flow, rounds), flow)
+    return summarise(iterate_buffers(flow, rounds), flow)
 
 
-def summarise(steps: Iterable[Filled], flow: Flow) -> Summary:
+def summarise(steps: Iterable[Buffer], flow: Scheduler) -> ScheduleSummary:
     """Go through the buffers of a flow, keeping none."""
     maxima: Counter[int] = Counter()
     staleness: Counter[int] = Counter()
@@ -67,7 +66,7 @@ def summarise(steps: Iterable[Filled], flow: Flow) -> Summary:
     count, tasks, counts = maxima.total(), staleness.total(), flow.counts
     if not count:
         raise InputError("there are no server steps to summarise: take at least 1.")
-    return Summary(
+    return ScheduleSummary(
         staleness_max=max(maxima),
         staleness_mean_of_max=_mean(maxima),
         staleness_median_of_max=_median(maxima),
@@ -94,10 +93,10 @@ def _mean(counts: Counter[int]) -> float:
 
 def _median(counts: Counter[int]) -> float:
     total = counts.total()
-    return (_ranked(counts, (total - 1) // 2) + _ranked(counts, total // 2)) / 2
+    return (_order_statistic(counts, (total - 1) // 2) + _order_statistic(counts, total // 2)) / 2
 
 
-def _ranked(counts: Counter[int], rank: int) -> int:
+def _order_statistic(counts: Counter[int], rank: int) -> int:
     for value in sorted(counts):
         rank -= counts[value]
         if rank < 0:

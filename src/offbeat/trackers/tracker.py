@@ -1,10 +1,17 @@
-"""What a run tells a tracker, and how it goes on without one that fails."""
+"""What a run tells a tracker, and how it goes on without one that fails.
 
+Which trackers a run has, and where it is kept so that a resumed run finds them again.
+"""
+
+import json
 import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from offbeat.errors import InputError
 
 
 class Tracker(Protocol):
@@ -20,7 +27,7 @@ class Tracker(Protocol):
 
 
 @dataclass(frozen=True)
-class Several:
+class TrackerGroup:
     """All that were asked for, as one."""
 
     trackers: tuple[Tracker, ...] = ()
@@ -34,7 +41,7 @@ class Several:
             tracker.close(summary)
 
 
-class Guarded:
+class SafeTracker:
     """A tracker that may fail: after its first error it is left alone, and the run goes on."""
 
     def __init__(self, name: str, tracker: Tracker) -> None:
@@ -63,7 +70,7 @@ class Guarded:
         )
 
 
-def numbers(record: Mapping[str, Any]) -> dict[str, float]:
+def finite_numbers(record: Mapping[str, Any]) -> dict[str, float]:
     """What can be drawn: finite numbers by name, but for the version, which is their place."""
     return {
         name: float(value)
@@ -75,18 +82,18 @@ def numbers(record: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+def flatten(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     """Nested settings as one level, `resolved.engine` for one within another."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            found |= flat(value, f"{before}{name}.")
+            found |= flatten(value, f"{before}{name}.")
         else:
             found[f"{before}{name}"] = value
     return found
 
 
-def state(summary: Mapping[str, Any]) -> str:
+def run_state(summary: Mapping[str, Any]) -> str:
     """How a run stands when it is closed: `failed`, `stopped` (it can be resumed) or `finished`."""
     if summary.get("error"):
         return "failed"
@@ -97,3 +104,51 @@ def first_line(error: Exception) -> str:
     """An error in a few words."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
+
+
+_TRACKERS_FILE = "trackers.json"
+
+
+class TrackedRun(NamedTuple):
+    """A folder, a project or an address, and the name that the run has there."""
+
+    place: str
+    run: str
+
+
+@dataclass(frozen=True)
+class TrackerOptions:
+    """Places that were asked for, by tracker; None where it was not."""
+
+    tensorboard: str | None = None  # a folder, in which each run gets its own
+    wandb: str | None = None  # a project
+    mlflow: str | None = None  # an address
+
+
+class TrackedRuns(NamedTuple):
+    """Where a run is, by tracker."""
+
+    tensorboard: TrackedRun | None = None
+    wandb: TrackedRun | None = None
+    mlflow: TrackedRun | None = None
+
+
+def save_tracked_runs(folder: Path, placed: TrackedRuns) -> None:
+    """Write them into a run's folder."""
+    held = {name: list(place) for name, place in placed._asdict().items() if place is not None}
+    if held:
+        (folder / _TRACKERS_FILE).write_text(json.dumps(held, indent=1) + "\n")
+
+
+def load_tracked_runs(folder: Path) -> TrackedRuns:
+    """What `remember` wrote there, if anything."""
+    path = folder / _TRACKERS_FILE
+    if not path.exists():
+        return TrackedRuns()
+    try:
+        held: Mapping[str, list[str]] = json.loads(path.read_text())
+        return TrackedRuns(**{name: TrackedRun(*place) for name, place in held.items()})
+    except (ValueError, TypeError, AttributeError):
+        raise InputError(
+            f"{path} cannot be read: delete it, and the trackers begin new runs if they are named again."
+        ) from None

@@ -10,10 +10,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 from torch import Tensor
 
 from offbeat.core import Task
-from offbeat.privacy.secure.fixed import Residues, check_range, encode
-from offbeat.privacy.secure.refusals import LengthError, name
-from offbeat.privacy.secure.sealing import SEED, seal, stream
-from offbeat.privacy.secure.terms import Terms
+from offbeat.privacy.secure.encoding import SEED_BYTES, Residues, check_range, encode, expand_seed, seal
+from offbeat.privacy.secure.terms import LengthError, SecureTerms, report_name
 
 
 class Report(NamedTuple):
@@ -25,17 +23,19 @@ class Report(NamedTuple):
     signature: bytes = b""  # of the site that the client is, where the helper asks for one
 
 
-def report(
+def make_report(
     parts: Sequence[Tensor],
     task: Task,
-    terms: Terms,
+    terms: SecureTerms,
     key: X25519PublicKey,
     rounding: torch.Generator | None = None,
 ) -> Report:
     """Split an upload, given as the flat CPU vectors that it consists of."""
     length = sum(len(part) for part in parts)
     if length != terms.length:
-        raise LengthError(f"{name(task)} has {length} numbers, not the {terms.length} agreed on.", [task])
+        raise LengthError(
+            f"{report_name(task)} has {length} numbers, not the {terms.length} agreed on.", [task]
+        )
     for part in parts:
         check_range(part, terms, task.client)
     share = np.empty(length, np.uint32)
@@ -44,12 +44,12 @@ def report(
         encode(part, terms.bits, share[start : start + len(part)], rounding)
         start += len(part)
     # Never from a keyed draw: whoever knows the seed and the share knows the upload.
-    seed = secrets.token_bytes(SEED)
-    hide(share, seed)
+    seed = secrets.token_bytes(SEED_BYTES)
+    subtract_share(share, seed)
     return Report(task, share, seal(seed, task, terms, key))
 
 
-def hide(residues: Residues, seed: bytes) -> None:
+def subtract_share(residues: Residues, seed: bytes) -> None:
     """Take the seed's share away, in place; what is left is the other."""
-    for place, numbers in stream(seed, len(residues)):
+    for place, numbers in expand_seed(seed, len(residues)):
         residues[place] -= numbers

@@ -1,23 +1,79 @@
-"""What clients and both servers agree on before a run."""
+"""Why a server refuses to add; each reason is a type, and each message one sentence.
+
+What clients and both servers agree on before a run.
+"""
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from offbeat.core import Task
 from offbeat.errors import InputError
-from offbeat.privacy.secure.refusals import WeightError, name
-
-HALF = 1 << 31  # residues from here on stand for negative numbers
 
 
-def alike(staleness: int) -> float:
+class RefusedError(InputError):
+    """Nothing was added, and nothing counted; `tasks` are the reports at fault, where some are."""
+
+    def __init__(self, sentence: str, tasks: Sequence[Task] = ()) -> None:
+        super().__init__(sentence)
+        self.tasks = tuple(tasks)
+
+
+class RunError(RefusedError):
+    """The request is of another run."""
+
+
+class LengthError(RefusedError):
+    """The uploads have another length than was agreed."""
+
+
+class MalformedError(RefusedError):
+    """Something is not what it should be before anything is opened."""
+
+
+class ReplayError(RefusedError):
+    """A report is named twice, or all of a batch was added before."""
+
+
+class OverlapError(RefusedError):
+    """Some of a batch was added before."""
+
+
+class ShortBatchError(RefusedError):
+    """Too few distinct clients, or too few with weights that are alike."""
+
+
+class LongBatchError(RefusedError):
+    """More reports than overflow was ruled out for."""
+
+
+class WeightError(RefusedError):
+    """A report's weight is not in (0, 1]."""
+
+
+class BindingError(RefusedError):
+    """A seed was sealed for another report or key, or was changed since."""
+
+
+class SignatureError(RefusedError):
+    """A report is not signed by a site that is known, or not by the one that its client was."""
+
+
+def report_name(task: Task) -> str:
+    """A report, in words."""
+    return f"visit {task.visit} of client {task.client}"
+
+
+SIGN_BIT = 1 << 31  # residues from here on stand for negative numbers
+
+
+def equal_weight(staleness: int) -> float:
     """Age does not matter."""
     return 1.0
 
 
 @dataclass(frozen=True)
-class Terms:
+class SecureTerms:
     """Public, and but for `clipping` fixed for a run.
 
     A weight is a whole number of 2^-weight_bits, the nearest one but never 0; both servers find it
@@ -30,7 +86,7 @@ class Terms:
     minimum: int = 5  # distinct clients in one sum
     bits: int = 16  # fractional
     weight_bits: int = 0
-    weigh: Callable[[int], float] = alike  # from staleness to a weight in (0, 1]
+    weigh: Callable[[int], float] = equal_weight  # from staleness to a weight in (0, 1]
     rule: str = ""  # the same in words, where the parties are told of it in words
     clipping: str = ""  # tells apart how clients were told to clip; one for all reports of a sum
 
@@ -61,7 +117,7 @@ class Terms:
     @property
     def limit(self) -> int:
         """The largest coordinate, in units of 2^-bits, with which no sum can overflow."""
-        return (HALF - 1) // (self.most << self.weight_bits)
+        return (SIGN_BIT - 1) // (self.most << self.weight_bits)
 
     @property
     def largest(self) -> float:
@@ -77,14 +133,15 @@ class Terms:
         """How often a report counts in a sum of that version."""
         if task.version > version:
             raise WeightError(
-                f"{name(task)} started from version {task.version}, which is after version {version}: "
+                f"{report_name(task)} started from version {task.version}, which is after version {version}: "
                 "sum it at a later version.",
                 [task],
             )
         weight = self.weigh(version - task.version)
         if not 0 < weight <= 1:
             raise WeightError(
-                f"{name(task)} has weight {weight:g}: secure sums need weights above 0 and at most 1.", [task]
+                f"{report_name(task)} has weight {weight:g}: secure sums need weights above 0 and at most 1.",
+                [task],
             )
         return max(1, round(weight * (1 << self.weight_bits)))
 

@@ -1,0 +1,1 @@
+"""Reproductions and studies, run from a checkout: `python -m experiments NAME`."""

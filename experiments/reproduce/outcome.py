@@ -1,0 +1,186 @@
+"""One cell, run: what goes into its record."""
+
+import math
+import os
+import statistics
+import time
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import lru_cache
+from importlib.metadata import version
+from multiprocessing import parent_process
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.reproduce.study import TAIL, Cell
+from experiments.reproduce.weights import check_weights, digest, module_in
+from experiments.reproduce.writers import by_writer
+from offbeat.core import Vector
+from offbeat.data import glue
+from offbeat.data.datasets import Source, load, load_glue
+from offbeat.data.download import cache_folder
+from offbeat.data.population import Examples
+from offbeat.errors import DivergedError
+from offbeat.nn.language import load_tokenizer
+from offbeat.training.build import RunSpec, build_run
+from offbeat.training.evaluate import accuracy, ema, evaluate
+from offbeat.training.experiment import Experiment
+from offbeat.training.loop import Snapshot, train
+
+_SMALL = ("mlp", "logistic")  # models of which a CPU computes many clients together
+
+
+@dataclass(frozen=True)
+class ComputeOptions:
+    """Where cells run."""
+
+    device: str = "cpu"
+    how: str = "auto"
+    data_dir: str | None = None  # with a folder for each data set; None: the cache, or a download
+    weights: str | None = None  # of a model to fine-tune, with its tokenizer
+
+
+def placed_experiment(cell: Cell, spot: ComputeOptions) -> Experiment:
+    """A cell's experiment at that spot; whole cells run side by side, so none takes several cores."""
+    made = cell.experiment
+    alone = spot.device == "cpu" and made.model not in _SMALL
+    engine = "sequential" if alone else "vectorised"
+    how = "auto" if alone else spot.how
+    return replace(made, device=spot.device, how=how, engine=engine, data_dir=_folder(made.data, spot))
+
+
+def source_of(cell: Cell, spot: ComputeOptions) -> Source:
+    """A cell's data, the test set thinned where that is asked for."""
+    data = cell.experiment.data
+    return _source(data, _folder(data, spot), cell.tested, _writers(cell, spot), spot.weights)
+
+
+def trial_of(cell: Cell, spot: ComputeOptions) -> RunSpec:
+    """A cell's run, put together at that spot."""
+    made = placed_experiment(cell, spot)
+    check_weights(made, spot.weights)
+    source = source_of(cell, spot)
+    module = module_in(spot.weights, source.classes, made.seed, source.train.inputs)
+    return build_run(made, source, module=module)
+
+
+def run_cell(cell: Cell, spot: ComputeOptions) -> dict[str, Any]:
+    """The record of one cell: accuracy every few versions and in each of the last rounds."""
+    made = placed_experiment(cell, spot)
+    trial = trial_of(cell, spot)
+    begun = time.monotonic()
+    rows, worst, dropped, failure = _curve(cell, made, trial)
+    return {
+        "key": cell.key,
+        "settings": cell.experiment.settings(),
+        "seed": made.seed,
+        "version": [row[0] for row in rows],
+        "time": [row[1] for row in rows],
+        "trips": [row[2] for row in rows],
+        "accuracy": [row[3] for row in rows],
+        "loss": [row[4] for row in rows],
+        "staleness_of_worst": _staleness_summary(worst),
+        "dropped": dropped,
+        "failure": failure,
+        "device": _name(made.device),
+        "how": made.how,
+        "seconds": round(time.monotonic() - begun, 1),
+        "date": datetime.now(UTC).date().isoformat(),
+        "offbeat": version("offbeat"),
+        "torch": torch.__version__,
+        **({} if made.average is None else {"last": [row[5] for row in rows]}),
+        **({} if spot.weights is None else {"weights": digest(spot.weights)}),
+    }
+
+
+# Version, time, trips, accuracy and loss; the last model's accuracy, another one where models are averaged.
+_Row = tuple[int, float, int, float, float, float]
+
+
+def _curve(cell: Cell, made: Experiment, trial: RunSpec) -> tuple[list[_Row], list[int], int, str | None]:
+    """Rows; each buffer's stalest; dropped; what failed."""
+    rows: list[_Row] = []
+    worst: list[int] = []
+    dropped, average = 0, None
+    ends = {made.rounds - cell.scale * number for number in range(TAIL)}
+    shots = train(
+        trial.algorithm,
+        trial.engine,
+        dispatch=trial.dispatch,
+        buffer=made.buffer,
+        rounds=made.rounds,
+        weights=trial.weights,
+        limit=trial.limit,
+        aggregate=trial.aggregate,
+        seed=made.seed,
+    )
+    try:
+        for shot in shots:
+            dropped = shot.counts.dropped
+            if shot.cohort:
+                worst.append(max(shot.cohort.staleness))
+            if made.average is not None:
+                average = shot.x if average is None else ema(average, shot.x, made.average)
+            if shot.version % made.every and shot.version not in ends:
+                continue
+            _check_parent()
+            last = _score(trial, shot, shot.x)
+            found = last if average is None else _score(trial, shot, average)
+            if not math.isfinite(found["loss"]):
+                return rows, worst, dropped, f"the loss became NaN or infinite at server step {shot.version}."
+            scores = round(found["accuracy"], 5), round(found["loss"], 5), round(last["accuracy"], 5)
+            rows.append((shot.version, round(shot.time, 4), shot.counts.trips, *scores))
+    except DivergedError as error:
+        return rows, worst, dropped, str(error)
+    return rows, worst, dropped, None
+
+
+def _score(trial: RunSpec, shot: Snapshot, x: Vector) -> dict[str, float]:
+    assert trial.test is not None
+    return evaluate(trial.problem, x, trial.test, {"accuracy": accuracy}, statistics=shot.statistics)
+
+
+def _staleness_summary(worst: list[int]) -> list[float] | None:
+    if not worst:
+        return None
+    return [max(worst), round(sum(worst) / len(worst), 2), float(statistics.median(worst))]
+
+
+def _folder(data: str, spot: ComputeOptions) -> str | None:
+    if data == "digits" or spot.data_dir is None:
+        return None
+    return str(Path(spot.data_dir) / ("glue" if data in glue.NAMES else data))
+
+
+def _writers(cell: Cell, spot: ComputeOptions) -> str | None:
+    return str(Path(spot.data_dir or ".") / "mnist-writers") if cell.writers else None
+
+
+@lru_cache(maxsize=2)
+def _source(
+    data: str, folder: str | None, tested: int | None, writers: str | None, weights: str | None
+) -> Source:
+    if weights is None:
+        source = load(data, folder)
+    else:
+        source = load_glue(data, Path(folder) if folder else cache_folder(data), load_tokenizer(weights))
+    if writers is not None:
+        source = by_writer(source, Path(writers))
+    if tested is None:
+        return source
+    inputs, targets = source.test
+    every = max(1, len(targets) // tested)
+    return source._replace(test=Examples(inputs[::every], targets[::every]))
+
+
+def _name(device: str) -> str:
+    return torch.cuda.get_device_name(device) if device.startswith("cuda") else "CPU"
+
+
+def _check_parent() -> None:
+    """Nobody would record what an orphan finds."""
+    parent = parent_process()
+    if parent is not None and not parent.is_alive():
+        os._exit(1)

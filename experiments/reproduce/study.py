@@ -1,0 +1,115 @@
+"""A table or a figure of a paper as values: the runs that it takes, and what is made of them."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeAlias
+
+from experiments.reproduce.records import Curve
+from offbeat.training.experiment import Experiment
+
+TAIL = 5  # rounds at the end that are evaluated whatever else is
+
+# What says where a run is computed and not what comes out.
+_PLACE = ("data_dir", "engine", "device", "how", "memory", "workers", "ray_address")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run: where its figure stands, and what is run."""
+
+    row: str
+    column: str
+    experiment: Experiment
+    scale: int = 1  # server steps that count as one round: those of a method that steps on each arrival
+    tested: int | None = None  # about so many test examples, evenly spaced; None: all
+    writers: bool = False  # the clients of MNIST are those who wrote its digits
+
+    @property
+    def key(self) -> str:
+        """The same for runs that should come out the same."""
+        settings = {n: value for n, value in self.experiment.settings().items() if n not in _PLACE}
+        settings["amplified"] = settings.pop("simulate_amplification")  # its name when records began
+        return json.dumps([settings, self.scale, self.tested, self.writers], sort_keys=True)
+
+    @property
+    def rates(self) -> str:
+        """What the method was given, in short."""
+        given = self.experiment.parameters
+        return ", ".join(f"{name.removesuffix('_lr')} {_short(value)}" for name, value in given)
+
+    def shortened(self, rounds: int | None) -> "Cell":
+        """The same with fewer rounds, to try it out."""
+        if rounds is None:
+            return self
+        made = self.experiment
+        steps = min(made.rounds, rounds * self.scale)
+        return replace(self, experiment=replace(made, rounds=steps, every=min(made.every, steps)))
+
+    @property
+    def gradients(self) -> int:
+        """Local steps in all, about: clients' epochs are counted as if all had as many examples."""
+        made = self.experiment
+        local = made.local_steps
+        if made.local_epochs is not None:
+            local = made.local_epochs * max(1, round(_TRAINED[made.data] / made.clients / made.batch_size))
+        return made.rounds * made.buffer * local
+
+
+_TRAINED = {
+    "cifar10": 50_000,
+    "digits": 1437,
+    "fashion-mnist": 60_000,
+    "mnist": 60_000,
+    "mrpc": 3668,
+    "rte": 2490,
+    "shakespeare": 3_000_000,
+    "sst2": 67_349,
+}
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+class Table(NamedTuple):
+    """Columns, rows, and sentences below them."""
+
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()
+
+
+Tabulate: TypeAlias = Callable[[tuple[Cell, ...], Mapping[str, Curve]], Table]
+
+
+@dataclass(frozen=True)
+class Version:
+    """The cells of a study, in full or quick, and their table."""
+
+    cells: tuple[Cell, ...]
+    tabulate: Tabulate
+    pace: float  # local steps a second: of an H200 in full, of two cores where it is quick
+
+    @property
+    def minutes(self) -> float:
+        """About how long it takes there, by that pace."""
+        return sum({cell.key: cell.gradients for cell in self.cells}.values()) / self.pace / 60
+
+
+@dataclass(frozen=True)
+class Study:
+    """One table or figure."""
+
+    name: str
+    paper: str  # the folder of its records, shared by all of a paper's
+    source: str
+    shows: str
+    full: Version
+    quick: Version
+    unknown: str  # what the paper does not tell, and so was chosen here
+
+
+def summary_of(study: Study) -> dict[str, Any]:
+    """What a study is, in few words."""
+    return {"name": study.name, "source": study.source, "shows": study.shows, "unknown": study.unknown}

@@ -1,0 +1,1 @@
+"""The papers whose tables and figures are run again, one module each."""

@@ -1,0 +1,33 @@
+"""Every study, by name."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from experiments.reproduce.study import Study
+from experiments.studies import adamasfl, fadas, fadas_fig1, language, momentum, padamfed
+from offbeat.errors import unknown_name
+
+STUDIES: Mapping[str, Study] = MappingProxyType(
+    {
+        study.name: study
+        for study in (
+            adamasfl.FIG1,
+            adamasfl.FIG2,
+            fadas.TABLE2,
+            fadas.TABLE4,
+            fadas.TABLE7,
+            fadas_fig1.FIG1,
+            language.GLUE,
+            momentum.TABLE2,
+            padamfed.FIG1,
+            padamfed.FIG2,
+        )
+    }
+)
+
+
+def find_study(name: str) -> Study:
+    """The study of that name."""
+    if name not in STUDIES:
+        raise unknown_name("study", name, STUDIES)
+    return STUDIES[name]

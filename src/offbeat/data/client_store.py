@@ -1,0 +1,426 @@
+"""What clients keep between visits, as tensors or wherever else it lives.
+
+What clients keep, in a file far larger than RAM.
+
+The file is a row of slots; a table in RAM says which slot holds which client's memory. Rows are
+read and written one at a time, by plain reads and writes: pages of a mapping would count as
+resident memory, and these do not. A checkpoint holds the table only.
+
+What a checkpoint refers to is never overwritten while it may still be needed: a client's first
+write after `save` goes to a fresh slot, and the slot it leaves is used again only when a newer
+checkpoint is in its place (`confirm`). Rows are on the disk before `save` gives out the table that
+refers to them. So whatever moment a run is killed at, the last checkpoint's rows are whole, and the
+file has at most two slots for each client. A slot is whole pages, so that writing one never touches
+a neighbour. A checksum for each row shows a row that is not the one that was written.
+
+How much memory is free.
+
+Where what clients keep may live, and which of these places has room.
+
+Without a choice the first of these that fits is taken: the GPU that computes, RAM, a file. It fits
+the first two if it takes at most half of what is free: checkpoints copy it, and the work needs some.
+A place that was named is taken if what is needed is free there. What is needed is counted for all
+clients, though those that never come take nothing.
+"""
+
+import os
+import shutil
+import sys
+import tempfile
+import weakref
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from io import FileIO
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from offbeat import trees
+from offbeat.errors import InputError, unknown_name
+from offbeat.trees import Tree
+
+
+class ClientStore(Protocol):
+    """Each client's memory; those that never wrote have the initial one."""
+
+    @property
+    def mapped(self) -> bool:
+        """Whether it lives in a file, to which checkpoints only refer."""
+        ...
+
+    def read(self, client: int) -> Tree:
+        """One client's."""
+        ...
+
+    def write(self, clients: Sequence[int], stacked: Tree) -> None:
+        """Commit what was computed for accepted tasks."""
+        ...
+
+    def save(self) -> tuple[list[int], list[Tensor]]:
+        """The clients that wrote, and what it takes to find their memory again, a row for each."""
+        ...
+
+    def confirm(self) -> None:
+        """What `save` last gave is in its place: nothing older will be loaded again."""
+        ...
+
+    def load(self, clients: Sequence[int], columns: Sequence[Tensor]) -> None:
+        """Go on from what `save` gave."""
+        ...
+
+
+class TensorStore:
+    """Tensors in RAM or on a device, whole in every checkpoint."""
+
+    mapped = False
+
+    def __init__(
+        self, initial: Tree, home: torch.device | str = "cpu", device: torch.device | str = "cpu"
+    ) -> None:
+        self._shape = trees.structure(initial)
+        self._initial = trees.leaves(initial)
+        self._home = home
+        self._device = device  # where it is computed with
+        self._rows: dict[int, list[Tensor]] = {}
+
+    def read(self, client: int) -> Tree:
+        leaves = self._rows.get(client, self._initial)
+        return trees.unflatten(self._shape, [leaf.to(self._device) for leaf in leaves])
+
+    def write(self, clients: Sequence[int], stacked: Tree) -> None:
+        self._put(clients, trees.leaves(stacked))
+
+    def save(self) -> tuple[list[int], list[Tensor]]:
+        clients = sorted(self._rows)
+        rows = [self._rows[client] for client in clients]
+        return clients, [torch.stack(column) for column in zip(*rows, strict=True)]
+
+    def confirm(self) -> None:
+        pass
+
+    def load(self, clients: Sequence[int], columns: Sequence[Tensor]) -> None:
+        self._rows = {}
+        self._put(clients, columns)
+
+    def _put(self, clients: Sequence[int], columns: Sequence[Tensor]) -> None:
+        if columns:
+            for place, client in enumerate(clients):
+                self._rows[client] = [column[place].to(self._home, copy=True) for column in columns]
+
+
+_PAGE = 4096
+
+
+class FileStore:
+    """Rows in a file of this name; without one, in a file that is gone with the run."""
+
+    mapped = True
+
+    def __init__(
+        self, initial: Tree, clients: int, path: Path | None = None, device: torch.device | str = "cpu"
+    ) -> None:
+        self._shape = trees.structure(initial)
+        self._initial = [leaf.to(device) for leaf in trees.leaves(initial)]
+        self._path = path
+        self._device = device
+        self._stride = slot_size(initial)
+        self._slots = np.full(clients, -1, np.int32)
+        self._sums = np.zeros(clients, np.uint32)
+        self._fixed = np.zeros(clients, bool)  # a table that was given out has the client's slot
+        self._end = 0  # slots in the file
+        self._free: list[int] = []
+        self._left: list[int] = []  # slots that only tables before the last need
+        self._leaving: list[int] = []  # slots that the last table needs, and clients no longer do
+        self._open: FileIO | None = None
+
+    def read(self, client: int) -> Tree:
+        if self._slots[client] < 0:
+            return trees.unflatten(self._shape, self._initial)
+        leaves = [torch.empty_like(leaf, device="cpu") for leaf in self._initial]
+        file = self._file()
+        file.seek(int(self._slots[client]) * self._stride)
+        whole = all(_read_into(file, _as_bytes(leaf)) for leaf in leaves)
+        if not whole or _checksum(leaves) != self._sums[client]:
+            raise InputError(
+                f"the memory of client {client} in {self._name} is not what was written there: "
+                "let no other run use the file, and start the run anew."
+            )
+        return trees.unflatten(self._shape, [leaf.to(self._device) for leaf in leaves])
+
+    def write(self, clients: Sequence[int], stacked: Tree) -> None:
+        columns = [column.cpu() for column in trees.leaves(stacked)]
+        file = self._file()
+        for place, client in enumerate(clients):
+            row = [column[place].contiguous() for column in columns]
+            slot = self._slot_for(client)
+            file.seek(slot * self._stride)
+            for leaf in row:
+                _write_all(file, _as_bytes(leaf))
+            self._sums[client] = _checksum(row)
+
+    def save(self) -> tuple[list[int], list[Tensor]]:
+        if self._path is None:
+            raise InputError(
+                "what clients keep is in a temporary file, which no checkpoint can refer to: "
+                "name a folder for it, as in memory=Mapped(folder)."
+            )
+        if self._open:
+            os.fsync(self._open.fileno())
+        clients = np.flatnonzero(self._slots >= 0)
+        self._fixed[clients] = True
+        self._left += self._leaving
+        self._leaving = []
+        table = self._slots[clients], self._sums[clients].astype(np.int64)
+        return clients.tolist(), [torch.from_numpy(column) for column in table]
+
+    def confirm(self) -> None:
+        self._free += self._left
+        self._left = []
+
+    def load(self, clients: Sequence[int], columns: Sequence[Tensor]) -> None:
+        places = list(clients)
+        slots, sums = (column.numpy() for column in columns)
+        end = int(slots.max(initial=-1)) + 1
+        if end:
+            self._open = self._reopened(end)
+        self._slots[:] = -1
+        self._slots[places] = slots
+        self._sums[places] = sums
+        self._fixed = self._slots >= 0
+        self._end = end
+        self._free = np.setdiff1d(np.arange(end), slots).tolist()
+        self._left, self._leaving = [], []
+
+    def _slot_for(self, client: int) -> int:
+        """Where to write: never over a row that a table refers to."""
+        slot = int(self._slots[client])
+        if slot >= 0 and not self._fixed[client]:
+            return slot
+        if slot >= 0:
+            self._leaving.append(slot)
+        if not self._free:
+            self._free.append(self._end)
+            self._end += 1
+        self._slots[client] = slot = self._free.pop()
+        self._fixed[client] = False
+        return slot
+
+    def _file(self) -> FileIO:
+        """The file, made anew unless something was loaded."""
+        if self._open is None:
+            if self._path is None:
+                number, name = tempfile.mkstemp(prefix="offbeat-")
+                self._open = FileIO(number, "r+")
+                Path(name).unlink()  # open, it lives on; a kill leaves nothing behind
+            else:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._open = FileIO(self._path, "w+")
+            weakref.finalize(self, self._open.close)
+        return self._open
+
+    def _reopened(self, slots: int) -> FileIO:
+        if not self._path or not self._path.exists() or self._path.stat().st_size < self._needed(slots):
+            raise InputError(
+                f"{self._name}, where the checkpoint left what clients keep, is missing or cut short: "
+                "put it back, or start the run anew."
+            )
+        file = FileIO(self._path, "r+")
+        weakref.finalize(self, file.close)
+        return file
+
+    def _needed(self, slots: int) -> int:
+        """Bytes of so many slots; the last one's padding is never written."""
+        return (slots - 1) * self._stride + sum(leaf.nbytes for leaf in self._initial)
+
+    @property
+    def _name(self) -> str:
+        return str(self._path or "the temporary file")
+
+
+def slot_size(initial: Tree) -> int:
+    """Bytes in the file for one client: whole pages."""
+    return -(-sum(leaf.nbytes for leaf in trees.leaves(initial)) // _PAGE) * _PAGE
+
+
+def _as_bytes(leaf: Tensor) -> memoryview:
+    view: memoryview = leaf.detach().reshape(-1).view(torch.uint8).numpy().data
+    return view
+
+
+def _checksum(row: Sequence[Tensor]) -> int:
+    value = 0
+    for leaf in row:
+        value = zlib.crc32(_as_bytes(leaf), value)
+    return value
+
+
+def _read_into(file: FileIO, buffer: memoryview) -> bool:
+    """Read until it is full; whether there was enough."""
+    while buffer:
+        count = file.readinto(buffer)
+        if not count:
+            return False
+        buffer = buffer[count:]
+    return True
+
+
+def _write_all(file: FileIO, buffer: memoryview) -> None:
+    while buffer:
+        buffer = buffer[file.write(buffer) :]
+
+
+def free_ram() -> int:
+    """Bytes of RAM that can be had, as far as the system says: within a container's limit, if it has one."""
+    there = _read_number(Path("/proc/meminfo"), "MemAvailable:")
+    free = _physical_ram() if there is None else there * 1024
+    limit = _read_number(Path("/sys/fs/cgroup/memory.max"), "")
+    used = _read_number(Path("/sys/fs/cgroup/memory.stat"), "anon ")
+    return free if limit is None or used is None else min(free, max(0, limit - used))
+
+
+def free_device_memory(device: torch.device) -> int:
+    """Bytes that can be had where tensors of this device live."""
+    if device.type != "cuda":
+        return free_ram()
+    idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + idle
+
+
+def _read_number(path: Path, start: str) -> int | None:
+    """The number after this word."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return None
+    words = (line.removeprefix(start).split()[0] for line in lines if line.startswith(start))
+    return next((int(word) for word in words if word.isdecimal()), None)
+
+
+def _physical_ram() -> int:
+    if hasattr(os, "sysconf"):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return sys.maxsize
+
+
+_STORE_FILE = "memory"
+
+
+@dataclass(frozen=True)
+class InRam:
+    """In the computer's memory."""
+
+
+@dataclass(frozen=True)
+class OnDevice:
+    """In the memory of the device that computes."""
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """In a file in this folder; without one, in a temporary file that is gone with the run."""
+
+    folder: Path | None = None
+
+
+@dataclass(frozen=True)
+class Anywhere:
+    """Where it fits; if that is a file, in this folder or a temporary one."""
+
+    folder: Path | None = None
+
+
+MemoryBackend: TypeAlias = InRam | OnDevice | Mapped | Anywhere
+
+_BACKENDS: dict[str, MemoryBackend] = {
+    "auto": Anywhere(),
+    "ram": InRam(),
+    "device": OnDevice(),
+    "mapped": Mapped(),
+}
+MEMORY_BACKENDS = tuple(_BACKENDS)
+
+
+def parse_memory_backend(name: str) -> MemoryBackend:
+    """A home by the name it has on the command line."""
+    if name not in _BACKENDS:
+        raise unknown_name("memory", name, MEMORY_BACKENDS)
+    return _BACKENDS[name]
+
+
+def with_folder(home: MemoryBackend, folder: Path) -> MemoryBackend:
+    """The same, with its file in this folder unless it names one itself."""
+    if isinstance(home, Mapped | Anywhere) and home.folder is None:
+        return replace(home, folder=folder)
+    return home
+
+
+def make_client_store(
+    home: MemoryBackend, initial: Tree, clients: int, device: torch.device, *, mapped: bool | None = None
+) -> ClientStore:
+    """Memory for so many clients; `mapped` says how the checkpoint to be loaded keeps it.
+
+    Nothing is written yet, but what does not fit is refused.
+    """
+    need = clients * sum(leaf.nbytes for leaf in trees.leaves(initial))
+    if not need:
+        return TensorStore(initial)
+    place = _choose_backend(home, need, device, mapped) if isinstance(home, Anywhere) else home
+    if mapped is not None and mapped != isinstance(place, Mapped):
+        kept, fit = ("in a file", "Mapped(folder)") if mapped else ("as tensors", "InRam()")
+        raise InputError(f"this checkpoint keeps the clients' memory {kept}: resume it with memory={fit}.")
+    match place:
+        case InRam():
+            _check_space(need, free_ram(), clients, "in RAM", "'--memory mapped'")
+            return TensorStore(initial, "cpu", device)
+        case OnDevice():
+            _check_space(need, free_device_memory(device), clients, f"on {device}", "'--memory mapped'")
+            return TensorStore(initial, device, device)
+        case Mapped(folder):
+            path = folder / _STORE_FILE if folder else None
+            slots = 2 if path else 1  # rows that the last checkpoint needs stand beside newer ones
+            there = path.stat().st_blocks * 512 if path and path.exists() else 0
+            need = slots * clients * slot_size(initial)
+            _check_space(need, _free_disk(path) + there, clients, "on the disk", "a folder on a larger one")
+            return FileStore(initial, clients, path, device)
+
+
+def _choose_backend(
+    home: Anywhere, need: int, device: torch.device, mapped: bool | None
+) -> InRam | OnDevice | Mapped:
+    if mapped:
+        return Mapped(home.folder)
+    if device.type != "cpu" and 2 * need <= free_device_memory(device):
+        return OnDevice()
+    if mapped is False or 2 * need <= free_ram():
+        return InRam()
+    return Mapped(home.folder)
+
+
+def _check_space(need: int, free: int, clients: int, where: str, instead: str) -> None:
+    if need > free:
+        raise InputError(
+            f"what {clients:,} clients keep takes {_format_bytes(need)} {where} "
+            f"and {_format_bytes(free)} is free: "
+            f"use {instead}, fewer clients or a smaller model."
+        )
+
+
+def _free_disk(path: Path | None) -> int:
+    """Bytes that a file there may take, those it has already included."""
+    if path is None:
+        path = Path(tempfile.gettempdir()) / _STORE_FILE
+    there = next(each for each in path.absolute().parents if each.exists())
+    taken = path.stat().st_blocks * 512 if path.is_file() else 0
+    return shutil.disk_usage(there).free + taken
+
+
+def _format_bytes(count: float) -> str:
+    for unit in ("bytes", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.3g} {unit}"
+        count /= 1024
+    return f"{count:,.1f} GiB"

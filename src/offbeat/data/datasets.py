@@ -1,0 +1,152 @@
+"""Data sets by name, as tensors.
+
+Images are scaled to [0, 1] and standardised by the mean and deviation published for the training set
+of each; digits are only divided by 16. Sentences are token ids of a vocabulary that is learnt from them.
+"""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from offbeat import draws
+from offbeat.data import formats, glue, shakespeare
+from offbeat.data.download import cache_folder, downloads, fetch
+from offbeat.data.formats import MissingFileError, find_file, parse_file
+from offbeat.data.population import Examples
+from offbeat.errors import InputError, unknown_name
+
+NAMES = ("cifar10", "digits", "fashion-mnist", "mnist", *glue.NAMES, "shakespeare")
+
+
+class Source(NamedTuple):
+    """A data set; `labels` and natural ids `groups` of the training examples are for partitions."""
+
+    name: str
+    train: Examples
+    test: Examples
+    groups: NDArray[np.int64] | None
+    labels: NDArray[np.int64]
+    classes: int
+
+
+def load(name: str, folder: Path | str | None = None, download: bool = True) -> Source:
+    """A data set from a folder; without one, from the cache folder, downloaded if need be and allowed."""
+    if name not in NAMES:
+        raise unknown_name("data set", name, NAMES)
+    if folder is not None:
+        try:
+            return _read(name, Path(folder))
+        except MissingFileError as error:
+            raise _with_url(error, name) from None
+    cache = cache_folder(name)
+    try:
+        return _read(name, cache)
+    except MissingFileError:
+        if not download:
+            raise
+    for item in downloads(name):
+        fetch(item, cache)
+    return _read(name, cache)
+
+
+def _with_url(error: MissingFileError, name: str) -> MissingFileError:
+    """The same and, where it is known, where the missing file is published."""
+    text = str(error)
+    known = [item.url for item in downloads(name) if any(file in text for file in item.files)]
+    return MissingFileError(f"{text.removesuffix('.')} from {known[0]}.") if known else error
+
+
+def _read(name: str, folder: Path) -> Source:
+    match name:
+        case "mnist":
+            return _read_idx(name, folder, "MNIST/raw", mean=0.1307, deviation=0.3081)
+        case "fashion-mnist":
+            return _read_idx(name, folder, "FashionMNIST/raw", mean=0.2860, deviation=0.3530)
+        case "cifar10":
+            return _read_cifar10(folder)
+        case "shakespeare":
+            return _read_shakespeare(folder)
+        case _ if name in glue.NAMES:
+            return load_glue(name, folder)
+        case _:
+            return _read_digits()
+
+
+def _read_digits() -> Source:
+    """Every fifth image of a shuffled list sorted by label is for testing: 1,437 and 360."""
+    from sklearn.datasets import load_digits  # slow to import
+
+    images, labels = load_digits(return_X_y=True)
+    shuffled = draws.generator(0, "digits").permutation(len(labels))
+    by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    tested = np.zeros(len(labels), np.bool_)
+    tested[by_label[::5]] = True
+    inputs = torch.from_numpy(images / 16).float()
+    targets = torch.from_numpy(labels.astype(np.int64))
+    train, test = (Examples(inputs[rows], targets[rows]) for rows in (~tested, tested))
+    return Source("digits", train, test, None, labels[~tested].astype(np.int64), 10)
+
+
+def _read_idx(name: str, folder: Path, place: str, mean: float, deviation: float) -> Source:
+    def read(kind: str) -> Examples:
+        image_path = find_file(folder, [f"{kind}-images-idx3-ubyte"], (".", place))
+        label_path = find_file(folder, [f"{kind}-labels-idx1-ubyte"], (".", place))
+        images, labels = (
+            parse_file(image_path, formats.parse_idx_images),
+            parse_file(label_path, formats.parse_idx_labels),
+        )
+        if len(images) != len(labels):
+            raise InputError(
+                f"{image_path} holds {len(images)} images and {label_path} {len(labels)} labels: "
+                "replace them by two files that belong together."
+            )
+        return _standardised(images, labels, [mean], [deviation])
+
+    train, test = read("train"), read("t10k")
+    return Source(name, train, test, None, train.targets.numpy(), 10)
+
+
+def _read_cifar10(folder: Path) -> Source:
+    names = [f"data_batch_{number}.bin" for number in range(1, 6)] + ["test_batch.bin"]
+    paths = [find_file(folder, [name], (".", "cifar-10-batches-bin")) for name in names]
+    batches = [parse_file(path, formats.parse_cifar10) for path in paths]
+    most = max(len(labels) for _, labels in batches)
+    for path, (_, labels) in zip(paths, batches, strict=True):
+        if len(labels) < most:
+            raise InputError(
+                f"the data file {path} holds {len(labels)} images where others hold {most}: "
+                "replace it by a good copy."
+            )
+    mean, deviation = [0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616]
+    *trained, tested = batches
+    images, labels = (np.concatenate(column) for column in zip(*trained, strict=True))
+    train, test = _standardised(images, labels, mean, deviation), _standardised(*tested, mean, deviation)
+    return Source("cifar10", train, test, None, train.targets.numpy(), 10)
+
+
+def _standardised(
+    images: NDArray[np.uint8], labels: NDArray[np.uint8], mean: list[float], deviation: list[float]
+) -> Examples:
+    """Standardised by channel; `images` are (n, channels, height, width)."""
+    shift, scale = (torch.tensor(values)[:, None, None] for values in (mean, deviation))
+    inputs = torch.tensor(images, dtype=torch.float32).div_(255).sub_(shift).div_(scale)
+    return Examples(inputs, torch.tensor(labels, dtype=torch.int64))
+
+
+def load_glue(name: str, folder: Path, tokenizer: Any = None) -> Source:
+    """A task of GLUE; a tokenizer of one's own gives other token ids."""
+    train, test = glue.examples(name, glue.read(name, folder), tokenizer)
+    return Source(name, train, test, None, train.targets.numpy(), 2)
+
+
+def _read_shakespeare(folder: Path) -> Source:
+    path = find_file(folder, ["by_role.json", "pg100.txt", "shakespeare.txt"])
+    roles = shakespeare.roles_of_json if path.name.startswith("by_role") else shakespeare.roles_of_text
+    train, test = parse_file(path, lambda data: shakespeare.windows(roles(data.decode("utf-8-sig"))))
+    learnt, tested = (
+        Examples(torch.from_numpy(part.inputs), torch.from_numpy(part.targets)) for part in (train, test)
+    )
+    return Source("shakespeare", learnt, tested, train.roles, train.targets, len(shakespeare.ALPHABET))

@@ -1,0 +1,1 @@
+"""Flower as the transport: its apps, commands and processes."""

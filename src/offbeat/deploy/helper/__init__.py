@@ -1,0 +1,1 @@
+"""The second server of secure aggregation: its protocol, store, HTTPS server and client."""

@@ -1,0 +1,120 @@
+"""What a leader and a helper say to each other: a request as bytes, and the secret that a leader shows."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from offbeat.aggregate.secure import TERM_NAMES, read_terms, write_terms
+from offbeat.core import Task
+from offbeat.deploy.keys import SIGNATURE_BYTES
+from offbeat.deploy.protocol import strict_json
+from offbeat.deploy.protocol.strict_json import Rejected
+from offbeat.errors import InputError
+from offbeat.privacy.secure.encoding import SEALED_BYTES
+from offbeat.privacy.secure.servers import SealedSeed, SumRequest, check_request
+from offbeat.privacy.secure.terms import MalformedError, SecureTerms, WeightError
+
+MAX_REQUEST_BYTES = 8 << 20  # of a request: tens of thousands of reports
+MAX_SUM_LENGTH = 1 << 27  # numbers of a sum: half a gigabyte
+_LENGTH_BYTES = 4  # bytes that say how long the head is
+_MAX_COUNT = 1 << 62
+_CLIPPING = re.compile(r"(?:[0-9a-f]{64})?")
+_MIN_TOKEN_CHARS, _MAX_TOKEN_CHARS = 16, 1024
+
+
+class HelperRequest(NamedTuple):
+    """A request and the terms it is made under."""
+
+    terms: SecureTerms
+    request: SumRequest
+
+
+def write_request(asking: HelperRequest) -> bytes:
+    """A head of JSON; then the sealed seeds; then the signatures, if there are any."""
+    terms, request = asking
+    tasks = [task for task, _ in request.reports]
+    head = write_terms(terms) | {
+        "clipping": terms.clipping,
+        "version": request.version,
+        "tasks": [list(task) for task in tasks],
+        "counts": [terms.weight(task, request.version) for task in tasks],
+        "signed": any(request.signatures),
+    }
+    text = json.dumps(head, separators=(",", ":")).encode()
+    seeds = b"".join(seed for _, seed in request.reports)
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text + seeds + b"".join(request.signatures)
+
+
+def read_request(data: bytes) -> HelperRequest:
+    """What a stranger asks, if it is a request at all."""
+    try:
+        return _decode_request(data)
+    except Rejected as error:
+        raise MalformedError(f"the request cannot be read: {error.sentence}") from None
+
+
+def read_token(path: Path) -> str:
+    """The secret that leader and helper share."""
+    try:
+        token = path.read_text("ascii").strip()
+    except (OSError, UnicodeError):
+        raise InputError(f"the token {path} cannot be read: name the file that holds it.") from None
+    if not _MIN_TOKEN_CHARS <= len(token) <= _MAX_TOKEN_CHARS or not token.isprintable() or " " in token:
+        raise InputError(
+            f"{path} does not hold a token, which is one word of at least {_MIN_TOKEN_CHARS} characters: "
+            "make one with offbeat keys."
+        )
+    return token
+
+
+def _decode_request(data: bytes) -> HelperRequest:
+    end = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
+    if len(data) < end:
+        raise MalformedError("the request ends before its head does.")
+    head = strict_json.decode_json(data[_LENGTH_BYTES:end].decode("ascii", "replace"), MAX_REQUEST_BYTES)
+    names = {*TERM_NAMES, "clipping", "version", "tasks", "counts", "signed"}
+    if type(head) is not dict or set(head) != names:
+        raise MalformedError("the request does not say what it should.")
+    try:
+        terms = read_terms(head)
+    except InputError as error:
+        raise MalformedError(f"the request's terms cannot be kept: {error}") from None
+    if type(head["clipping"]) is not str or not _CLIPPING.fullmatch(head["clipping"]):
+        raise MalformedError("the request does not say how reports were clipped.")
+    terms = replace(terms, clipping=head["clipping"])
+    if terms.length > MAX_SUM_LENGTH:
+        raise MalformedError(f"sums of {terms.length} numbers are too long: {MAX_SUM_LENGTH} is the most.")
+    version = strict_json.integer("version", head["version"], 0, _MAX_COUNT)
+    signed = head["signed"]
+    if type(head["tasks"]) is not list or type(head["counts"]) is not list or type(signed) is not bool:
+        raise MalformedError("the request's tasks and counts must be lists, and signed true or false.")
+    tasks = [_task(value) for value in head["tasks"]]
+    each = SEALED_BYTES + SIGNATURE_BYTES * signed
+    if len(data) != end + each * len(tasks) or len(head["counts"]) != len(tasks):
+        raise MalformedError(f"the request does not hold {each} bytes and one count for each of its reports.")
+    middle = end + SEALED_BYTES * len(tasks)
+    reports = tuple(
+        SealedSeed(task, data[place : place + SEALED_BYTES])
+        for task, place in zip(tasks, range(end, middle, SEALED_BYTES), strict=True)
+    )
+    signatures = tuple(
+        data[place : place + SIGNATURE_BYTES] for place in range(middle, len(data), SIGNATURE_BYTES) if signed
+    )
+    request = SumRequest(terms.run, version, terms.length, reports, signatures)
+    check_request(request)
+    # Shares that two servers weigh differently leave noise where the sum should be.
+    for task, count in zip(tasks, head["counts"], strict=True):
+        if terms.weight(task, version) != count:
+            raise WeightError(
+                "leader and helper find different weights: run the same version of offbeat.", [task]
+            )
+    return HelperRequest(terms, request)
+
+
+def _task(value: object) -> Task:
+    if type(value) is not list or len(value) != 3:
+        raise MalformedError("the request names a task that is not three whole numbers.")
+    client, version, visit = (strict_json.integer("task", number, 0, _MAX_COUNT) for number in value)
+    return Task(client, version, visit)

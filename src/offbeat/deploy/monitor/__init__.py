@@ -1,0 +1,1 @@
+"""What can be seen of a deployed run: events, status, metrics and the live page."""

@@ -1,0 +1,385 @@
+"""Who is told what happens in a session.
+
+A deployment in numbers, as Prometheus reads them.
+
+One object that is told what happens in a deployment: it logs, counts, and knows how things stand.
+
+The session and the server's loop tell it; a thread that serves the page reads it. It never raises, and never
+waits for anything but its own lock, so a run is the same with and without it.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Any, NamedTuple, Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+
+from offbeat.core import Task
+from offbeat.deploy.monitor.state import EventLog, RunInfo, RunStatus, printable
+from offbeat.deploy.protocol.strict_json import Reason
+from offbeat.training.runner import Progress
+
+
+class Observer(Protocol):
+    """Somebody who looks on; nothing of the run depends on it."""
+
+    def joined(self, node: int, name: str, client: int) -> None: ...
+
+    def left(self, node: int, client: int | None) -> None: ...
+
+    def sent(self, client: int, task: Task, size: int) -> None: ...
+
+    def accepted(self, client: int, task: Task, seconds: float, size: int, work: float) -> None: ...
+
+    def rejected(self, node: int, client: int | None, reason: Reason, sentence: str) -> None: ...
+
+    def lost(self, client: int, task: Task) -> None: ...
+
+    def set_aside(self, client: int, task: Task) -> None: ...
+
+    def aside(self, client: int, seconds: float) -> None: ...
+
+    def unreachable(self, sentence: str) -> None: ...
+
+    def reachable(self) -> None: ...
+
+
+class NullObserver:
+    """Looks away."""
+
+    def joined(self, node: int, name: str, client: int) -> None:
+        pass
+
+    def left(self, node: int, client: int | None) -> None:
+        pass
+
+    def sent(self, client: int, task: Task, size: int) -> None:
+        pass
+
+    def accepted(self, client: int, task: Task, seconds: float, size: int, work: float) -> None:
+        pass
+
+    def rejected(self, node: int, client: int | None, reason: Reason, sentence: str) -> None:
+        pass
+
+    def lost(self, client: int, task: Task) -> None:
+        pass
+
+    def set_aside(self, client: int, task: Task) -> None:
+        pass
+
+    def aside(self, client: int, seconds: float) -> None:
+        pass
+
+    def unreachable(self, sentence: str) -> None:
+        pass
+
+    def reachable(self) -> None:
+        pass
+
+
+METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_STALENESS_BUCKETS = (0, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144)
+_SECONDS_BUCKETS = (0.1, 0.3, 1, 3, 10, 30, 60, 180, 600, 1800, 7200)
+
+
+class Gauges(NamedTuple):
+    """How things stand now; what is None is not shown."""
+
+    version: int
+    versions_asked: int
+    tasks_in_flight: int
+    tasks_in_flight_asked: int
+    nodes_present: int
+    clients_known: int
+    clients_aside: int
+    buffer_waiting: int
+    buffer_size: int
+    epsilon_spent: float | None
+    epsilon_version: int | None
+    epsilon_budget: float | None
+    scores: Mapping[str, float]  # accuracy, loss
+
+
+_HELP = {
+    "version": "Server steps taken",
+    "versions_asked": "Server steps that the run is to take",
+    "tasks_in_flight": "Tasks at clients now",
+    "tasks_in_flight_asked": "Tasks that the run tries to keep at clients",
+    "nodes_present": "Nodes that are there and were greeted",
+    "clients_known": "Clients that have joined at any time",
+    "clients_aside": "Clients put aside for failing",
+    "buffer_waiting": "Uploads that wait for the next server step",
+    "buffer_size": "Uploads that make a server step",
+    "epsilon_spent": "Privacy spent up to the version of offbeat_epsilon_version, where it was counted last",
+    "epsilon_version": "Server steps up to which privacy spent was counted",
+    "epsilon_budget": "Privacy that may be spent",
+}
+
+
+class Metrics:
+    """Counters and histograms of one run; gauges are read when somebody asks."""
+
+    def __init__(self, gauges: Callable[[], Gauges], reasons: Iterable[str]) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_GaugeCollector(gauges))
+
+        def count(name: str, says: str, labels: tuple[str, ...] = ()) -> Any:
+            return Counter(f"offbeat_{name}", says, labels, registry=self._registry)
+
+        def spread(name: str, says: str, buckets: tuple[float, ...]) -> Any:
+            return Histogram(f"offbeat_{name}", says, buckets=buckets, registry=self._registry)
+
+        self.accepted = count("uploads_accepted", "Uploads that passed every check")
+        self.rejected = count("rejections", "Uploads, greetings and tasks that came to nothing", ("reason",))
+        self.sent = count("tasks_sent", "Tasks sent to clients")
+        self.lost = count("tasks_lost", "Tasks that brought no upload")
+        self.received_bytes = count("received_bytes", "Bytes of accepted uploads")
+        self.sent_bytes = count("sent_bytes", "Bytes of tasks")
+        self.checkpoints = count("checkpoints", "Checkpoints in their place")
+        self.unreachable = count("network_errors", "Times that the network could not be reached")
+        self.staleness = spread(
+            "staleness_versions", "Versions between a task and its use", _STALENESS_BUCKETS
+        )
+        self.seconds = spread("task_seconds", "Seconds from sending a task to its upload", _SECONDS_BUCKETS)
+        self.work = spread("work_seconds", "Seconds of local work, as the site tells", _SECONDS_BUCKETS)
+        for reason in reasons:
+            self.rejected.labels(reason)  # there with 0 before the first, so that a rate can be taken
+
+    def text(self) -> bytes:
+        """All of it, in Prometheus's text format."""
+        text: bytes = generate_latest(self._registry)
+        return text
+
+
+class _GaugeCollector:
+    """A collector, as the registry asks for one."""
+
+    def __init__(self, gauges: Callable[[], Gauges]) -> None:
+        self._gauges = gauges
+
+    def describe(self) -> list[Any]:
+        return []
+
+    def collect(self) -> Iterator[Any]:
+        now = self._gauges()
+        for name, says in _HELP.items():
+            value = getattr(now, name)
+            if value is not None:
+                yield GaugeMetricFamily(f"offbeat_{name}", says, value=value)
+        scores = GaugeMetricFamily("offbeat_metric", "The model on the server's test data", labels=["name"])
+        for name, value in now.scores.items():
+            if math.isfinite(value):
+                scores.add_metric([name], value)
+        yield scores
+
+
+class Monitor:
+    """The events, metrics and standing of one run; `folder` None keeps no events.jsonl."""
+
+    def __init__(
+        self, outline: RunInfo, folder: Path | None = None, now: Callable[[], float] = time.time
+    ) -> None:
+        self._now = now
+        self._lock = Lock()
+        self._board = RunStatus(outline, now())
+        self._events = EventLog(folder, outline.run, now)
+        self._metrics = Metrics(self._gauges, (reason.value for reason in Reason))
+        self._at_work: set[int] = set()  # clients; each has one task at a time
+        self._trips: int | None = None  # at the last server step
+
+    def recall(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """A resumed run: what its records say of the time before."""
+        with self._lock:
+            for record in records:
+                self._board.step(record["version"], record["time"], record)
+
+    def joined(self, node: int, name: str, client: int) -> None:
+        """A site was greeted, and is this client."""
+        with self._lock:
+            self._board.join(node, name, client, self._now())
+            self._events.tell(
+                "joined", f"{printable(name)} joined as client {client}", node=node, name=name, client=client
+            )
+
+    def left(self, node: int, client: int | None) -> None:
+        with self._lock:
+            self._board.leave(node)
+            who = f"node {node}" if client is None else f"client {client}"
+            self._events.tell("left", f"{who} left", node=node, client=client)
+
+    def sent(self, client: int, task: Task, size: int) -> None:
+        with self._lock:
+            self._set_working(client, True)
+            self._board.sent += 1
+            self._board.bytes_out += size
+            self._metrics.sent.inc()
+            self._metrics.sent_bytes.inc(size)
+            self._events.tell("sent", client=client, version=task.version, visit=task.visit, bytes=size)
+
+    def accepted(self, client: int, task: Task, seconds: float, size: int, work: float) -> None:
+        """An upload passed every check and is on disk; `seconds` since its task was sent."""
+        with self._lock:
+            now, board = self._now(), self._board
+            self._set_working(client, False)
+            board.accepted += 1
+            board.waiting += (
+                board.begun
+            )  # what comes before version 0 is of the start, and waits for everybody
+            board.bytes_in += size
+            board.minutes.add(0, now)
+            known = board.clients.get(client)
+            if known:
+                known.done += 1
+                known.seen = now
+            self._metrics.accepted.inc()
+            self._metrics.received_bytes.inc(size)
+            self._metrics.seconds.observe(seconds)
+            self._metrics.work.observe(work)
+            self._events.tell(
+                "accepted",
+                client=client,
+                version=task.version,
+                visit=task.visit,
+                seconds=seconds,
+                work=work,
+                bytes=size,
+            )
+
+    def rejected(self, node: int, client: int | None, reason: Reason, sentence: str) -> None:
+        """Something from this node came to nothing."""
+        with self._lock:
+            self._board.reject(node, client, reason, sentence, self._now())
+            self._metrics.rejected.labels(reason.value).inc()
+            who = f"node {node}" if client is None else f"client {client}"
+            self._events.tell_once(
+                (node, reason),
+                "rejected",
+                f"{who}: {reason.value}: {printable(sentence)}",
+                node=node,
+                client=client,
+                reason=reason.value,
+                sentence=sentence,
+            )
+
+    def lost(self, client: int, task: Task) -> None:
+        """No upload will come of this task."""
+        with self._lock:
+            self._set_working(client, False)
+            self._board.lost += 1
+            self._metrics.lost.inc()
+            self._events.tell("lost", client=client, version=task.version, visit=task.visit)
+
+    def set_aside(self, client: int, task: Task) -> None:
+        """Its upload had been accepted, and is not used."""
+        with self._lock:
+            self._board.lost += 1
+            self._metrics.lost.inc()
+            sentence = f"the upload of client {client} from version {task.version} is set aside"
+            self._events.tell("set_aside", sentence, client=client, version=task.version, visit=task.visit)
+
+    def aside(self, client: int, seconds: float) -> None:
+        """This client failed too often, and gets no task for so long."""
+        with self._lock:
+            known = self._board.clients.get(client)
+            if known:
+                known.aside = self._now() + seconds
+            sentence = f"client {client} is put aside for {seconds:.0f} s"
+            self._events.tell("aside", sentence, client=client, seconds=seconds)
+
+    def unreachable(self, sentence: str) -> None:
+        """The network is away, for now."""
+        with self._lock:
+            self._board.trouble = printable(sentence)
+            self._metrics.unreachable.inc()
+            self._events.tell_once("unreachable", "unreachable", sentence, sentence=sentence)
+
+    def reachable(self) -> None:
+        """The network is back."""
+        with self._lock:
+            if self._board.trouble is not None:
+                self._board.trouble = None
+                self._events.tell("reachable", "the network is back")
+
+    def stepped(self, progress: Progress, staleness: Sequence[int]) -> None:
+        """The server took a step; `staleness` of each update in it."""
+        with self._lock:
+            board = self._board
+            board.step(progress.version, progress.time, progress.record)
+            used = board.waiting if self._trips is None else progress.trips - self._trips
+            board.waiting = max(0, board.waiting - used)
+            self._trips = progress.trips
+            for age in staleness:
+                board.staleness.add(age)
+                self._metrics.staleness.observe(age)
+            self._events.tell(
+                "stepped", version=progress.version, staleness=progress.staleness, **board.scores
+            )
+
+    def saved(self, version: int) -> None:
+        """The checkpoint of this version is in its place."""
+        with self._lock:
+            self._board.saved = version
+            self._metrics.checkpoints.inc()
+            self._events.tell("saved", version=version)
+
+    def spent(self, epsilon: float | None) -> None:
+        """Privacy so far; None is not known now, and leaves what was."""
+        with self._lock:
+            if epsilon is not None:
+                self._board.spend(epsilon)
+                self._events.tell("spent", epsilon=epsilon)
+
+    def ended(self, sentence: str | None) -> None:
+        """The run is over; the sentence says why, unless it took all its steps."""
+        with self._lock:
+            self._board.ended = True
+            self._board.sentence = None if sentence is None else printable(sentence)
+            self._events.tell(
+                "ended", f"the run ended{': ' + sentence if sentence else ''}", sentence=sentence
+            )
+
+    def close(self) -> None:
+        """Write what was only counted, and let go of the file."""
+        with self._lock:
+            self._events.close()
+
+    def status(self) -> dict[str, Any]:
+        """All that the page shows, as JSON has it."""
+        with self._lock:
+            return self._board.status(self._now())
+
+    def metrics(self) -> bytes:
+        """In Prometheus's text format."""
+        return self._metrics.text()
+
+    def _set_working(self, client: int, working: bool) -> None:
+        (self._at_work.add if working else self._at_work.discard)(client)
+        self._board.in_flight = len(self._at_work)
+        known = self._board.clients.get(client)
+        if known:
+            known.working = working
+
+    def _gauges(self) -> Gauges:
+        with self._lock:
+            board, outline = self._board, self._board.outline
+            return Gauges(
+                version=board.version,
+                versions_asked=outline.rounds,
+                tasks_in_flight=board.in_flight,
+                tasks_in_flight_asked=outline.concurrency,
+                nodes_present=len(board.nodes),
+                clients_known=len(board.clients),
+                clients_aside=board.count_aside(self._now()),
+                buffer_waiting=board.waiting,
+                buffer_size=outline.buffer,
+                epsilon_spent=board.epsilon,
+                epsilon_version=None if board.epsilon is None else board.counted,
+                epsilon_budget=outline.epsilon,
+                scores=dict(board.scores),
+            )

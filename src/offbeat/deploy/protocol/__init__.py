@@ -1,0 +1,1 @@
+"""Messages between the server and its sites: what they say, how they are encoded, and what carries them."""

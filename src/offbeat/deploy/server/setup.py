@@ -1,0 +1,282 @@
+"""A plan made real at the server: model, test data, method and the way from uploads to means.
+
+Sums in secret as a plan names them, with the helper that it names.
+
+A deployment in one process: its settings, and the data of its sites in one pile, for a replay.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from offbeat import trees
+from offbeat.aggregate.mean import Aggregator, Mean, Summation
+from offbeat.aggregate.private import Private
+from offbeat.aggregate.secure import RemoteSecure, Secure
+from offbeat.aggregate.secure import Secure as InSecret
+from offbeat.aggregate.uploads import clients_read_staleness
+from offbeat.algorithms import build
+from offbeat.core import AnyAlgorithm, wants_rank
+from offbeat.data.population import Epochs, Examples, Population, Steps
+from offbeat.deploy.config import CodeConfig, ServeConfig, as_toml_keys
+from offbeat.deploy.helper.client import HttpsHelperConnection
+from offbeat.deploy.helper.protocol import read_token
+from offbeat.deploy.server.registry import ClientRegistry
+from offbeat.deploy.user_code import (
+    LoadData,
+    cross_entropies,
+    frozen_weights_digest,
+    import_function,
+    import_user_code,
+    load_examples,
+    seeded_module,
+)
+from offbeat.engines.engine import Engine
+from offbeat.engines.single_process import Sequential, Vectorised
+from offbeat.errors import InputError
+from offbeat.nn.problem import Loss, Precision, Problem
+from offbeat.schedule.dispatch import Dispatch
+from offbeat.schedule.staleness import StalenessWeights, parse_weights
+from offbeat.training.build import (
+    RunSpec,
+    build_aggregate,
+    build_dispatch,
+    check_privacy,
+    dry_run,
+    parameters_under_noise,
+    with_calibrated_noise,
+)
+from offbeat.training.experiment import Experiment
+
+
+class ServerSetup(NamedTuple):
+    """All of a run but its engine."""
+
+    plan: ServeConfig
+    experiment: Experiment
+    algorithm: AnyAlgorithm
+    dispatch: Dispatch
+    weights: StalenessWeights
+    limit: float
+    problem: Problem
+    test: Examples | None
+    aggregate: Aggregator
+    parameters: dict[str, Any]
+
+    @property
+    def note(self) -> dict[str, Any]:
+        """What sites are told of the plan."""
+        kept = frozen_weights_digest(self.problem.module(*self.problem.initial()))
+        return self.plan.note(self.parameters) | ({} if kept is None else {"frozen": kept})
+
+    @property
+    def noise(self) -> float | None:
+        """The multiplier of the noise, where there is any."""
+        return self.aggregate.noise if isinstance(self.aggregate, Private) else None
+
+    def trial(self, engine: Engine) -> RunSpec:
+        """What the loop runs."""
+        return RunSpec(
+            self.algorithm,
+            engine,
+            self.dispatch,
+            self.weights,
+            self.limit,
+            self.problem,
+            self.test,
+            None,
+            self.aggregate,
+            self.parameters,
+        )
+
+
+def set_up(plan: ServeConfig, noise: float | None = None, summation: Summation | None = None) -> ServerSetup:
+    """Put together what a plan names; `noise` is what an earlier start of the same run came to."""
+    experiment = plan.experiment
+    try:
+        dispatch, weights = build_dispatch(experiment), parse_weights(experiment.weights)
+        opening = dry_run(experiment, dispatch, weights)
+        method, limit = opening.algorithm, opening.limit
+        check_deployable(experiment.algorithm, method)
+        plain = dataclasses.replace(experiment, secure=False)
+        known = (
+            with_calibrated_noise(plain, opening)
+            if noise is None
+            else dataclasses.replace(plain, noise=noise)
+        )
+        aggregate = _with_summation(build_aggregate(known, method), summation)
+        check_privacy(aggregate, opening)
+        problem = build_problem(plan)
+        if problem.tracks and (experiment.clip is not None or experiment.secure):
+            raise InputError(
+                "the model keeps running statistics, which would leave sites in plain sight: "
+                "use a model without them."
+            )
+        parameters = parameters_under_noise(experiment, aggregate)
+        algorithm = build(experiment.algorithm, plan.setting, parameters)
+    except InputError as error:
+        raise InputError(as_toml_keys(str(error))) from None
+    test = _load_test_data(plan, problem)
+    return ServerSetup(
+        plan, experiment, algorithm, dispatch, weights, limit, problem, test, aggregate, parameters
+    )
+
+
+def build_problem(plan: ServeConfig) -> Problem:
+    """The model of a plan; what it begins with follows from the seed."""
+    _add_to_path(plan.folder)
+    experiment, code = plan.experiment, plan.code
+    device = _find_device(experiment.device)
+    precision = Precision[experiment.precision.upper()]
+    if precision is Precision.TF32 and device.type == "cpu":
+        raise InputError("a CPU does not round products to tf32: use device = 'cuda', or no precision.")
+    module = seeded_module(import_function(code.module, "module of [task]"), experiment.seed).to(device)
+    return Problem(module, _find_losses(code.module, code.losses), experiment.weight_decay, precision)
+
+
+def check_deployable(name: str, algorithm: AnyAlgorithm) -> None:
+    """Refuse a method whose clients would have to know what nobody knows yet."""
+    if clients_read_staleness(algorithm):
+        raise InputError(
+            f"clients of {name} read how stale their update is, which nobody knows before it arrives: "
+            "use another method, or other parameters."
+        )
+    if wants_rank(algorithm):
+        raise InputError(
+            f"clients of {name} with these parameters depend on the order in which tasks begin, "
+            "which a site is not told: use other parameters."
+        )
+
+
+def _with_summation(aggregate: Aggregator, summation: Summation | None) -> Aggregator:
+    if summation is None:
+        return aggregate
+    assert isinstance(aggregate, Mean | Private)
+    return dataclasses.replace(aggregate, summation=summation)
+
+
+def _add_to_path(folder: Path) -> None:
+    """Modules lie beside the settings file, too."""
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
+def _find_losses(module: str, losses: str | None) -> Loss:
+    """Named, or beside the model, or the cross entropy."""
+    home = module.partition(":")[0]
+    if losses is None and not hasattr(sys.modules[home], "losses"):
+        return cross_entropies
+    return import_function(losses or f"{home}:losses", "losses of [task]")
+
+
+def _load_test_data(plan: ServeConfig, problem: Problem) -> Examples | None:
+    if plan.code.test is None:
+        return None
+    function = import_function(plan.code.test, "test of [task]")
+    return load_examples(lambda name: function(), "server").to(problem.device)
+
+
+def _find_device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError):
+        raise InputError(f"the device '{name}' is not to be had here: use device = 'cpu'.") from None
+    return device
+
+
+def secure_summation(plan: ServeConfig, run: bytes) -> Summation | None:
+    """Of a run with this name, which the helper counts under for ever; None: sums in plain sight."""
+    secure = plan.secure
+    if secure is None:
+        return None
+    certificate = None if secure.certificate is None else plan.near(secure.certificate)
+    helper = HttpsHelperConnection(secure.helper, read_token(plan.near(secure.token)), certificate)
+    return RemoteSecure(InSecret(secure.minimum), run, helper, secure.signed)
+
+
+def is_deployment(settings: Mapping[str, Any]) -> bool:
+    """Whether a run's settings are of sites; a simulation's name its data."""
+    return "task" in settings
+
+
+def set_up_replay(
+    settings: Mapping[str, Any],
+    folder: Path,
+    data: str,
+    module: str | None = None,
+    losses: str | None = None,
+    *,
+    together: bool = False,
+) -> RunSpec:
+    """What a deployed run was put together from, with all its sites as clients of a simulated engine.
+
+    The functions are named as for a site; `together` computes clients side by side.
+    """
+    own = import_user_code(data, module, losses)
+    experiment, secure = Experiment.from_settings(dict(settings)), settings.get("secure_sums")
+    named = CodeConfig(module or f"{data.partition(':')[0]}:module", losses)
+    stage = set_up(
+        ServeConfig(Path.cwd(), named, experiment, settings.get("examples")),
+        summation=None if secure is None else Secure(secure["minimum"]),
+    )
+    made = seeded_module(own.module, experiment.seed).to(stage.problem.device)
+    problem = Problem(
+        made, own.losses, stage.problem.weight_decay, stage.problem.precision
+    )  # as sites have it
+    count, size = experiment.local_epochs, experiment.batch_size
+    work = Steps(experiment.local_steps, size) if count is None else Epochs(count, size)
+    members = ClientRegistry(folder / "roster.json", experiment.clients, bound=False).members
+    names = [members[client].name if client in members else None for client in range(experiment.clients)]
+    population = pool_site_data(own.load, names, work).to(problem.device)
+    engine = Vectorised(problem, population) if together else Sequential(problem, population)
+    return stage._replace(problem=problem).trial(engine)
+
+
+@dataclass(frozen=True)
+class SiteParts:
+    """Parts of examples that lie client after client; one without a site has none."""
+
+    ends: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, client: int) -> NDArray[np.int64]:
+        if not 0 <= client < len(self.ends):
+            raise IndexError(f"client {client} of {len(self.ends)}")
+        return np.arange(self.ends[client - 1] if client else 0, self.ends[client])
+
+
+def pool_site_data(load: LoadData, sites: Sequence[str | None], work: Steps | Epochs) -> Population:
+    """The sites' examples as clients of one population, in the order of their numbers."""
+    each = [None if name is None else load_examples(load, name) for name in sites]
+    there = [(name, own) for name, own in zip(sites, each, strict=True) if own is not None]
+    if not there:
+        raise InputError("no site ever joined this run: there is nothing to replay.")
+    name, first = there[0]
+    for other, own in there:
+        if _example_spec(own) != _example_spec(first):
+            raise InputError(
+                f"the examples of sites '{name}' and '{other}' differ in kind: load what the sites loaded."
+            )
+    data: Examples = trees.map(lambda *parts: torch.cat(parts), *(own for _, own in there))
+    ends = np.cumsum([0 if own is None else own.total for own in each]).tolist()
+    return Population(data, SiteParts(tuple(ends)), work)
+
+
+def _example_spec(data: Examples) -> tuple[Any, ...]:
+    """What examples must share to lie in one pile."""
+
+    def kind(leaf: Tensor) -> tuple[Any, ...]:
+        return leaf.dtype, tuple(leaf.shape[1:])
+
+    return trees.structure(data), [kind(leaf) for leaf in trees.leaves(data)]

@@ -1,0 +1,1 @@
+"""One site: its data, model and memory, and the process that holds them."""

@@ -1,0 +1,211 @@
+"""ResNet-18 for small images: a 3 x 3 stem, and GroupNorm, which keeps no statistics of clients.
+
+He et al. 2016; GroupNorm in place of BatchNorm for clients that differ as in Hsieh et al. 2020.
+
+Default models: they draw nothing as they compute and keep no statistics, so they map over clients.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from offbeat import draws
+from offbeat.errors import InputError, unknown_name
+from offbeat.nn.language import bert_base, bert_tiny
+
+_RESNET18_STAGES = ((64, 1), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1))
+_NORM_GROUPS = 32
+
+
+class ResidualBlock(nn.Module):
+    """Two convolutions beside a short cut."""
+
+    def __init__(self, before: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.path = nn.Sequential(
+            nn.Conv2d(before, width, 3, stride, 1, bias=False),
+            nn.GroupNorm(_NORM_GROUPS, width),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 3, 1, 1, bias=False),
+            nn.GroupNorm(_NORM_GROUPS, width),
+        )
+        same = stride == 1 and before == width
+        self.short = (
+            nn.Identity()
+            if same
+            else nn.Sequential(
+                nn.Conv2d(before, width, 1, stride, bias=False), nn.GroupNorm(_NORM_GROUPS, width)
+            )
+        )
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(examples, before, height, width) to (examples, width, height / stride, width / stride)."""
+        outputs: Tensor = (self.path(inputs) + self.short(inputs)).relu()
+        return outputs
+
+
+def resnet18(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """11,173,962 weights on three channels and 10 classes."""
+    if len(shape) != 3 or min(shape[1:]) < 8:
+        raise InputError(
+            f"the model 'resnet18' cannot take inputs of shape {shape}: use images, or the model 'mlp'."
+        )
+    widths = [64, *(width for width, _ in _RESNET18_STAGES)]
+    blocks = [
+        ResidualBlock(before, width, stride)
+        for before, (width, stride) in zip(widths, _RESNET18_STAGES, strict=False)
+    ]
+    return nn.Sequential(
+        nn.Conv2d(shape[0], 64, 3, 1, 1, bias=False),
+        nn.GroupNorm(_NORM_GROUPS, 64),
+        nn.ReLU(),
+        *blocks,
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(512, classes),
+    )
+
+
+NAMES = ("bert-base", "bert-tiny", "charformer", "cnn", "logistic", "mlp", "resnet18")
+_TOKEN_MODELS = ("bert-base", "bert-tiny", "charformer")  # they look tokens up
+
+
+def default_model(source: str) -> str:
+    """The model to try first on a data set."""
+    match source:
+        case "mnist" | "fashion-mnist" | "cifar10":
+            return "cnn"
+        case "shakespeare":
+            return "charformer"
+        case "mrpc" | "rte" | "sst2":
+            return "bert-tiny"
+        case _:
+            return "mlp"
+
+
+def build(name: str, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
+    """A model for inputs of that shape (without the axis of examples), with weights that the seed decides."""
+    if name not in NAMES:
+        raise unknown_name("model", name, NAMES)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(draws.torch_seed(seed, "model"))
+        match name:
+            case "bert-base" | "bert-tiny":
+                return _bert(name, shape, classes)
+            case "charformer":
+                return _charformer(shape, classes)
+            case "cnn":
+                return _cnn(shape, classes)
+            case "resnet18":
+                return resnet18(shape, classes)
+            case "mlp":
+                return _mlp(shape, classes)
+            case _:
+                return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
+
+
+def check_inputs(name: str, inputs: Tensor, classes: int) -> None:
+    """Refuse to look pixels up as tokens, and to weigh tokens as if they were pixels."""
+    if name in _TOKEN_MODELS and inputs.is_floating_point():
+        raise InputError(f"the model '{name}' reads tokens, which these inputs are not: use the model 'mlp'.")
+    if name not in _TOKEN_MODELS and not inputs.is_floating_point():
+        readers = " or ".join(f"'{one}'" for one in _TOKEN_MODELS)
+        raise InputError(f"the model '{name}' cannot read tokens, which these inputs are: use {readers}.")
+    if name == "charformer" and int(inputs.max()) >= classes:
+        raise InputError(
+            f"the model 'charformer' reads as many symbols as it scores, {classes}, and these inputs go up "
+            f"to number {int(inputs.max())}: use 'bert-tiny'."
+        )
+
+
+def _mlp(shape: tuple[int, ...], classes: int, hidden: int = 64) -> nn.Module:
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(math.prod(shape), hidden), nn.ReLU(), nn.Linear(hidden, classes)
+    )
+
+
+def _cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Two convolutions and two linear layers: 215,370 weights on 28 x 28 pixels and 10 classes."""
+    if len(shape) != 3 or min(shape[1:]) < 4:
+        raise InputError(
+            f"the model 'cnn' cannot take inputs of shape {shape}: use images, or the model 'mlp'."
+        )
+    channels, height, width = shape
+    return nn.Sequential(
+        nn.Conv2d(channels, 16, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32 * (height // 4) * (width // 4), 128),
+        nn.ReLU(),
+        nn.Linear(128, classes),
+    )
+
+
+def _bert(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
+    """With adapters, which alone are trained, on random weights."""
+    if len(shape) != 1:
+        raise InputError(f"the model '{name}' cannot take inputs of shape {shape}: use rows of tokens.")
+    return (bert_tiny if name == "bert-tiny" else bert_base)(shape[0], classes)
+
+
+def _charformer(shape: tuple[int, ...], classes: int) -> nn.Module:
+    if len(shape) != 1:
+        raise InputError(f"the model 'charformer' cannot take inputs of shape {shape}: use rows of symbols.")
+    return Charformer(symbols=classes, length=shape[0])
+
+
+class Charformer(nn.Module):
+    """A small causal transformer that scores the symbol after a row of symbols."""
+
+    def __init__(self, symbols: int, length: int, width: int = 64, heads: int = 4, depth: int = 2) -> None:
+        super().__init__()
+        self.symbol = nn.Embedding(symbols, width)
+        self.place = nn.Parameter(torch.randn(length, width) * 0.02)
+        self.blocks = nn.Sequential(*(TransformerBlock(width, heads) for _ in range(depth)))
+        self.norm = nn.LayerNorm(width)
+        self.score = nn.Linear(width, symbols)
+        nn.init.normal_(self.symbol.weight, std=0.02)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """(examples, length) whole numbers of any type to (examples, symbols)."""
+        hidden = self.symbol(rows.long()) + self.place
+        scores: Tensor = self.score(self.norm(self.blocks(hidden)[:, -1]))
+        return scores
+
+
+class TransformerBlock(nn.Module):
+    """Attention to what came before, then a layer of its own for each place."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm = nn.LayerNorm(width)
+        self.mix = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.think = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """(examples, length, width) to the same."""
+        split = self.mix(self.norm(hidden)).unflatten(-1, (3, self.heads, -1))
+        query, key, value = split.movedim(-3, 0).transpose(
+            -2, -3
+        )  # each (examples, heads, length, width / heads)
+        seen = _causal_attention(query, key, value)
+        hidden = hidden + self.out(seen.transpose(-2, -3).flatten(-2))
+        thought: Tensor = self.think(hidden)
+        return hidden + thought
+
+
+def _causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Causal attention, spelled out because torch's fused kernels do not map over clients on a CPU."""
+    length = query.shape[-2]
+    later = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
+    scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
+    return scores.masked_fill(later, -math.inf).softmax(-1) @ value

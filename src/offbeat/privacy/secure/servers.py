@@ -1,0 +1,265 @@
+"""Which reports have been counted: for each client, its visits as ranges.
+
+The second server: it adds the shares that it has seeds for, and is hard to persuade.
+
+The first server: it keeps shares until they are summed, and asks the helper for the rest.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import chain, islice
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+
+from offbeat.core import Task
+from offbeat.privacy.secure.client import Report
+from offbeat.privacy.secure.encoding import SEALED_BYTES, Residues, expand_seed, unseal
+from offbeat.privacy.secure.terms import (
+    LengthError,
+    LongBatchError,
+    MalformedError,
+    OverlapError,
+    ReplayError,
+    RunError,
+    SecureTerms,
+    ShortBatchError,
+    report_name,
+)
+
+
+class SeenReports(Protocol):
+    """A set of (client, visit) that only grows."""
+
+    def __contains__(self, task: Task, /) -> bool: ...
+
+    def add(self, task: Task) -> None: ...
+
+
+class SeenReportRanges:
+    """In memory; a client whose visits all count takes one range."""
+
+    def __init__(self) -> None:
+        self._bounds: dict[int, list[int]] = {}  # first, one past the last, first, ... in order
+
+    def __contains__(self, task: Task) -> bool:
+        return bisect_right(self._bounds.get(task.client, []), task.visit) % 2 == 1
+
+    def add(self, task: Task) -> None:
+        self._cover(task.client, task.visit, task.visit + 1)
+
+    def save(self) -> dict[str, Any]:
+        """As JSON."""
+        clients = sorted(self._bounds)
+        bounds = [self._bounds[client] for client in clients]
+        return {
+            "clients": clients,
+            "sizes": [len(one) for one in bounds],
+            "bounds": list(chain.from_iterable(bounds)),
+        }
+
+    def load(self, data: dict[str, Any]) -> None:
+        """Count those too; nothing is forgotten."""
+        bounds = iter(data["bounds"])
+        for client, size in zip(data["clients"], data["sizes"], strict=True):
+            own = list(islice(bounds, size))
+            for first, end in zip(own[::2], own[1::2], strict=True):
+                self._cover(client, first, end)
+
+    def _cover(self, client: int, first: int, end: int) -> None:
+        bounds = self._bounds.setdefault(client, [])
+        left, right = bisect_left(bounds, first), bisect_right(bounds, end)
+        bounds[left:right] = [first] * (left % 2 == 0) + [end] * (right % 2 == 0)
+
+
+# An upload that counts 16 times as much as each of the others is all but alone in the sum. Weights that
+# fade as polynomial:0.5 does come to a sixteenth at a staleness of 255.
+MAX_WEIGHT_RATIO = 16
+
+
+class SealedSeed(NamedTuple):
+    """The helper's half of a report."""
+
+    task: Task
+    seed: bytes
+
+
+class SumRequest(NamedTuple):
+    """What the leader asks: the sum of the helper's shares of these reports, weighted as of a version."""
+
+    run: bytes
+    version: int
+    length: int
+    reports: tuple[SealedSeed, ...]
+    signatures: tuple[bytes, ...] = ()  # one for each report, where they are asked for
+
+
+class Helper:
+    """One run's; it answers one request at a time.
+
+    A report is a client's visit. Each is added at most once ever, so any two sums are of disjoint
+    reports; each is of at least `minimum` distinct clients, none of which counts for more than 16
+    times another of them; so two sums differ by at least twice that many reports, and never by
+    one. Reports count before their sum is given away: a sum that is lost on its way is lost.
+    """
+
+    def __init__(self, terms: SecureTerms, key: X25519PrivateKey) -> None:
+        self._terms = terms
+        self._key = key
+        self._counted = SeenReportRanges()
+
+    @property
+    def public_key(self) -> X25519PublicKey:
+        """What clients seal to."""
+        return self._key.public_key()
+
+    def add(self, request: SumRequest) -> Residues:
+        """The sum, or a refusal that changes nothing."""
+        return add_shares(request, self._terms, self._key, self._counted)
+
+    def save(self) -> dict[str, Any]:
+        """What was counted, as JSON; the key is kept elsewhere."""
+        return self._counted.save()
+
+    def load(self, data: dict[str, Any]) -> None:
+        """Count what was counted there too; nothing is forgotten."""
+        self._counted.load(data)
+
+
+def add_shares(
+    request: SumRequest, terms: SecureTerms, key: X25519PrivateKey, counted: SeenReports
+) -> Residues:
+    """The sum of what was not counted before, and now is; or a refusal before anything is."""
+    if request.run != terms.run:
+        raise RunError("the helper was asked about another run: ask the helper of that run.")
+    if request.length != terms.length:
+        raise LengthError(
+            f"the helper was asked for {request.length} numbers, not the {terms.length} agreed on."
+        )
+    check_request(request)
+    tasks = [task for task, _ in request.reports]
+    _check_batch(tasks, terms, counted)
+    weights = [terms.weight(task, request.version) for task in tasks]
+    _check_weight_ratio(tasks, weights, terms)
+    seeds = [unseal(seed, task, terms, key) for task, seed in request.reports]
+    for task in tasks:
+        counted.add(task)
+    total = np.zeros(terms.length, np.uint32)
+    for seed, weight in zip(seeds, weights, strict=True):
+        for place, numbers in expand_seed(seed, terms.length):
+            numbers *= np.uint32(weight)
+            total[place] += numbers
+    return total
+
+
+def _check_batch(tasks: Sequence[Task], terms: SecureTerms, counted: SeenReports) -> None:
+    seen: set[tuple[int, int]] = set()
+    for task in tasks:
+        if (task.client, task.visit) in seen:
+            raise ReplayError(f"{report_name(task)} is named twice in one batch: name it once.", [task])
+        seen.add((task.client, task.visit))
+    before = [task for task in tasks if task in counted]
+    if before and len(before) == len(tasks):
+        raise ReplayError("all of this batch was added before: a report is added once.", before)
+    if before:
+        some = f" and {len(before) - 1} more" if len(before) > 1 else ""
+        raise OverlapError(
+            f"{report_name(before[0])}{some} of this batch was added before: leave out what was.", before
+        )
+    if len(tasks) > terms.most:
+        raise LongBatchError(
+            f"a sum of {len(tasks)} reports might overflow: ask for at most {terms.most} at a time."
+        )
+    clients = len({task.client for task in tasks})
+    if clients < terms.minimum:
+        raise ShortBatchError(
+            f"the helper adds the reports of at least {terms.minimum} distinct clients, not {clients}: "
+            "wait for more, raise the buffer, or agree on a lower minimum."
+        )
+
+
+def _check_weight_ratio(tasks: Sequence[Task], weights: Sequence[int], terms: SecureTerms) -> None:
+    """Versions are the leader's to name: without this it could let one report outweigh all others."""
+    least = max(weights) / MAX_WEIGHT_RATIO
+    hiding = len({task.client for task, weight in zip(tasks, weights, strict=True) if weight >= least})
+    if hiding < terms.minimum:
+        raise ShortBatchError(
+            f"only {hiding} clients of this batch have at least 1/{MAX_WEIGHT_RATIO} of its largest weight, "
+            "and the "
+            f"helper wants {terms.minimum} that hide each other: use weights that fade less, a limit of "
+            "staleness, or a larger buffer."
+        )
+
+
+def check_request(request: SumRequest) -> None:
+    """Refuse what nobody could have meant, before it is looked up or opened."""
+    for task, seed in request.reports:
+        if not all(0 <= number < 1 << 62 for number in task):
+            raise MalformedError(f"{task} does not name a report: give whole numbers from 0.", [task])
+        if len(seed) != SEALED_BYTES:
+            raise MalformedError(
+                f"the seed given for {report_name(task)} is not {SEALED_BYTES} sealed bytes.", [task]
+            )
+
+
+class AggregationHelper(Protocol):
+    """A helper, here or elsewhere."""
+
+    def add(self, request: SumRequest) -> Residues: ...
+
+
+class Leader:
+    """One run's."""
+
+    def __init__(self, terms: SecureTerms, helper: AggregationHelper) -> None:
+        self._terms = terms
+        self._helper = helper
+        self._held: dict[Task, Report] = {}
+
+    def take(self, report: Report) -> None:
+        """Keep a report until it is summed or forgotten."""
+        terms, task = self._terms, report.task
+        if report.share.shape != (terms.length,):
+            raise LengthError(
+                f"the share of {report_name(task)} has shape {report.share.shape}, not ({terms.length},).",
+                [task],
+            )
+        if report.share.dtype != np.uint32:
+            raise MalformedError(
+                f"the share of {report_name(task)} is {report.share.dtype}, not uint32.", [task]
+            )
+        check_request(SumRequest(terms.run, 0, terms.length, (SealedSeed(task, report.sealed),)))
+        if task in self._held:
+            raise ReplayError(f"{report_name(task)} has reported already.", [task])
+        self._held[task] = report
+
+    def forget(self, tasks: Iterable[Task]) -> None:
+        """Drop what came too late, or what the helper refused."""
+        for task in tasks:
+            self._held.pop(task, None)
+
+    def total(self, tasks: Sequence[Task], version: int) -> Residues:
+        """The weighted sum of these uploads in fixed point; if the helper refuses, they are all kept."""
+        terms = self._terms
+        missing = [task for task in tasks if task not in self._held]
+        if missing:
+            raise MalformedError(
+                f"{report_name(missing[0])} has not reported, so it cannot be summed.", missing
+            )
+        reports = [self._held[task] for task in tasks]
+        sealed = tuple(SealedSeed(task, report.sealed) for task, report in zip(tasks, reports, strict=True))
+        signatures = tuple(report.signature for report in reports)
+        total = self._helper.add(SumRequest(terms.run, version, terms.length, sealed, signatures))
+        for report in reports:
+            add_weighted_share(total, report.share, terms.weight(report.task, version))
+        self.forget(tasks)
+        return total
+
+
+def add_weighted_share(total: Residues, share: Residues, weight: int) -> None:
+    """In place, mod 2^32: torch does in one pass over memory what NumPy does in two."""
+    mine = share if share.flags.writeable else share.copy()  # torch has no read-only tensors
+    sums, parts = (torch.from_numpy(numbers.view(np.int32)) for numbers in (total, mine))
+    sums.add_(parts, alpha=weight)  # signed numbers wrap around to the same bits

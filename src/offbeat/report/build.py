@@ -1,0 +1,148 @@
+"""The report in its place: figures and their numbers first, the page last, each whole or not at all.
+
+From folders of runs to a report: read, compare, draw, write.
+"""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
+
+from offbeat.errors import InputError
+from offbeat.report.chart import Figure, figure_csv
+from offbeat.report.fairness import client_accuracies
+from offbeat.report.figures import (
+    LEARNING_AXES,
+    fairness_figure,
+    learning_figures,
+    participation_figure,
+    privacy_figures,
+    work_figures,
+)
+from offbeat.report.html import render_page
+from offbeat.report.load import read_runs
+from offbeat.report.svg import MAX_RUNS, draw, png_converter, standalone
+from offbeat.report.tables import check_comparable, summary_table
+
+
+class ReportPaths(NamedTuple):
+    """Where a report goes."""
+
+    page: Path
+    folder: Path  # of the figures
+
+
+def report_paths(out: Path) -> ReportPaths:
+    """Refuse one that cannot be written to; nothing is written."""
+    if out.suffix not in (".html", ".htm"):
+        raise InputError(f"a report is an HTML page and '{out}' is not named like one: end -o in .html.")
+    if not out.parent.is_dir():
+        raise InputError(f"there is no folder {out.parent}: make it first, or name another -o.")
+    spot = ReportPaths(out, out.with_name(f"{out.stem}-files"))
+    if out.is_dir():
+        raise InputError(f"{out} is a folder: name another -o.")
+    if spot.folder.exists() and not spot.folder.is_dir():
+        raise InputError(f"{spot.folder} is a file, and figures would go to a folder there: name another -o.")
+    for each in (out.parent, spot.folder):
+        if each.exists() and not os.access(each, os.W_OK | os.X_OK):
+            raise InputError(f"{each} cannot be written to: name another -o.")
+    return spot
+
+
+def write_report(spot: ReportPaths, page: str, contents: Mapping[str, bytes], known: Iterable[str]) -> None:
+    """Put everything there; files by `known` names that an earlier report left and this one lacks go."""
+    spot.folder.mkdir(exist_ok=True)
+    for name, content in contents.items():
+        _replace_file(spot.folder / name, content)
+    for name in known:
+        if name not in contents:
+            (spot.folder / name).unlink(missing_ok=True)
+    _replace_file(spot.page, page.encode())
+
+
+def _replace_file(path: Path, content: bytes) -> None:
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_bytes(content)
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+_METRICS = ("accuracy", "loss")
+_FORMATS = ("svg", "png", "csv")
+# Every name that a figure can have, in this version.
+_FIGURE_NAMES = (
+    *(f"{metric}-by-{over.name}" for metric in _METRICS for over in LEARNING_AXES),
+    *("privacy", "staleness", "staleness-course", "concurrency", "arrivals", "wasted"),
+    *("participation", "fairness"),
+)
+
+
+class WrittenReport(NamedTuple):
+    """A report that was written."""
+
+    page: Path
+    folder: Path
+    runs: tuple[str, ...]
+    size: int  # of the page, in bytes
+    figures: tuple[str, ...]
+    without_png: str | None  # why
+    secret: tuple[str, ...]  # runs whose privacy rests on what the page tells
+
+
+def make_report(
+    folders: Sequence[Path], out: Path, *, anyway: bool = False, with_fairness: bool = False
+) -> WrittenReport:
+    """Write a report of these runs; `anyway`: although their accuracies may not mean the same."""
+    if not folders:
+        raise InputError("a report needs a run: name the folder of one.")
+    if len(folders) > MAX_RUNS:
+        raise InputError(f"a report tells {MAX_RUNS} runs apart at most, not {len(folders)}: name fewer.")
+    spot = report_paths(out)
+    runs = read_runs(folders)
+    if not anyway:
+        check_comparable(runs)
+    labels = tuple(run.label for run in runs)
+    learned = [_for_runs(learning_figures(runs, metric), labels) for metric in _METRICS]
+    served = client_accuracies(runs) if with_fairness else {}
+    single = [participation_figure(runs), *([fairness_figure(runs, served)] if with_fairness else [])]
+    others = _for_runs([*privacy_figures(runs), *work_figures(runs), *single], labels)
+    figures = [*(figure for each in learned for figure in each), *others]
+    contents, without_png = _files(figures)
+    links = {
+        figure.name: {
+            kind.upper(): quote(os.fsencode(f"{spot.folder.name}/{figure.name}.{kind}"))
+            for kind in _FORMATS
+            if f"{figure.name}.{kind}" in contents
+        }
+        for figure in figures
+    }
+    text = render_page(runs, learned, others, summary_table(runs, served), links)
+    write_report(spot, text, contents, (f"{name}.{kind}" for name in _FIGURE_NAMES for kind in _FORMATS))
+    drawn = tuple(figure.name for figure in figures if figure.lines)
+    secret = tuple(run.label for run in runs if run.hides_sample)
+    return WrittenReport(spot.page, spot.folder, labels, len(text.encode()), drawn, without_png, secret)
+
+
+def _for_runs(figures: Iterable[Figure], labels: tuple[str, ...]) -> tuple[Figure, ...]:
+    """The figures, as those of a page of all these runs."""
+    return tuple(replace(figure, runs=labels) for figure in figures)
+
+
+def _files(figures: Sequence[Figure]) -> tuple[dict[str, bytes], str | None]:
+    """Each figure that has lines, as files; and why there is no PNG, where there is none."""
+    contents: dict[str, bytes] = {}
+    convert = png_converter()
+    for figure in figures:
+        if not figure.lines:
+            continue
+        drawing = standalone(draw(figure))
+        contents[f"{figure.name}.svg"] = drawing.encode()
+        contents[f"{figure.name}.csv"] = figure_csv(figure).encode()
+        if not isinstance(convert, str):
+            contents[f"{figure.name}.png"] = convert(drawing)
+    return contents, convert if isinstance(convert, str) else None

@@ -1,0 +1,272 @@
+"""Figures of what was learned, from records: over server steps, client trips, time and bytes.
+
+Figures of how work went, from traces: staleness, who was at work, what arrived and what was wasted.
+
+Figures of single clients: how often each took part, and how well the model serves each.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from offbeat.report.chart import BYTES, COUNT, PERCENT, PLAIN, SECONDS, Axis, Figure, Series, Unit
+from offbeat.report.fairness import ClientAccuracies
+from offbeat.report.load import Run
+from offbeat.report.trace import Floats, Integers, TraceSummary
+
+
+class LearningAxis(NamedTuple):
+    """An axis to learn over."""
+
+    name: str
+    column: str
+    label: str
+    unit: Unit
+
+
+LEARNING_AXES = (
+    LearningAxis("steps", "version", "server steps", COUNT),
+    LearningAxis("trips", "trips", "client trips", COUNT),
+    LearningAxis("time", "time", "virtual time", SECONDS),
+    LearningAxis("bytes", "bytes", "bytes sent, down and up", BYTES),
+)
+
+
+def time_label(runs: Sequence[Run]) -> str:
+    """Time is virtual where nobody had to wait."""
+    return "time" if all(run.deployed for run in runs) else "virtual time"
+
+
+def learning_figures(runs: Sequence[Run], metric: str) -> Iterator[Figure]:
+    """A metric, by its name in records, over each axis."""
+    for over in LEARNING_AXES:
+        label = time_label(runs) if over.column == "time" else over.label
+        lines, notes = [], []
+        for style, run in enumerate(runs):
+            xs, ys = run.records[over.column], run.records[metric]
+            there = ~(np.isnan(xs) | np.isnan(ys))
+            if there.any():
+                lines.append(Series(style, run.label, xs[there], ys[there]))
+            else:
+                what = metric if np.isnan(ys).all() else label
+                notes.append(f"{run.label} has no {what} in its records.")
+        yield Figure(
+            f"{metric}-by-{over.name}",
+            metric.capitalize(),
+            Axis(label, over.unit),
+            Axis(metric),
+            tuple(lines),
+            tuple(notes),
+        )
+
+
+def privacy_figures(runs: Sequence[Run]) -> Iterator[Figure]:
+    """Epsilon over server steps; no figure where nothing is private."""
+    private = [(style, run) for style, run in enumerate(runs) if run.settings.get("clip") is not None]
+    if not private:
+        return
+    lines, notes = [], []
+    for style, run in private:
+        xs, ys = run.records["version"], run.records["epsilon"]
+        there = ~np.isnan(ys)
+        if (there & (xs > 0)).any():
+            label = f"{run.label} (simulation, no guarantee)" if run.simulated else run.label
+            lines.append(Series(style, label, xs[there], ys[there]))
+        else:
+            notes.append(f"{run.label} has no finite epsilon of a server step in its records.")
+    simulated = [run.label for _, run in private if run.simulated]
+    notes += [f"SIMULATION, not a privacy guarantee: {', '.join(simulated)}."] if simulated else []
+    partly = "" if len(simulated) == len(private) else " of some"
+    said = f" (simulation{partly}, no guarantee)" if simulated else ""
+    plain = [run.label for run in runs if run.settings.get("clip") is None]
+    notes += [f"Not private: {', '.join(plain)}."] if plain else []
+    yield Figure(
+        "privacy",
+        f"Privacy spent{said}",
+        Axis("server steps", COUNT),
+        Axis(f"epsilon{said}", zero=True),
+        tuple(lines),
+        tuple(notes),
+    )
+
+
+_MAX_STALENESS_BINS = 60  # of staleness that a figure tells apart
+_ESTIMATED_TIMES = (
+    "Traces have no times of tasks that were dropped or lost: they are estimated from the steps around them."
+)
+
+
+def work_figures(runs: Sequence[Run]) -> Iterator[Figure]:
+    """All of them."""
+    yield _staleness_histogram(runs)
+    yield _staleness_over_steps(runs)
+    yield from _figures_over_time(runs)
+
+
+def _staleness_histogram(runs: Sequence[Run]) -> Figure:
+    largest = max((max(run.trace.staleness, default=0) for run in runs if run.trace), default=0)
+    width = -(-(largest + 1) // _MAX_STALENESS_BINS)
+
+    def shares(trace: TraceSummary) -> tuple[Floats, Floats]:
+        ages, counts = (np.array(list(each)) for each in (trace.staleness, trace.staleness.values()))
+        height = np.bincount(ages // width, weights=counts) / max(1, counts.sum())
+        return width * np.arange(len(height)).astype(float), height
+
+    return Figure(
+        "staleness",
+        "Staleness of updates" + (f", {width} versions together" if width > 1 else ""),
+        Axis("staleness, versions", COUNT, zero=True),
+        Axis("updates", PERCENT, zero=True),
+        *_trace_series(runs, shares),
+        stair=width,
+    )
+
+
+def _staleness_over_steps(runs: Sequence[Run]) -> Figure:
+    lines, notes = _trace_series(runs, lambda trace: (trace.steps.edges, trace.age_mean))
+    tops = {run.label: run.trace.age_max for run in runs if run.trace}
+    return Figure(
+        "staleness-course",
+        "Staleness as it went: mean, and up to the largest",
+        Axis("server steps", COUNT, zero=True),
+        Axis("staleness, versions", PLAIN, zero=True),
+        tuple(Series(each.style, each.label, each.xs, each.ys, tops[each.label]) for each in lines),
+        notes,
+    )
+
+
+def _figures_over_time(runs: Sequence[Run]) -> Iterator[Figure]:
+    time = Axis(time_label(runs), SECONDS, zero=True)
+    lines, notes = _trace_series(runs, lambda trace: (trace.time.centres, trace.busy))
+    wasted = any(run.trace and (run.trace.dropped.any() or run.trace.lost.any()) for run in runs)
+    open_ended = tuple(
+        f"{run.label}: who was still at work at the end is not known, so the line falls too early."
+        for run in runs
+        if run.trace and not run.whole
+    )
+    yield Figure(
+        "concurrency",
+        "Clients at work",
+        time,
+        Axis("clients at work, on average", PLAIN, zero=True),
+        lines,
+        notes + ((_ESTIMATED_TIMES,) if wasted else ()) + open_ended,
+    )
+    size = SECONDS.size(max((run.trace.time.end for run in runs if run.trace), default=1.0))
+    yield Figure(
+        "arrivals",
+        "Updates that arrived and were used",
+        time,
+        Axis(f"arrivals per {size.name}", PLAIN, zero=True),
+        *_trace_series(
+            runs,
+            lambda trace: (
+                trace.time.centres,
+                trace.used.astype(np.float64) * (size.each / trace.time.width),
+            ),
+        ),
+    )
+    yield _wasted_work(runs, time, wasted)
+
+
+def _wasted_work(runs: Sequence[Run], time: Axis, any_wasted: bool) -> Figure:
+    """Of one run dropped and lost apart, of several together."""
+    lines: tuple[Series, ...]
+    lines, notes = _trace_series(runs, lambda trace: _cumulative(trace, trace.dropped + trace.lost))
+    if len(runs) == 1 and (trace := runs[0].trace):
+        lines = (
+            Series(0, "dropped", *_cumulative(trace, trace.dropped)),
+            Series(1, "lost", *_cumulative(trace, trace.lost)),
+        )
+    if not any_wasted:
+        lines, notes = (), (*notes, "No work was wasted: nothing was dropped and nothing was lost.")
+    return Figure(
+        "wasted",
+        "Wasted work: dropped as too stale, or lost",
+        time,
+        Axis("tasks so far", COUNT, zero=True),
+        lines,
+        notes,
+    )
+
+
+def _cumulative(trace: TraceSummary, counts: Integers) -> tuple[Floats, Floats]:
+    return np.append(0.0, trace.time.edges), np.append(0.0, counts.cumsum())
+
+
+def _trace_series(
+    runs: Sequence[Run], of: Callable[[TraceSummary], tuple[Floats, Floats]]
+) -> tuple[tuple[Series, ...], tuple[str, ...]]:
+    """A line for each run that has a trace, and a note for each that has none."""
+    lines = tuple(
+        Series(style, run.label, *of(run.trace)) for style, run in enumerate(runs) if run.trace is not None
+    )
+    notes = tuple(f"{run.label} has no trace of a server step." for run in runs if run.trace is None)
+    return lines, notes
+
+
+_MAX_CLIENTS = 100_000  # clients that a curve shows one by one
+
+
+def gini(counts: Integers) -> float:
+    """0 where all have the same, near 1 where one has all."""
+    ordered = np.sort(counts)
+    total = float(ordered.sum())
+    if not total:
+        return 0.0
+    ranks = np.arange(1, len(ordered) + 1)
+    return float(2 * (ranks * ordered).sum() / (len(ordered) * total) - (len(ordered) + 1) / len(ordered))
+
+
+def participation_figure(runs: Sequence[Run]) -> Figure:
+    """Updates of each client, from the most to the fewest."""
+    lines, notes = [], []
+    for style, run in enumerate(runs):
+        if run.trace is None:
+            notes.append(f"{run.label} has no trace of a server step.")
+        elif run.hides_sample:
+            notes.append(
+                f"{run.label} is left out: the epsilon that it simulates rests on nobody learning who took "
+                "part how often."
+            )
+        else:
+            lines.append(Series(style, run.label, *_sorted_curve(np.sort(run.trace.taken)[::-1])))
+    return Figure(
+        "participation",
+        "Updates of each client, the most active first",
+        Axis("clients", PERCENT, zero=True),
+        Axis("updates used", COUNT, zero=True),
+        tuple(lines),
+        tuple(notes),
+    )
+
+
+def fairness_figure(runs: Sequence[Run], spreads: Mapping[str, ClientAccuracies | str]) -> Figure:
+    """The accuracy on each client's own examples, from the worst served on; or why it is not known."""
+    lines, notes = [], []
+    for style, run in enumerate(runs):
+        spread = spreads[run.label]
+        if isinstance(spread, str):
+            notes.append(f"{run.label}: {spread}")
+            continue
+        lines.append(Series(style, run.label, *_sorted_curve(np.sort(spread.accuracies))))
+        if run.settings.get("clip") is not None:
+            notes.append(
+                f"{run.label} is private, but these numbers are not: they come from clients' own examples."
+            )
+    return Figure(
+        "fairness",
+        "Accuracy on each client's own training examples, the worst served first",
+        Axis("clients", PERCENT, zero=True),
+        Axis("accuracy", PLAIN),
+        tuple(lines),
+        tuple(notes),
+    )
+
+
+def _sorted_curve(ordered: Floats | Integers) -> tuple[Floats, Floats]:
+    """Values over the share of clients; of a hundred thousand of them where there are more."""
+    count = len(ordered)
+    places = np.unique(np.linspace(0, count - 1, min(count, _MAX_CLIENTS)).round().astype(np.int64))
+    return (places + 1) / count, ordered[places].astype(np.float64)

@@ -1,0 +1,306 @@
+"""What a flow gives and counts.
+
+Who starts when and who fills the buffer: the loop without the learning.
+"""
+
+from array import array
+from collections.abc import Callable
+from itertools import count
+from math import inf, isinf
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from offbeat.core import Task
+from offbeat.errors import InputError
+from offbeat.schedule.availability import Always, Availability, ListedAvailability
+from offbeat.schedule.clock import Arrival, Timeline
+from offbeat.schedule.dispatch import Dispatch, DispatchEvent
+from offbeat.schedule.participation import Participation, ParticipationTracker
+from offbeat.schedule.rng import Rng
+
+
+class Buffer(NamedTuple):
+    """A full buffer, and what else happened on the way to it."""
+
+    version: int
+    time: float
+    tasks: tuple[Task, ...]
+    started: tuple[float, ...]  # when each task began
+    arrived: tuple[float, ...]  # when each task came back
+    dropped: tuple[Task, ...]
+    lost: tuple[Task, ...]
+
+    @property
+    def staleness(self) -> tuple[int, ...]:
+        """How many versions old each task is."""
+        return tuple(self.version - task.version for task in self.tasks)
+
+
+class TaskCounts(NamedTuple):
+    """Tasks so far; started = consumed + waiting + dropped + lost + in flight."""
+
+    started: int
+    consumed: int
+    waiting: int
+    dropped: int
+    lost: int
+    in_flight: int
+
+    @property
+    def trips(self) -> int:
+        """Arrivals, used or not."""
+        return self.consumed + self.waiting + self.dropped
+
+
+class BufferSource(Protocol):
+    """Where full buffers come from: a flow, or what was written down of one."""
+
+    @property
+    def counts(self) -> TaskCounts:
+        """Where all tasks are."""
+        ...
+
+    def ended(self) -> str | None:
+        """Why the buffer cannot be filled again, in a sentence."""
+        ...
+
+    def fill(self, version: int) -> Buffer:
+        """The next full buffer, in which nothing began later than at `version`."""
+        ...
+
+    def everyone(self) -> Buffer:
+        """One task of version 0 for every client."""
+        ...
+
+    def save(self) -> dict[str, Any]: ...
+
+    def load(self, data: dict[str, Any]) -> None: ...
+
+
+MAX_MISSES = 64  # clients found away in a row before the rest are taken to be away too
+MAX_EMPTY_DISPATCHES = 100_000  # times that a dispatcher may start nobody while nobody is in flight
+
+
+class Scheduler:
+    """How many tasks to start is the dispatcher's to say, who gets them its pool's.
+
+    A client that is away when chosen is left alone; where somebody else is drawn in its place and
+    all seem to be away, the task is started at a later arrival.
+    """
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        dispatch: Dispatch,
+        draws: Rng,
+        population: int,
+        buffer: int,
+        limit: float = inf,
+        availability: Availability | None = None,
+        participation: Participation = Participation(),
+        observe: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`observe` is called after anything started or arrived: `save` may give a buffer half full then."""
+        dispatch.check(buffer, population)
+        if not limit >= 0:
+            raise InputError(f"the staleness limit is {limit}: give a number of at least 0.")
+        self.population = population
+        self.buffer = buffer
+        self.limit = limit
+        self._timeline = timeline
+        self._dispatch = dispatch
+        self._draws = draws
+        self._back = (availability or Always()).bind(draws.seed)
+        self._listed = availability if isinstance(availability, ListedAvailability) else None
+        self._pool = dispatch.pool(population)
+        participation.check(self._pool, population, buffer)
+        self._participation = participation
+        self._turns = ParticipationTracker(participation, population) if participation.bounded else None
+        self._visits = array("I", bytes(4 * population))
+        self._waiting: list[Arrival] = []
+        self._late: list[Task] = []  # since the last step
+        self._missing: list[Task] = []
+        self._observe = observe
+        self._started = self._consumed = self._dropped = self._lost = 0
+
+    @property
+    def counts(self) -> TaskCounts:
+        """Where all tasks are."""
+        waiting, busy = len(self._waiting), self._timeline.busy
+        return TaskCounts(self._started, self._consumed, waiting, self._dropped, self._lost, busy)
+
+    def ended(self) -> str | None:
+        """Why the buffer cannot be filled again, in a sentence."""
+        if self._turns is None:
+            return None
+        return self._turns.ended(len(self._pool) + self._timeline.busy, self._consumed, self.buffer)
+
+    def fill(self, version: int) -> Buffer:
+        """Start tasks from `version` and wait until the buffer is full."""
+        timeline, pool, waiting, buffer = self._timeline, self._pool, self._waiting, self.buffer
+        dropped, lost, turns = self._late, self._missing, self._turns
+        arrived, filled = (
+            DispatchEvent.ARRIVED,
+            DispatchEvent.FILLED,
+        )  # looked up once: an enumeration is slow to ask
+        self._send(version, DispatchEvent.PUBLISHED)
+        self._observe()
+        while len(waiting) < buffer:
+            if not timeline.busy:
+                self._publish_again(version)
+                self._observe()
+            arrival = timeline.next()
+            if arrival is None:
+                self._send(version, arrived)
+                self._observe()
+                continue
+            task = arrival.task
+            useful = not arrival.lost and version - task.version <= self.limit
+            if turns is None or not useful or not turns.hold(task.client, version):
+                pool.rest(task.client)
+            if useful:
+                waiting.append(arrival)
+            elif arrival.lost:
+                lost.append(task)
+                self._lost += 1
+            else:
+                dropped.append(task)
+                self._dropped += 1
+            self._send(version, arrived if len(waiting) < buffer else filled)
+            if not useful:
+                pool.release(task.client)
+            self._observe()
+        pool.settle()
+        if turns is not None:
+            for client in turns.rested(version + 1):
+                pool.give(client)
+        return self._flush(version)
+
+    def everyone(self) -> Buffer:
+        """One task of version 0 for every client, each as soon as it is there, and none is lost."""
+        timeline = self._timeline
+        if timeline.busy:
+            raise InputError("a step of everyone cannot begin while tasks are in flight: take it first.")
+        self._participation.check_start()
+        now = timeline.now
+        for back, client in sorted((self._back(client, now), client) for client in range(self.population)):
+            if isinf(back):
+                raise InputError(f"client {client} never comes, so not everyone can take part.")
+            timeline.wait(back)
+            self._start(client, 0, sure=True)
+        while len(self._waiting) < self.population:
+            arrival = timeline.next()
+            if arrival is None:
+                continue
+            if arrival.lost:
+                timeline.start(arrival.task, sure=True)
+            else:
+                self._waiting.append(arrival)
+                self._pool.give(arrival.task.client)
+        if self._turns is not None:
+            self._turns.begin()
+        return self._flush(0)
+
+    def save(self) -> dict[str, Any]:
+        """All but the timeline, as JSON."""
+        visits = np.frombuffer(self._visits, dtype=self._visits.typecode)
+        clients = visits.nonzero()[0]
+        facts: dict[str, Any] = {
+            "clients": clients.tolist(),
+            "visits": visits[clients].tolist(),
+            "pool": self._pool.save(),
+            "counts": [self._started, self._consumed, self._dropped, self._lost],
+            "draws": self._draws.save(),
+        }
+        if self._turns is not None:
+            facts["turns"] = self._turns.save()
+        if self._waiting or self._late or self._missing:
+            facts["buffer"] = {
+                "waiting": [[*arrival.task, arrival.started, arrival.time] for arrival in self._waiting],
+                "dropped": self._late,
+                "lost": self._missing,
+                "resting": self._pool.resting,
+            }
+        return facts
+
+    def load(self, data: dict[str, Any]) -> None:
+        """Go on from what `save` gave; the timeline is loaded on its own."""
+        self._visits = array("I", bytes(4 * self.population))
+        for client, visits in zip(data["clients"], data["visits"], strict=True):
+            self._visits[client] = visits
+        self._pool.load(data["pool"])
+        self._started, self._consumed, self._dropped, self._lost = data["counts"]
+        self._draws.load(data["draws"])
+        if self._turns is not None:
+            self._turns.load(data["turns"])
+        part = data.get("buffer", {"waiting": [], "dropped": [], "lost": [], "resting": []})
+        self._waiting = [
+            Arrival(Task(client, version, visit), started, time, False)
+            for client, version, visit, started, time in part["waiting"]
+        ]
+        self._late = [Task(*task) for task in part["dropped"]]
+        self._missing = [Task(*task) for task in part["lost"]]
+        for client in part["resting"]:
+            self._pool.rest(client)
+
+    def _send(self, version: int, moment: DispatchEvent) -> tuple[float, int] | None:
+        """Start what the dispatcher asks for; if some were away, say who of them returns first."""
+        timeline, pool = self._timeline, self._pool
+        want = self._dispatch.count(len(pool), timeline.busy, len(self._waiting), moment, self._draws)
+        if self._listed is not None and self._dispatch.redraws:
+            for client in pool.among(self._listed.there, max(0, want), self._draws):
+                self._start(client, version)
+            return None
+        first: tuple[float, int] | None = None
+        misses = 0
+        while want > 0 and misses < MAX_MISSES:
+            candidates = pool.choose(want, self._draws)
+            now = timeline.now
+            for client in candidates:
+                back = self._back(client, now)
+                if back <= now:
+                    self._start(client, version)
+                    want -= 1
+                    misses = 0
+                else:
+                    misses += 1
+                    first = min(first or (inf, client), (back, client))
+            if not candidates or not self._dispatch.redraws:
+                break
+        return first
+
+    def _publish_again(self, version: int) -> None:
+        """Nobody is in flight and the buffer is short: start somebody, whenever that may be."""
+        for _ in range(MAX_EMPTY_DISPATCHES) if self._listed is None else count():
+            first = self._send(version, DispatchEvent.PUBLISHED)
+            if self._timeline.busy:
+                return
+            if self._listed is not None:
+                self._timeline.wait(self._timeline.now + self._listed.pause)
+            elif first is not None:
+                back, client = first
+                if isinf(back):
+                    raise InputError("no client ever comes: use another availability.")
+                self._timeline.wait(back)
+                if self._back(client, self._timeline.now) <= self._timeline.now:
+                    self._start(client, version)
+                    return
+        raise InputError(
+            f"nobody was started in {MAX_EMPTY_DISPATCHES} attempts: raise the rate or the concurrency."
+        )
+
+    def _start(self, client: int, version: int, *, sure: bool = False) -> None:
+        self._pool.take(client)
+        visit = self._visits[client]
+        self._visits[client] = visit + 1
+        self._started += 1
+        self._timeline.start(Task(client, version, visit), sure=sure)
+
+    def _flush(self, version: int) -> Buffer:
+        tasks, started, arrived, _ = zip(*self._waiting, strict=True)
+        dropped, lost = tuple(self._late), tuple(self._missing)
+        self._consumed += len(tasks)
+        for each in (self._waiting, self._late, self._missing):
+            each.clear()
+        return Buffer(version, self._timeline.now, tasks, started, arrived, dropped, lost)

@@ -1,0 +1,296 @@
+"""TensorBoard: event files in a folder.
+
+MLflow: a run in the experiment `offbeat`, or in the one that MLFLOW_EXPERIMENT_NAME names.
+
+Weights & Biases: a run of a project.
+
+Opens the trackers that were asked for, and those that a resumed run had.
+"""
+
+import json
+import logging
+import os
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from offbeat.errors import InputError
+from offbeat.trackers.tracker import (
+    SafeTracker,
+    TrackedRun,
+    TrackedRuns,
+    Tracker,
+    TrackerGroup,
+    TrackerOptions,
+    finite_numbers,
+    first_line,
+    flatten,
+    run_state,
+)
+from offbeat.training.folder import claim_folder
+
+
+class TensorBoardTracker:
+    """A writer of event files; records up to `known` are in them already."""
+
+    def __init__(self, writer: Any, known: int) -> None:
+        self._writer = writer
+        self._known = known
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        version = int(record["version"])
+        if version <= self._known:
+            return
+        for name, value in finite_numbers(record).items():
+            self._writer.add_scalar(name, value, version)
+        self._writer.flush()
+
+    def close(self, summary: Mapping[str, Any]) -> None:
+        self._writer.close()
+
+
+def check_tensorboard(folder: str) -> None:
+    """Refuse where it is not installed, and what cannot be a folder."""
+    if Path(folder).exists() and not Path(folder).is_dir():
+        raise InputError(f"{folder} is a file: name a folder with --tensorboard.")
+    try:
+        import torch.utils.tensorboard  # noqa: F401
+    except ImportError:
+        raise InputError("--tensorboard needs a package: pip install 'offbeat[tensorboard]'.") from None
+
+
+def open_tensorboard(
+    folder: str, name: str, settings: Mapping[str, Any], held: TrackedRun | None, since: int | None
+) -> tuple[TensorBoardTracker, TrackedRun]:
+    """The run's own folder within `folder`; one that is held goes on after version `since`."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    goes_on = held is not None and held.place == str(Path(folder).absolute())
+    known = -1 if since is None or not goes_on else since
+    try:
+        run = held.run if held and goes_on else _new_folder(Path(folder).absolute(), name).name
+        path = Path(folder).absolute() / run
+        # what was written after the checkpoint is computed again, so TensorBoard is told to drop it
+        writer: Any = SummaryWriter(str(path), purge_step=known + 1 if goes_on else None)
+        if not goes_on:
+            writer.add_text("settings", f"```json\n{json.dumps(dict(settings), indent=1)}\n```")
+    except OSError as error:
+        reason = first_line(error)
+        raise InputError(f"{folder} cannot be written to ({reason}): name another --tensorboard.") from None
+    return TensorBoardTracker(writer, known), TrackedRun(str(Path(folder).absolute()), run)
+
+
+def _new_folder(folder: Path, name: str) -> Path:
+    """A folder of that name that nobody has; else the next number."""
+    path = folder / name
+    try:
+        path.mkdir(parents=True)
+    except FileExistsError:
+        return claim_folder(folder, name)
+    return path
+
+
+_STATUS = {"failed": "FAILED", "stopped": "KILLED", "finished": "FINISHED"}
+_MAX_PARAMS = 100  # settings that the server takes at once
+
+
+class MlflowTracker:
+    """A run there; records up to `known` are in it already."""
+
+    def __init__(self, client: Any, run: str, known: int) -> None:
+        self._client = client
+        self._run = run
+        self._known = known
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        from mlflow.entities import Metric
+
+        version = int(record["version"])
+        if version <= self._known:
+            return
+        now = int(1000 * time.time())
+        values = finite_numbers(record) | {"version": float(version)}
+        metrics = [Metric(name, value, now, version) for name, value in values.items()]
+        self._client.log_batch(self._run, metrics=metrics)
+
+    def close(self, summary: Mapping[str, Any]) -> None:
+        best = summary.get("best_accuracy")
+        if best is not None:
+            self._client.set_tag(self._run, "best_accuracy", str(best))
+        self._client.set_terminated(self._run, _STATUS[run_state(summary)])
+
+
+def check_mlflow(uri: str) -> None:
+    """Refuse where it is not installed, and a password that would be kept in the run's folder."""
+    if urlsplit(uri).password and not uri.startswith("sqlite:"):
+        raise InputError(
+            "--mlflow must not hold a password: set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
+        )
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # nobody is told of runs unasked
+    try:
+        import mlflow  # noqa: F401
+    except ImportError:
+        raise InputError("--mlflow needs a package: pip install 'offbeat[mlflow]'.") from None
+
+
+def open_mlflow(
+    uri: str, name: str, settings: Mapping[str, Any], held: TrackedRun | None, since: int | None
+) -> tuple[MlflowTracker, TrackedRun]:
+    """A new run, or the one that is held, which goes on."""
+    from mlflow import MlflowClient
+    from mlflow.entities import Param
+
+    # by default a server that is away would hold up the run for minutes
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+    goes_on = held is not None and held.place == uri
+    try:
+        client = MlflowClient(tracking_uri=uri)
+        if held and goes_on:
+            version = client.get_run(held.run).data.metrics.get("version", -1)
+            client.update_run(held.run, status="RUNNING")
+            return MlflowTracker(client, held.run, int(version)), held
+        run = client.create_run(_experiment_id(client), run_name=name).info.run_id
+        params = [Param(key, str(value)) for key, value in flatten(settings).items()]
+        for start in range(0, len(params), _MAX_PARAMS):
+            client.log_batch(run, params=params[start : start + _MAX_PARAMS])
+    except Exception as error:
+        raise InputError(
+            f"the MLflow store {uri} could not be used ({first_line(error)}): give the address of a server, "
+            "or a file such as sqlite:///mlflow.db."
+        ) from None
+    return MlflowTracker(client, run, -1), TrackedRun(uri, run)
+
+
+def _experiment_id(client: Any) -> str:
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "offbeat")
+    found = client.get_experiment_by_name(name)
+    identity: str = found.experiment_id if found else client.create_experiment(name)
+    return identity
+
+
+class WandbTracker:
+    """A run there; records up to `known` are in it already."""
+
+    def __init__(self, run: Any, known: int) -> None:
+        self._run = run
+        self._known = known
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        if record["version"] > self._known:
+            self._run.log({"version": record["version"], **finite_numbers(record)})
+
+    def close(self, summary: Mapping[str, Any]) -> None:
+        best = summary.get("best_accuracy")
+        if best is not None:
+            self._run.summary["best_accuracy"] = best
+        self._run.summary["state"] = run_state(summary)
+        self._run.finish(exit_code=0 if run_state(summary) == "finished" else 1)
+
+
+def check_wandb(project: str) -> None:
+    """Refuse where it is not installed, and a project without a name."""
+    if not project.strip():
+        raise InputError("--wandb needs the name of a project, such as offbeat.")
+    try:
+        import wandb  # noqa: F401
+    except ImportError:
+        raise InputError("--wandb needs a package: pip install 'offbeat[wandb]'.") from None
+
+
+def open_wandb(
+    project: str, name: str, settings: Mapping[str, Any], held: TrackedRun | None, since: int | None
+) -> tuple[WandbTracker, TrackedRun]:
+    """A new run, or the one that is held, which goes on."""
+    import wandb
+
+    goes_on = held is not None and held.place == project
+    place = held if held and goes_on else TrackedRun(project, uuid.uuid4().hex[:12])
+    try:
+        run = wandb.init(
+            project=project,
+            id=place.run,
+            name=name,
+            config=flatten(settings),
+            resume="allow",
+            reinit="create_new",  # a run of the caller's own stays untouched
+            settings=wandb.Settings(console="off"),
+        )
+        run.define_metric("version")
+        run.define_metric("*", step_metric="version")
+    except Exception as error:
+        raise InputError(
+            f"Weights & Biases could not be started ({first_line(error)}): log in by 'wandb login', or set "
+            "WANDB_MODE=offline."
+        ) from None
+    return WandbTracker(run, _last_version(run, since) if goes_on else -1), place
+
+
+def _last_version(run: Any, since: int | None) -> int:
+    """The last version that the service has; without a line to it, that of the checkpoint."""
+    version = run.summary.get("version")
+    if version is not None:
+        return int(version)
+    return -1 if since is None else since
+
+
+class _Backend(NamedTuple):
+    """What is asked for, where the run was before, and how to get there."""
+
+    title: str
+    wanted: str | None
+    held: TrackedRun | None
+    check: Callable[[str], None]
+    open: Callable[[str, str, Mapping[str, Any], TrackedRun | None, int | None], tuple[Tracker, TrackedRun]]
+
+
+def check_trackers(wanted: TrackerOptions) -> None:
+    """Refuse, before anything is written, what is not installed."""
+    for kind in _backends(wanted, TrackedRuns()):
+        if kind.wanted is not None:
+            kind.check(kind.wanted)
+
+
+def open_trackers(
+    wanted: TrackerOptions,
+    name: str,
+    settings: Mapping[str, Any],
+    held: TrackedRuns = TrackedRuns(),
+    since: int | None = None,
+) -> tuple[TrackerGroup, TrackedRuns]:
+    """Trackers of a run of that name, and where it is there.
+
+    `held` is where the run was before, up to `since`, its last checkpoint: there it goes on, unless another
+    place is wanted. A place that is held and not to be had today is left out with a warning.
+    """
+    found: list[SafeTracker] = []
+    places: list[TrackedRun | None] = []
+    for kind in _backends(wanted, held):
+        place = kind.wanted if kind.wanted is not None else kind.held.place if kind.held else None
+        if place is None:
+            places.append(None)
+            continue
+        try:
+            kind.check(place)
+            tracker, at = kind.open(place, name, settings, kind.held, since)
+        except InputError as error:
+            if kind.wanted is not None:
+                TrackerGroup(tuple(found)).close({"error": str(error)})
+                raise
+            logging.getLogger("offbeat").warning("%s gets no records this time: %s", kind.title, error)
+            places.append(kind.held)
+            continue
+        found.append(SafeTracker(kind.title, tracker))
+        places.append(at)
+    return TrackerGroup(tuple(found)), TrackedRuns(*places)
+
+
+def _backends(wanted: TrackerOptions, held: TrackedRuns) -> tuple[_Backend, ...]:
+    return (
+        _Backend("TensorBoard", wanted.tensorboard, held.tensorboard, check_tensorboard, open_tensorboard),
+        _Backend("Weights & Biases", wanted.wandb, held.wandb, check_wandb, open_wandb),
+        _Backend("MLflow", wanted.mlflow, held.mlflow, check_mlflow, open_mlflow),
+    )

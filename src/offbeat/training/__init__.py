@@ -1,0 +1,1 @@
+"""One training run: the loop, checkpoints, evaluation, settings, the run folder, replay."""

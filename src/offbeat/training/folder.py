@@ -1,0 +1,206 @@
+"""A run's folder: settings, records, trace and checkpoint; a kill at any moment loses nothing whole.
+
+Records and trace are appended line by line; a checkpoint knows how long they were when it was
+taken, and resuming cuts them back to that. What clients keep may lie here too, in a file `memory`.
+One process at a time holds the folder.
+"""
+
+import json
+import os
+import shlex
+from collections.abc import Iterator, Mapping
+from io import BufferedWriter
+from pathlib import Path
+from typing import Any, Self
+
+from filelock import FileLock, Timeout
+
+from offbeat.errors import InputError
+from offbeat.training import checkpoint, settings_file
+from offbeat.training.checkpoint import Checkpoint
+
+_JSONL_FILES = (
+    "trace",
+    "records",
+)  # in the order in which they reach the disk: no record is ahead of the trace
+FAILURE_FILE = "failure.json"
+
+
+class RunFolder:
+    """The folder of one run, held until closed; `begin` or `resume` gives one."""
+
+    def __init__(self, path: Path, lock: FileLock, resumed: Checkpoint | None) -> None:
+        self.path = path
+        self.resumed = resumed
+        self.version: int | None = resumed.facts["version"] if resumed else None  # of the last checkpoint
+        self._lock = lock
+        lengths = resumed.facts["lengths"] if resumed else dict.fromkeys(_JSONL_FILES, 0)
+        for name in _JSONL_FILES:
+            _check_length(path / f"{name}.jsonl", lengths[name])
+        self._files = {name: _open_truncated(path / f"{name}.jsonl", lengths[name]) for name in _JSONL_FILES}
+        (path / FAILURE_FILE).unlink(missing_ok=True)  # of before: it goes on, or begins
+
+    @classmethod
+    def begin(cls, path: Path, asked: Mapping[str, Any]) -> Self:
+        """Start a run where there is none."""
+        check_free(path)
+        lock = _acquire_lock(path)
+        try:
+            _check_no_run(path)  # nobody finished one in the meantime
+            settings_file.write(path, asked)
+            return cls(path, lock, None)
+        except BaseException:
+            lock.release()
+            raise
+
+    @classmethod
+    def resume(cls, path: Path, asked: Mapping[str, Any]) -> Self:
+        """Go on with a run from its last checkpoint, or from nothing if it has none."""
+        settings_file.compare(path, asked)
+        lock = _acquire_lock(path)
+        try:
+            place = path / "checkpoint" / "state.safetensors"
+            if asked.get("clip") is not None and not place.exists():
+                _check_ledger_kept(path)
+            return cls(path, lock, checkpoint.load(place) if place.exists() else None)
+        except BaseException:
+            lock.release()
+            raise
+
+    def append(self, name: str, line: Mapping[str, Any]) -> None:
+        """One more line of records or trace, whole."""
+        self._files[name].write(json.dumps(line, allow_nan=False).encode() + b"\n")
+
+    def save(self, state: Checkpoint) -> None:
+        """Make everything up to here the state to resume from."""
+        lengths = {}
+        for name, file in self._files.items():
+            file.flush()
+            os.fsync(file.fileno())
+            lengths[name] = file.tell()
+        self._save(state, lengths)
+
+    def take_back(self, name: str, state: Checkpoint) -> None:
+        """Cut the last line off, and make a state that knows nothing of it the one to resume from."""
+        path = self.path / f"{name}.jsonl"
+        text = path.read_bytes()
+        length = text.rfind(b"\n", 0, len(text) - 1) + 1
+        self.resumed = self._save(state, state.facts["lengths"] | {name: length})  # first: a kill may come
+        self._files[name].close()
+        self._files[name] = _open_truncated(path, length)
+
+    def flush(self) -> None:
+        """Let other processes see the lines so far."""
+        for file in self._files.values():
+            file.flush()
+
+    def fail(self, why: str) -> None:
+        """Keep why the run went no further, until it goes on."""
+        part = self.path / f".{FAILURE_FILE}.part"
+        part.write_text(json.dumps({"diverged": why}) + "\n")
+        part.replace(self.path / FAILURE_FILE)
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        try:
+            for file in self._files.values():
+                file.close()
+        finally:
+            self._lock.release()
+
+    def _save(self, state: Checkpoint, lengths: Mapping[str, int]) -> Checkpoint:
+        saved = Checkpoint(state.facts | {"lengths": dict(lengths)}, state.tensors)
+        checkpoint.save(self.path / "checkpoint" / "state.safetensors", saved)
+        self.version = saved.facts["version"]
+        return saved
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.close()
+
+
+def check_free(path: Path) -> None:
+    """Refuse a place where no run can begin; nothing is written."""
+    place = next(each for each in (path, *path.absolute().parents) if each.exists())
+    if not place.is_dir():
+        raise InputError(f"{place} is a file: name a folder with --out.")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise InputError(f"{place} cannot be written to: name another --out.")
+    if (path / "lock").exists():
+        _acquire_lock(path).release()
+    _check_no_run(path)
+
+
+def claim_folder(parent: Path, stem: str) -> Path:
+    """Make the first folder `stem-1`, `stem-2` ... that nobody else has."""
+    number = 1
+    while True:
+        path = parent / f"{stem}-{number}"
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+        except OSError as error:
+            raise InputError(f"{path} cannot be made ({error.strerror}): name a folder with --out.") from None
+        else:
+            return path
+
+
+def read_jsonl(path: Path, name: str) -> Iterator[dict[str, Any]]:
+    """The whole lines of records or trace; one that a kill cut short is left out."""
+    with (path / f"{name}.jsonl").open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                yield json.loads(line)
+
+
+def _check_ledger_kept(path: Path) -> None:
+    """Refuse a private run that went on but has lost the ledger of what it told."""
+    if any(line["version"] > 0 for line in read_jsonl(path, "trace")):
+        raise InputError(
+            f"the private run in {path} has lost its checkpoint, which counts what it told of its clients: "
+            "it cannot go on, and what another run tells adds up with it."
+        )
+
+
+def _acquire_lock(path: Path) -> FileLock:
+    """The operating system lets go of it when the process ends, however it ends."""
+    lock = FileLock(path / "lock")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise InputError(f"{path} is in use by another run: wait for it, or name another --out.") from None
+    except (OSError, NotImplementedError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{path} cannot be written to ({reason}): name another --out.") from None
+    return lock
+
+
+def _check_no_run(path: Path) -> None:
+    if (path / "settings.json").exists():
+        raise InputError(
+            f"{path} holds a run already: name another --out, or go on with it by "
+            f"'offbeat run --out {shlex.quote(str(path))} --resume'."
+        )
+    for name in ("records.jsonl", "trace.jsonl", "checkpoint", "memory", FAILURE_FILE):
+        if (path / name).exists():
+            raise InputError(f"{path} has a '{name}' that is not of a run: name another --out.")
+
+
+def _check_length(path: Path, length: int) -> None:
+    if length and (not path.exists() or path.stat().st_size < length):
+        raise InputError(
+            f"{path} is shorter than when the checkpoint was taken: "
+            "put it back, or start the run anew in another folder."
+        )
+
+
+def _open_truncated(path: Path, length: int) -> BufferedWriter:
+    """The file, open for writing after its first `length` bytes."""
+    file = path.open("ab")
+    file.truncate(length)
+    file.seek(0, os.SEEK_END)
+    return file

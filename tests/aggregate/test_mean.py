@@ -1,0 +1,34 @@
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offbeat.aggregate.mean import MeanAggregation, PlainSum
+from offbeat.core import Cohort
+from offbeat.trees import Tree
+
+
+def cohort(weights: list[float]) -> Cohort:
+    return Cohort(3, 10, (0,) * len(weights), tuple(weights))
+
+
+def weighted_mean(uploads: Tree, made: Cohort) -> Tree:
+    averaging = MeanAggregation(PlainSum(), private=False)
+    return averaging.release(averaging.collect(uploads, (), made), made)
+
+
+@given(st.lists(st.floats(0.1, 2.0), min_size=1, max_size=6), st.randoms(use_true_random=False))
+def test_a_mean_divides_by_how_many_there_are_and_does_not_depend_on_their_order(weights, random) -> None:  # type: ignore[no-untyped-def]
+    uploads = torch.randn(len(weights), 3, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    mean = weighted_mean((uploads,), cohort(weights))[0]
+    by_hand = sum(w * u for w, u in zip(weights, uploads, strict=True)) / len(weights)
+    torch.testing.assert_close(mean, by_hand, rtol=0, atol=1e-14)
+    order = list(range(len(weights)))
+    random.shuffle(order)
+    shuffled = weighted_mean((uploads[order],), cohort([weights[place] for place in order]))[0]
+    torch.testing.assert_close(mean, shuffled, rtol=0, atol=1e-14)
+
+
+def test_the_share_and_the_mean_weight_are_what_they_say() -> None:
+    made = cohort([1.0, 0.5])
+    assert made.share == 0.2
+    assert made.mean_weight == 0.75

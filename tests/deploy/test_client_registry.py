@@ -1,0 +1,87 @@
+"""A site keeps its number, whoever else comes and however often the server is restarted."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deploy_world import ramdisk
+from offbeat.deploy.protocol.strict_json import Reason, Rejected
+from offbeat.deploy.server.registry import ClientRegistry, RegisteredSite
+from offbeat.errors import InputError
+
+
+def site(number: int) -> str:
+    return f"{number:032x}"
+
+
+@given(st.lists(st.integers(0, 7), max_size=30), st.booleans())
+def test_numbers_go_to_sites_in_the_order_of_coming_and_stay(comers: list[int], bound: bool) -> None:
+    with ramdisk() as folder:
+        come(folder / "roster.json", comers, bound)
+
+
+def come(path: Path, comers: list[int], bound: bool) -> None:
+    roster = ClientRegistry(path, 5, bound)
+    order: list[int] = []
+    for turn, comer in enumerate(comers):
+        if comer not in order and len(order) == 5:
+            with pytest.raises(Rejected, match="has its 5 sites already"):
+                roster.admit(comer, f"site {comer}", site(comer))
+            continue
+        if comer not in order:
+            order.append(comer)
+        node = comer if bound else 1000 + turn  # without keys a site may come by any node
+        assert roster.admit(node, f"site {comer}", site(comer)) == order.index(comer)
+        roster = ClientRegistry(path, 5, bound)  # the server was restarted
+    assert [member.name for member in roster.members.values()] == [f"site {comer}" for comer in order]
+
+
+def test_the_file_says_which_name_each_client_has(tmp_path: Path) -> None:
+    roster = ClientRegistry(tmp_path / "roster.json", 2, bound=True)
+    roster.admit(7, "a", site(1))
+    assert json.loads((tmp_path / "roster.json").read_text()) == {
+        "0": {"name": "a", "site": site(1), "node": 7}
+    }
+    assert ClientRegistry(tmp_path / "roster.json", 2, bound=True).members == {
+        0: RegisteredSite("a", site(1), 7)
+    }
+
+
+@pytest.mark.parametrize(
+    ("node", "name", "number", "sentence"),
+    [
+        (8, "a", 1, "came with another key before"),
+        (7, "b", 2, "the node of b is that of a, by its key"),
+        (7, "b", 1, "the site b was a when it first came"),
+        (8, "a", 2, "there is another site a in this run"),
+    ],
+)
+def test_a_bound_site_is_its_node_and_its_name(
+    tmp_path: Path, node: int, name: str, number: int, sentence: str
+) -> None:
+    roster = ClientRegistry(tmp_path / "roster.json", 3, bound=True)
+    roster.admit(7, "a", site(1))
+    with pytest.raises(Rejected, match=sentence) as refused:
+        roster.admit(node, name, site(number))
+    assert refused.value.reason is Reason.SETTINGS
+    assert len(roster.members) == 1
+
+
+def test_sites_from_before_keys_were_used_are_bound_when_they_come_again(tmp_path: Path) -> None:
+    path = tmp_path / "roster.json"
+    ClientRegistry(path, 3, bound=False).admit(7, "a", site(1))
+    roster = ClientRegistry(path, 3, bound=True)
+    assert roster.admit(8, "a", site(1)) == 0
+    with pytest.raises(Rejected, match="came with another key before"):
+        ClientRegistry(path, 3, bound=True).admit(7, "a", site(1))
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"0": {}}', '{"1": {"name": "a", "site": "b", "node": 1}}', "{"])
+def test_a_damaged_file_is_one_sentence(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "roster.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match="put it back as it was"):
+        ClientRegistry(path, 3, bound=False)

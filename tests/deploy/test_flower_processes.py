@@ -1,0 +1,137 @@
+"""Certificates, ports and SuperLinks that do not answer: one sentence each."""
+
+import shutil
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from offbeat.deploy import keys
+from offbeat.deploy.flower.commands import (
+    SuperLinkAddress,
+    check_loopback_certificate,
+    find_certificates,
+    superlink_problem,
+    wait_for_superlink,
+)
+from offbeat.deploy.process import check_port_free, format_address, free_port, parse_address
+from offbeat.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made") / "keys"
+    keys.create_keys(folder, ["localhost"], ["a", "b"], ["localhost"], 3)
+    return folder
+
+
+class Healthy(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/health" else 404)
+        self.end_headers()
+
+    def log_message(self, *words: object) -> None: ...
+
+
+@contextmanager
+def listening() -> Iterator[int]:
+    with HTTPServer(("127.0.0.1", 0), Healthy) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+def test_certificates_are_found_where_they_were_made(made: Path) -> None:
+    found = find_certificates(made)
+    assert [key.parent.name for key in found.public_keys()] == ["a", "b"]
+
+
+@pytest.mark.parametrize("name", ["ca.crt", "server.pem", "server.key"])
+def test_a_missing_certificate_is_named(made: Path, tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "keys"
+    shutil.copytree(made, folder)
+    (folder / name).unlink()
+    with pytest.raises(InputError, match=f"{name} cannot be read .*: make them with 'offbeat keys'"):
+        find_certificates(folder)
+
+
+def test_a_certificate_of_another_key_is_refused(made: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "keys"
+    shutil.copytree(made, folder)
+    shutil.copyfile(made / "helper.key", folder / "server.key")
+    with pytest.raises(InputError, match="do not fit each other"):
+        find_certificates(folder)
+
+
+def test_a_certificate_that_is_not_good_for_this_machine_is_refused(made: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "keys"
+    shutil.copytree(made, folder)
+    check_loopback_certificate(find_certificates(folder))
+    for end in ("pem", "key"):
+        shutil.copyfile(made / f"helper.{end}", folder / f"server.{end}")
+    with pytest.raises(InputError, match=r"server\.pem is not good for 127\.0\.0\.1, where --start has"):
+        check_loopback_certificate(find_certificates(folder))
+
+
+def test_keys_of_no_site_are_refused(made: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "keys"
+    shutil.copytree(made, folder)
+    shutil.rmtree(folder / "sites")
+    with pytest.raises(InputError, match="has no key of any site"):
+        find_certificates(folder)
+
+
+def test_a_superlink_that_answers_is_waited_for() -> None:
+    with listening() as port:
+        wait_for_superlink(SuperLinkAddress(format_address("127.0.0.1", port), None), 5, lambda: True)
+
+
+def test_one_that_is_away_is_given_up(tmp_path: Path) -> None:
+    link = SuperLinkAddress(format_address("127.0.0.1", free_port()), None)
+    assert "refused" in str(superlink_problem(link))
+    with pytest.raises(InputError, match=r"does not answer \(.*refused.*\)\."):
+        wait_for_superlink(link, 0.3, lambda: True)
+    with pytest.raises(InputError, match=r"ended as it began; see .*log\."):
+        wait_for_superlink(link, 60, lambda: False, tmp_path / "log")
+
+
+def test_one_without_tls_is_told_from_one_that_is_away(made: Path) -> None:
+    with listening() as port:
+        assert "SSL" in str(
+            superlink_problem(SuperLinkAddress(format_address("localhost", port), made / "ca.crt"))
+        )
+
+
+def test_a_port_in_use_is_one_sentence() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(InputError, match=f"port {port} of 127.0.0.1 is in use: name another with --port"):
+            check_port_free("127.0.0.1", port)
+    check_port_free("127.0.0.1", free_port())
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no such host"])
+def test_a_host_that_is_not_ours_is_one_sentence(host: str) -> None:
+    with pytest.raises(InputError, match="cannot be used"):
+        check_port_free(host, 20001)
+
+
+@pytest.mark.parametrize(
+    "text", ["host", "host:", ":80", "host:0", "host:70000", "https://host:80", "host:8o", ""]
+)
+def test_an_address_is_a_host_and_a_port(text: str) -> None:
+    with pytest.raises(InputError, match="--superlink must be such as"):
+        parse_address(text)
+
+
+def test_addresses_are_written_as_they_are_read() -> None:
+    for text in ("host:80", "127.0.0.1:8000", "[::1]:9"):
+        assert format_address(*parse_address(text)) == text

@@ -1,0 +1,220 @@
+"""How a deployment stands, as it is told."""
+
+import gc
+import json
+import math
+import tracemalloc
+from pathlib import Path
+from threading import Event, Thread
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offbeat.core import Task
+from offbeat.deploy.monitor.observer import Monitor, Observer
+from offbeat.deploy.monitor.state import RunInfo
+from offbeat.deploy.protocol.strict_json import Reason
+from offbeat.training.runner import Progress
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_700_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def make(clock: Clock | None = None, folder: Path | None = None, clients: int = 4) -> Monitor:
+    outline = RunInfo(
+        "run-1", "fedbuff", clients, buffer=2, rounds=10, concurrency=3, epsilon=8.0, delta=1e-5
+    )
+    return Monitor(outline, folder, clock or Clock())
+
+
+def step(version: int, trips: int, **scores: float) -> Progress:
+    return Progress(version, 10.0 * version, trips, 1.0, {"version": version, **scores} if scores else None)
+
+
+def test_a_session_can_tell_it_everything() -> None:
+    told: Observer = make()  # mypy sees to the signatures
+    assert all(callable(getattr(told, name)) for name in vars(Observer) if not name.startswith("_"))
+
+
+def test_a_client_is_working_idle_aside_or_away() -> None:
+    clock = Clock()
+    watch = make(clock)
+
+    def standing() -> str:
+        (client,) = watch.status()["clients"]
+        return str(client["standing"])
+
+    watch.joined(11, "north", 2)
+    assert standing() == "idle"
+    watch.sent(2, Task(2, 0, 0), 10)
+    assert standing() == "working"
+    watch.lost(2, Task(2, 0, 0))
+    watch.aside(2, 30.0)
+    assert standing() == "aside"
+    clock.now += 31
+    assert standing() == "idle"
+    watch.left(11, 2)
+    assert standing() == "away"
+
+
+def test_a_site_that_comes_back_as_another_node_is_one_client() -> None:
+    watch = make()
+    watch.joined(11, "north", 2)
+    watch.joined(12, "north", 2)
+    watch.left(11, 2)
+    status = watch.status()
+    assert status["present"] == 1
+    assert [(c["node"], c["standing"]) for c in status["clients"]] == [("12", "idle")]
+
+
+def test_the_buffer_fills_and_is_used_up_by_the_step() -> None:
+    watch = make()
+    waiting = []
+    watch.accepted(0, Task(0, 0, 0), 1.0, 10, 0.5)  # of the start
+    watch.stepped(step(0, 0), [])
+    for visit in range(3):
+        watch.accepted(0, Task(0, 0, visit), 1.0, 10, 0.5)
+        waiting.append(watch.status()["buffer"]["waiting"])
+    watch.stepped(step(1, 2), [0, 0])  # the third is already for the next
+    waiting.append(watch.status()["buffer"]["waiting"])
+    assert waiting == [1, 2, 3, 1]
+
+
+def test_scores_are_kept_over_versions_and_time() -> None:
+    watch = make()
+    watch.recall([{"version": 0, "time": 0.0, "accuracy": 0.1, "loss": 2.0}])
+    watch.stepped(step(1, 2), [0, 0])
+    watch.stepped(step(2, 4, accuracy=0.5, loss=1.0), [0, 1])
+    status = watch.status()
+    assert status["history"] == {
+        "version": [0, 2],
+        "time": [0.0, 20.0],
+        "accuracy": [0.1, 0.5],
+        "loss": [2.0, 1.0],
+    }
+    assert status["scores"] == {"accuracy": 0.5, "loss": 1.0}
+    assert status["staleness"]["counts"][:2] == [3, 1]
+
+
+def test_arrivals_are_counted_by_the_minute() -> None:
+    clock = Clock()
+    watch = make(clock)
+    watch.accepted(0, Task(0, 0, 0), 1.0, 10, 0.5)
+    clock.now += 60
+    watch.accepted(0, Task(0, 0, 1), 1.0, 10, 0.5)
+    watch.rejected(1, None, Reason.SIZE, "too large")
+    assert watch.status()["arrivals"] == {"accepted": [1, 1], "rejected": [0, 1]}
+
+
+def test_the_network_is_away_until_it_is_back(tmp_path: Path) -> None:
+    watch = make(folder=tmp_path)
+    for _ in range(5):
+        watch.unreachable("connection refused")
+    assert watch.status()["trouble"] == "connection refused"
+    watch.reachable()
+    watch.reachable()
+    assert watch.status()["trouble"] is None
+    events = [json.loads(line)["event"] for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert events == ["unreachable", "reachable"]
+    watch.close()
+
+
+def test_the_end_says_why() -> None:
+    watch = make()
+    watch.ended("the privacy budget is spent.")
+    assert (watch.status()["ended"], watch.status()["sentence"]) == (True, "the privacy budget is spent.")
+
+
+def test_what_a_stranger_sends_is_short_and_printable_everywhere(tmp_path: Path) -> None:
+    watch = make(folder=tmp_path)
+    bad = '\x1b]0;owned\x07\n{"event": "ended"}\u202e' + "x" * 10_000
+    watch.joined(5, bad, 0)
+    watch.rejected(6, None, Reason.MALFORMED, bad)
+    watch.unreachable(bad)
+    watch.ended(bad)
+    watch.close()
+    told = json.dumps(watch.status(), ensure_ascii=False)
+    log = (tmp_path / "events.jsonl").read_text()
+    assert told.isprintable()
+    assert len(told) < 5000
+    assert [json.loads(line)["event"] for line in log.splitlines()] == [
+        "joined",
+        "rejected",
+        "unreachable",
+        "ended",
+    ]
+    assert len(log) < 3000
+
+
+@settings(max_examples=50)
+@given(st.lists(st.floats(), max_size=5), st.floats(), st.floats(0), st.floats(0))
+def test_the_status_is_json_whatever_the_numbers(
+    losses: list[float], epsilon: float, seconds: float, work: float
+) -> None:
+    watch = make()
+    watch.joined(2**64 - 1, "north", 0)
+    for version, loss in enumerate(losses):
+        watch.stepped(Progress(version, math.inf, 0, math.nan, {"loss": loss, "accuracy": None}), [version])
+    watch.spent(epsilon)
+    watch.accepted(0, Task(0, 0, 0), seconds, 10, work)
+    watch.metrics()
+    status = json.loads(json.dumps(watch.status(), allow_nan=False))
+    assert status["clients"][0]["node"] == str(2**64 - 1)  # as text: JavaScript would round it
+
+
+def test_one_thread_reads_while_another_tells() -> None:
+    watch, done, seen = make(), Event(), []
+
+    def read() -> None:
+        while not done.is_set():
+            json.dumps(watch.status(), allow_nan=False)
+            seen.append(len(watch.metrics()))
+
+    thread = Thread(target=read)
+    thread.start()
+    try:
+        for n in range(2000):
+            watch.joined(n % 7, "north", n % 4)
+            watch.accepted(n % 4, Task(n % 4, n, n), 1.0, 10, 0.5)
+            watch.rejected(n, n % 4, Reason.LATE, "late")
+            watch.left(n % 7, n % 4)
+    finally:
+        done.set()
+        thread.join()
+    assert seen
+    assert watch.status()["tasks"]["accepted"] == 2000
+
+
+def tell_all(watch: Monitor, clock: Clock, start: int, count: int) -> None:
+    reasons = list(Reason)
+    for n in range(start, start + count):
+        clock.now += 7
+        watch.joined(n, f"site {n}", n % 4)
+        watch.sent(n % 4, Task(n % 4, n, n), 1000)
+        watch.accepted(n % 4, Task(n % 4, n, n), 1.0, 1000, 0.5)
+        watch.rejected(n * 31, None, reasons[n % len(reasons)], f"number {n}")
+        watch.unreachable(f"number {n}")
+        watch.stepped(step(n, n, accuracy=0.5, loss=1.0 / (n + 1)), [n % 1000])
+        watch.left(n, n % 4)
+
+
+def test_memory_stays_flat_over_20000_events() -> None:
+    clock = Clock()
+    tracemalloc.start()
+    try:
+        watch = make(clock)
+        tell_all(watch, clock, 0, 500)  # everything that has a bound is at it
+        gc.collect()
+        before = tracemalloc.get_traced_memory()[0]
+        tell_all(watch, clock, 500, 2860)  # 7 events each
+        gc.collect()
+        after = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert after - before < 60_000  # of thinning, which halves and fills up again
+    assert len(json.dumps(watch.status())) < 30_000

@@ -1,0 +1,134 @@
+"""A plan made real at the server: what is put together, and what is refused."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from offbeat import Examples
+from offbeat.aggregate.mean import Mean
+from offbeat.aggregate.private import Private
+from offbeat.aggregate.secure import Secure
+from offbeat.deploy.config import ServeConfig
+from offbeat.deploy.server.setup import set_up
+from offbeat.deploy.site import site
+from offbeat.deploy.user_code import frozen_weights_digest, seeded_module
+from offbeat.errors import InputError
+
+PRIVATE = {"clip": 1.0, "noise": 2.0, "delta": 1e-5, "most": 3}
+
+
+def plain() -> nn.Module:
+    return nn.Linear(3, 2)
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+def with_body() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4).requires_grad_(False), nn.Linear(4, 2))
+
+
+def squares(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - targets).square().sum(1)
+
+
+def held_out() -> Examples:
+    return Examples(torch.zeros(5, 3), torch.zeros(5, dtype=torch.int64))
+
+
+def nothing() -> Examples:
+    return Examples(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64))
+
+
+def plan(
+    code: dict[str, str] | None = None, privacy: dict[str, Any] | None = None, **training: Any
+) -> ServeConfig:
+    names = {"module": "plain"} | (code or {})
+    given: dict[str, Any] = {
+        "task": {key: f"{__name__}:{name}" for key, name in names.items()},
+        "training": {"algorithm": "fedbuff", "clients": 6, "buffer": 3, "rounds": 5} | training,
+    }
+    return ServeConfig.of(given | ({"privacy": privacy} if privacy else {}), Path(__file__).parent.parent)
+
+
+def test_rates_follow_from_the_plans_own_numbers() -> None:
+    short, long = (set_up(plan(algorithm="adamasfl", rounds=rounds)).algorithm for rounds in (5, 500))
+    assert short != long
+
+
+def test_the_model_begins_as_the_seed_says_and_leaves_other_draws_alone() -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    first, again, other = (set_up(plan(seed=seed)).problem.initial()[0] for seed in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_sites_are_told_which_weights_are_not_trained() -> None:
+    assert "frozen" not in set_up(plan()).note
+    told = site.read_plan(set_up(plan({"module": "with_body"}, seed=4)).note).frozen
+    assert (
+        told
+        == frozen_weights_digest(seeded_module(with_body, 4))
+        != frozen_weights_digest(seeded_module(with_body, 5))
+    )
+
+
+def test_a_loss_is_the_cross_entropy_unless_one_is_named() -> None:
+    outputs, targets = torch.tensor([[0.0, 0.0]]), torch.tensor([1])
+    assert set_up(plan()).problem.loss(outputs, targets).item() == pytest.approx(math.log(2))
+    assert set_up(plan({"losses": "squares"})).problem.loss is squares
+
+
+def test_test_data_are_loaded_where_there_are_any() -> None:
+    assert set_up(plan()).test is None
+    stage = set_up(plan({"test": "held_out"}))
+    assert stage.test is not None
+    assert stage.test.total == 5
+
+
+def test_noise_of_an_earlier_start_is_taken_as_it_is() -> None:
+    budget = PRIVATE | {"epsilon": 8.0, "accountant": "rdp"}
+    del budget["noise"]
+    first = set_up(plan(privacy=budget))
+    again = set_up(plan(privacy=budget), first.noise)
+    assert first.noise is not None
+    assert first.noise > 0
+    assert repr(again.aggregate) == repr(first.aggregate)
+    assert set_up(plan()).noise is None
+
+
+@pytest.mark.parametrize("privacy", [None, PRIVATE])
+def test_sums_in_secret_go_with_and_without_noise(privacy: dict[str, Any] | None) -> None:
+    aggregate = set_up(plan(privacy=privacy), summation=Secure(3)).aggregate
+    assert isinstance(aggregate, Private if privacy else Mean)
+    assert aggregate.summation == Secure(3)
+
+
+@pytest.mark.parametrize(
+    ("made", "sentence"),
+    [
+        (plan(algorithm="weight-prediction"), "which nobody knows before it arrives"),
+        (plan({"module": "normed"}, PRIVATE), "keeps running statistics"),
+        (plan({"module": "held_out"}), "the model is a Examples: return a torch.nn.Module."),
+        (plan({"module": "absent"}), "has no 'absent'"),
+        (plan({"test": "nothing"}), "is empty"),
+        (plan({"test": "squares"}), "the data of site 'server' could not be loaded"),
+        (plan(device="quantum"), "the device 'quantum' is not to be had here"),
+        (plan(precision="tf32"), "does not round products to tf32"),
+        (plan(concurrency=9), "concurrency"),
+        (plan(privacy=PRIVATE | {"clip": "nothing=1"}), "nothing"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(made: ServeConfig, sentence: str) -> None:
+    with pytest.raises(InputError) as caught:
+        set_up(made)
+    assert sentence in str(caught.value)
+    assert "--" not in str(caught.value)
+    assert "\n" not in str(caught.value)

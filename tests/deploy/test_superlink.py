@@ -1,0 +1,248 @@
+"""A SuperLink under supervision, with processes and Flower's commands made up."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from offbeat.deploy import keys
+from offbeat.deploy.flower import commands, supervisor
+from offbeat.deploy.flower.commands import Certificates, FlowerError, SuperLinkAddress, find_certificates
+from offbeat.deploy.flower.supervisor import ListenAddress, running_backend
+from offbeat.deploy.process import bind_socket, free_port
+from offbeat.deploy.protocol.transport import Backoff
+from offbeat.errors import InputError
+
+
+class Process:
+    def __init__(self) -> None:
+        self.lives, self.how = True, ""
+
+    def alive(self) -> bool:
+        return self.lives
+
+    def end(self) -> None:
+        self.lives, self.how = False, "end"
+
+    def kill(self) -> None:
+        self.lives, self.how = False, "kill"
+
+
+class Gate:
+    """Where it led to, one after another."""
+
+    def __init__(self, listener: object, folder: Path, certificates: Certificates | None) -> None:
+        self.led: list[str] = []
+        self.tended = 0
+        self.lives = True
+        GATES.append(self)
+
+    def lead_to(self, link: SuperLinkAddress) -> None:
+        self.led.append(link.address)
+
+    def check(self) -> None:
+        if not self.lives:
+            raise InputError("the gate ended as it began.")
+
+    def tend(self) -> None:
+        self.tended += 1
+
+    def end(self) -> None:
+        self.lives = False
+
+
+GATES: list[Gate] = []
+
+
+class World:
+    """What was started and asked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.processes: list[Process] = []
+        self.places: list[str] = []
+        self.registered: list[str] = []
+        self.stopped: list[str] = []
+        self.answers = True
+        self.now = 100.0
+        GATES.clear()
+        monkeypatch.setattr(supervisor, "GatewayProcess", Gate)
+        monkeypatch.setattr(supervisor, "start_superlink", self._start)
+        monkeypatch.setattr(supervisor, "wait_for_superlink", self._await)
+        monkeypatch.setattr(supervisor, "Backoff", lambda *given: Backoff(*given, clock=lambda: self.now))
+        monkeypatch.setattr(supervisor, "wait_for_superlink", self._await)
+        monkeypatch.setattr(supervisor.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(
+            commands, "register_key", lambda home, key: self.registered.append(key.parent.name)
+        )
+        monkeypatch.setattr(commands, "stop_run", lambda home, run: self.stopped.append(run))
+        monkeypatch.setattr(commands, "submit_run", lambda home, app, told: told.read_text())
+
+    @property
+    def gate(self) -> Gate:
+        (only,) = GATES
+        return only
+
+    def _start(self, host: str, port: int, folder: Path, certificates: Certificates | None) -> Process:
+        assert folder.is_dir()
+        self.places.append(f"{host}:{port}")
+        self.processes.append(Process())
+        return self.processes[-1]
+
+    def _await(self, link: SuperLinkAddress, seconds: float, alive: object, log: Path | None = None) -> None:
+        if not self.answers:
+            raise InputError("the SuperLink does not answer.")
+
+
+def somewhere() -> ListenAddress:
+    return ListenAddress("127.0.0.1", free_port())
+
+
+def connection(run: Path) -> dict[str, object]:
+    """What Flower's commands are told."""
+    told = tomllib.loads((run / "flower" / "home" / "config.toml").read_text())
+    return dict(told["superlink"]["serve"])
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(monkeypatch)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Certificates:
+    keys.create_keys(tmp_path / "keys", ["localhost"], ["a", "b"], ["localhost"], 3)
+    return find_certificates(tmp_path / "keys")
+
+
+def test_one_of_ours_is_started_and_ended(world: World, tmp_path: Path) -> None:
+    with running_backend(tmp_path / "run", Path("serve.toml"), somewhere(), None) as carrier:
+        assert carrier.ours
+        told = tomllib.loads(carrier.submit(resume=True))
+    assert told["folder"] == str(tmp_path / "run")
+    assert Path(told["settings"]).is_absolute()
+    assert (told["resume"], told["authenticated"]) == (True, False)
+    assert [process.how for process in world.processes] == ["end"]
+    assert not world.gate.lives
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_only_its_gate_is_where_sites_look(world: World, tmp_path: Path, host: str) -> None:
+    port = free_port()
+    with running_backend(tmp_path, Path("serve.toml"), ListenAddress(host, port), None):
+        (own,) = world.places
+        assert own.startswith("127.0.0.1:")
+        assert own != f"127.0.0.1:{port}"
+        assert connection(tmp_path) == {"address": own, "insecure": True}
+        assert world.gate.led == [own]
+        with pytest.raises(InputError, match=f"port {port} of {host} is in use"):
+            bind_socket(host, port)
+    bind_socket(host, port).close()
+
+
+def test_a_gate_that_does_not_come_up_is_a_sentence(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Gate, "lead_to", lambda self, link: self.end())
+    with (
+        pytest.raises(InputError, match="the gate ended"),
+        running_backend(tmp_path, Path("s"), somewhere(), None),
+    ):
+        pass
+    assert [process.lives for process in world.processes] == [False]
+
+
+def test_one_of_others_is_only_asked(world: World, tmp_path: Path) -> None:
+    with running_backend(
+        tmp_path, Path("serve.toml"), SuperLinkAddress("server:8000", None), None
+    ) as carrier:
+        assert not carrier.ours
+        carrier.tend()
+        carrier.stop("5")
+    assert (world.processes, world.stopped) == ([], ["5"])
+
+
+def test_an_interrupt_ends_it_at_once(world: World, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), running_backend(tmp_path, Path("s"), somewhere(), None):
+        raise KeyboardInterrupt
+    assert [process.how for process in world.processes] == ["kill"]
+
+
+def test_one_that_does_not_come_up_is_a_sentence_and_is_ended(world: World, tmp_path: Path) -> None:
+    world.answers = False
+    with pytest.raises(InputError), running_backend(tmp_path, Path("s"), somewhere(), None):
+        pass
+    assert [process.lives for process in world.processes] == [False]
+
+
+def test_one_that_died_is_started_again(world: World, tmp_path: Path) -> None:
+    with running_backend(tmp_path, Path("s"), somewhere(), None) as carrier:
+        carrier.tend()
+        assert len(world.processes) == 1
+        world.processes[0].lives = False
+        carrier.stop("5")  # there is nobody to ask
+        carrier.tend()
+        assert [process.lives for process in world.processes] == [False, True]
+        assert len(set(world.places)) == 1  # where a server that outlived it looks for it
+        assert (len(world.gate.led), world.gate.tended) == (1, 2)
+    assert world.stopped == []
+
+
+def test_one_that_does_not_come_up_again_moves_and_its_gate_and_commands_follow(
+    world: World, tmp_path: Path
+) -> None:
+    with running_backend(tmp_path, Path("s"), somewhere(), None) as carrier:
+        world.processes[0].lives, world.answers = False, False
+        with pytest.raises(FlowerError):
+            carrier.tend()
+        world.processes[1].lives, world.answers = False, True
+        world.now += 60
+        carrier.tend()
+        first, second, third = world.places
+        assert first == second != third
+        assert world.gate.led == [first, third]
+        assert connection(tmp_path)["address"] == third
+
+
+def test_keys_are_not_registered_with_one_that_is_away(
+    world: World, tmp_path: Path, made: Certificates
+) -> None:
+    with running_backend(tmp_path, Path("s"), somewhere(), made) as carrier:
+        world.processes[0].lives, world.answers = False, False
+        with pytest.raises(FlowerError):
+            carrier.tend()
+        keys.add_site_keys(tmp_path / "keys", "c")
+        world.processes[1].lives = False
+        world.now += 1
+        carrier.tend()
+        assert world.registered == ["a", "b"]
+        world.answers = True
+        world.now += 60
+        carrier.tend()
+        assert world.registered == ["a", "b", "c"]
+
+
+def test_one_that_dies_again_and_again_is_started_less_and_less_often(world: World, tmp_path: Path) -> None:
+    with running_backend(tmp_path, Path("s"), somewhere(), None) as carrier:
+        world.answers = False
+        for _ in range(300):
+            world.processes[-1].lives = False
+            before = len(world.processes)
+            try:
+                carrier.tend()
+            except FlowerError:
+                assert len(world.processes) == before + 1
+            world.now += 1.0
+    assert 10 < len(world.processes) < 20
+
+
+def test_sites_are_registered_also_those_that_come_later(
+    world: World, tmp_path: Path, made: Certificates
+) -> None:
+    with running_backend(tmp_path, Path("s"), somewhere(), made) as carrier:
+        assert world.registered == ["a", "b"]
+        keys.add_site_keys(tmp_path / "keys", "c")
+        world.now += 60
+        carrier.tend()
+        carrier.tend()
+        assert world.registered == ["a", "b", "c"]
+        assert tomllib.loads(carrier.submit(resume=False))["authenticated"] is True

@@ -1,0 +1,111 @@
+"""A user's functions are found by name, or one sentence says why not."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from offbeat.deploy.user_code import cross_entropies, import_function, import_user_code
+from offbeat.errors import InputError
+
+TASK = """
+import torch
+value = 3
+def load(name): return torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64)
+def module(): return torch.nn.Linear(3, 2)
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def test_a_function_in_the_current_folder_is_found(here: Path) -> None:
+    (here / "clinic_a.py").write_text(TASK)
+    assert import_function("clinic_a:load", "--data")("x")[0].shape == (2, 3)
+
+
+def test_a_function_in_a_package_is_found(here: Path) -> None:
+    (here / "clinic_b").mkdir()
+    (here / "clinic_b" / "task.py").write_text(TASK)
+    assert callable(import_function("clinic_b.task:module", "--module"))
+
+
+@pytest.mark.parametrize("text", ["", "load", "clinic:", ":load", ":"])
+def test_a_name_without_both_halves_is_refused(text: str, here: Path) -> None:
+    with pytest.raises(InputError, match=r"package\.module:function"):
+        import_function(text, "--data")
+
+
+def test_a_module_that_is_not_there_is_named_with_the_folder(here: Path) -> None:
+    with pytest.raises(InputError, match=r"no module 'clinic_c' for --data.*") as raised:
+        import_function("clinic_c.task:load", "--data")
+    assert str(here) in str(raised.value)
+
+
+def test_a_module_that_needs_another_says_which(here: Path) -> None:
+    (here / "clinic_d.py").write_text("import not_installed_anywhere")
+    with pytest.raises(InputError, match=r"'clinic_d' of --data cannot be imported.*not_installed_anywhere"):
+        import_function("clinic_d:load", "--data")
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("raise ValueError('first\\nsecond')", "ValueError: first."),
+        ("raise SystemExit(3)", "SystemExit: 3."),
+        ("def (", "SyntaxError"),
+        ("raise KeyError", "KeyError."),
+    ],
+)
+def test_a_module_that_raises_says_its_first_line(text: str, word: str, here: Path) -> None:
+    (here / "clinic_e.py").write_text(text)
+    with pytest.raises(InputError, match=word) as raised:
+        import_function("clinic_e:load", "--data")
+    assert "\n" not in str(raised.value)
+    assert "second" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["..", ".x", "a..b", "a b", "a/b"])
+def test_a_name_that_no_module_has_is_one_sentence(name: str, here: Path) -> None:
+    with pytest.raises(InputError):
+        import_function(f"{name}:load", "--data")
+
+
+def test_a_function_that_is_missing_or_is_none_is_refused(here: Path) -> None:
+    (here / "clinic_f.py").write_text(TASK)
+    with pytest.raises(InputError, match="has no 'laod'"):
+        import_function("clinic_f:laod", "--data")
+    with pytest.raises(InputError, match="is a int, not a function"):
+        import_function("clinic_f:value", "--data")
+
+
+def test_model_and_losses_are_found_beside_the_data(here: Path) -> None:
+    (here / "clinic_g.py").write_text(TASK + "def losses(outputs, targets): return 5\n")
+    own = import_user_code("clinic_g:load")
+    assert isinstance(own.module(), torch.nn.Linear)
+    assert own.losses(None, None) == 5
+
+
+def test_losses_are_cross_entropies_unless_named(here: Path) -> None:
+    (here / "clinic_h.py").write_text(TASK)
+    (here / "clinic_i.py").write_text("def other(outputs, targets): return 6\ndef make(): return 7\n")
+    assert import_user_code("clinic_h:load").losses is cross_entropies
+    own = import_user_code("clinic_h:load", "clinic_i:make", "clinic_i:other")
+    assert own.losses(None, None) == 6
+    assert callable(own.module)
+
+
+def test_a_missing_model_is_said(here: Path) -> None:
+    (here / "clinic_j.py").write_text("def load(name): return 1\n")
+    with pytest.raises(InputError, match="--module 'clinic_j:module' is not there"):
+        import_user_code("clinic_j:load")

@@ -1,0 +1,341 @@
+"""What the experiments' pages show is what their records hold."""
+
+import importlib.util
+import itertools
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from experiments.reproduce.outcome import ComputeOptions, run_cell
+from experiments.reproduce.page import marker
+from experiments.reproduce.records import append, recorded
+from experiments.studies.momentum import BETAS, NEAR, TABLE2, beta_of, rate_of
+
+from offbeat.algorithms import find
+from offbeat.cli.main import parser
+from offbeat.data.datasets import load
+from offbeat.schedule.clock import Clock
+from offbeat.schedule.delays import parse_delay
+from offbeat.schedule.scheduler import Scheduler
+from offbeat.schedule.statistics import iterate_buffers
+from offbeat.training.build import build_dispatch, build_run
+
+FOLDER = Path(__file__).parent.parent.parent / "experiments" / "concurrency"
+FILES = ["records", "digits"]
+METHODS = {"adamasfl", "masfl", "fedbuff", "ca2fl", "fadas", "fadas-da", "defedavg", "dude", "fedasync"}
+
+
+MOMENTUM = FOLDER.parent / "momentum"
+
+
+def load_script(folder: Path, name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"{folder.name}_{name}", folder / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module.__name__] = module  # dataclasses look there
+    spec.loader.exec_module(module)
+    return module
+
+
+table = load_script(FOLDER, "table")
+momentum = load_script(MOMENTUM, "table")
+DIGITS = load("digits")
+PAGE = (FOLDER / "README.md").read_text()
+COMMANDS = re.findall(r"^offbeat .+$", PAGE, re.MULTILINE)
+
+
+def last_accuracies(name: str) -> dict[str, dict[int, Any]]:
+    return {m: {c: table._end(one) for c, one in trial.items()} for m, trial in table.trials(name).items()}
+
+
+def test_every_table_is_made_from_the_records() -> None:
+    assert table.written(PAGE, table.tables()) == PAGE
+
+
+def test_nothing_stands_between_markers_but_what_is_made() -> None:
+    assert set(re.findall(r"<!-- (.+) -->", PAGE)) - {"end"} == table.tables().keys()
+
+
+def test_every_other_table_would_be_noticed() -> None:
+    changed = table.tables() | {"digits": "| method |"}
+    assert table.written(PAGE, changed) != PAGE
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_of_the_page_parses(command: str) -> None:
+    parser().parse_args(shlex.split(command)[1:])
+
+
+def test_the_page_shows_commands_for_both_data_sets() -> None:
+    assert len(COMMANDS) > 1
+    assert {"fashion-mnist" in command for command in COMMANDS} == {True, False}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_commands_differ_in_the_concurrency_alone(name: str) -> None:
+    groups: dict[int, set[str]] = {}
+    for run in table.load(name)["runs"]:
+        words = f"--concurrency {run['concurrency']} "
+        assert run["command"].count(words) == 1
+        groups.setdefault(run["concurrency"], set()).add(run["command"].replace(words, ""))
+    assert sorted(groups) == list(table.CONCURRENCIES)
+    assert len({frozenset(group) for group in groups.values()}) == 1
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_method_ran_at_every_concurrency_under_its_own_protocol(name: str) -> None:
+    trials = table.trials(name)
+    assert trials.keys() == METHODS
+    for method, trial in trials.items():
+        assert sorted(trial) == list(table.CONCURRENCIES)
+        assert {one["dispatch"] for one in trial.values()} == {find(method).dispatch}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_rates_are_those_that_the_grid_chose(name: str) -> None:
+    best = table.chosen(table.load(name)["data"])
+    assert best.keys() == METHODS - {"adamasfl"}
+    for method, trial in table.trials(name).items():
+        for one in trial.values():
+            assert one["rates"] == best.get(method, {})
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_run_went_to_its_last_step_or_says_why_not(name: str) -> None:
+    for method, trial in table.trials(name).items():
+        trips = {one["records"]["trips"][-1] - one["records"]["trips"][0] for one in trial.values()}
+        failed = [one for one in trial.values() if one["failure"]]
+        assert len(trips) == 1 or failed, method
+        assert all("NaN or infinite at server step" in one["failure"] for one in failed)
+
+
+def test_what_the_page_says_of_fashion_mnist_holds() -> None:
+    ends = last_accuracies("records")
+    finished = {c: {m: e[c] for m, e in ends.items() if e[c] is not None} for c in table.CONCURRENCIES}
+    lowest = {c: min(scores, key=scores.__getitem__) for c, scores in finished.items()}
+    assert lowest == {10: "adamasfl", 20: "adamasfl", 40: "adamasfl", 60: "adamasfl", 90: "dude"}
+    own = [ends["adamasfl"][c] for c in table.CONCURRENCIES]
+    assert own == sorted(own, reverse=True)
+    assert max(finished[10], key=finished[10].__getitem__) == "ca2fl"
+    diverged = {(m, c) for m, e in ends.items() for c, score in e.items() if score is None}
+    assert diverged == {("ca2fl", 60), ("ca2fl", 90), ("masfl", 40)}
+    losses = {m: e[10] - e[90] for m, e in ends.items() if None not in (e[10], e[90])}
+    assert sorted(losses, key=losses.__getitem__)[:2] == ["defedavg", "fedbuff"]
+
+    assert f"{ends['defedavg'][20]:.4f} in the table" in PAGE
+    tried = max(e["accuracy"] for e in table._grid("fashion-mnist") if e["method"] == "defedavg")
+    assert f"{tried:.4f} on the grid" in PAGE
+
+
+def test_what_the_page_says_of_digits_holds() -> None:
+    ends = last_accuracies("digits")
+    own = ends.pop("adamasfl")
+    assert max(own.values()) - min(own.values()) < 3 / 360
+    assert all(ends[m][c] > own[c] for m in ("defedavg", "fedbuff") for c in table.CONCURRENCIES)
+    lost = {m for m, e in ends.items() if e[90] <= e[10] - 0.0995}
+    assert lost == {"fadas", "fadas-da", "dude", "ca2fl", "masfl"}
+    assert {m for m, e in ends.items() if e[90] < own[90]} == lost | {"fedasync"}
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.json")), ids=lambda path: path.name)
+def test_records_are_small_and_name_no_place_on_a_machine(path: Path) -> None:
+    text = path.read_text()
+    assert len(text) < 300_000
+    assert not re.search(r"[\"\s]/\w", text)
+
+
+def momentum_runs(name: str) -> dict[str, Any]:
+    return momentum.groups(momentum.VERSIONS[name], recorded(momentum.path_of(name)))
+
+
+def best_at(runs: Any, method: str) -> float:
+    return max(run.best for run in runs if run.method == method)
+
+
+def first(runs: Any, method: str, share: float = 1.0) -> int | None:
+    """The version at which a method is as good as that share of the baseline's best."""
+    target = share * best_at(runs, "fedbuff")
+    curves = [run.curve for run in runs if run.method == method]
+    return min((c.versions[at] for c in curves if (at := c.reached(target)) is not None), default=None)
+
+
+def baseline(runs: Any) -> Any:
+    tuned = [run for run in runs if run.method == "fedbuff"]
+    return min(tuned, key=lambda run: (-run.best, run.curve.reached(run.best)))
+
+
+def test_every_table_on_momentum_is_made_from_the_records() -> None:
+    page = (MOMENTUM / "README.md").read_text()
+    made = momentum.tables()
+    assert momentum.filled(page, made) == page
+    for name in made:
+        assert momentum.filled(page, made | {name: "| data |"}) != page
+    other = load_script(MOMENTUM, "table4")
+    simulated = other.tables(json.loads(other.RECORDS.read_text()))
+    studied = {marker(TABLE2, quick).strip("<!->\n ") for quick in (False, True)}
+    assert set(re.findall(r"<!-- (.+) -->", page)) - {"end"} == made.keys() | simulated.keys() | studied
+
+
+def test_the_records_on_momentum_are_of_the_studys_own_runs() -> None:
+    for name, version in momentum.VERSIONS.items():
+        keys = [json.loads(line)["key"] for line in momentum.path_of(name).read_text().splitlines()]
+        assert sorted(keys) == sorted(cell.key for cell in version.cells)
+    assert (len(TABLE2.full.cells), len(TABLE2.quick.cells)) == (120, 48)
+
+
+def test_the_times_in_the_records_on_momentum_are_those_of_the_schedule() -> None:
+    lines = [json.loads(line) for line in momentum.path_of("full").read_text().splitlines()]
+    cells = {cell.key: cell.experiment for cell in TABLE2.full.cells}
+    schedules: dict[int, list[Any]] = {}
+    for line in lines:
+        made = cells[line["key"]]
+        if line["failure"]:
+            continue
+        if made.clients not in schedules:
+            dispatch = build_dispatch(made)
+            source = dispatch.source(made.seed)
+            clock = Clock(parse_delay(made.delays).bind(source, made.clients), source)
+            flow = Scheduler(clock, dispatch, source, made.clients, made.buffer, made.limit or 0)
+            schedules[made.clients] = [(step, flow.counts) for step in iterate_buffers(flow, made.rounds)]
+        steps = schedules[made.clients]
+        ages = [age for step, _ in steps for age in step.staleness]
+        assert line["staleness"] == round(sum(ages) / len(ages), 3)
+        assert line["dropped"] == steps[-1][1].dropped
+        assert line["staleness_of_worst"][0] == max(ages)
+        for version, time, trips in zip(
+            line["version"][1:], line["time"][1:], line["trips"][1:], strict=True
+        ):
+            step, counts = steps[version - 1]
+            assert (time, trips) == (round(step.time, 4), counts.trips)
+    assert len(schedules) == 2
+
+
+def test_tables_by_the_last_model_read_the_last_model(tmp_path: Path) -> None:
+    cell = TABLE2.quick.cells[0]
+    made = run_cell(cell.shortened(5), ComputeOptions()) | {"key": cell.key}
+    assert len(made["last"]) == len(made["accuracy"])
+    assert made["last"] != made["accuracy"]
+    append(tmp_path / "quick.jsonl", made)
+    assert momentum.last_models(tmp_path / "quick.jsonl")[cell.key].accuracies == tuple(made["last"])
+
+
+def test_a_group_that_is_not_complete_is_not_shown() -> None:
+    found = recorded(momentum.path_of("quick"))
+    lost = next(cell for cell in TABLE2.quick.cells if cell.experiment.clip is not None)
+    shown = momentum.groups(TABLE2.quick, {key: one for key, one in found.items() if key != lost.key})
+    assert list(shown) == ["digits, fedavgm", "digits, fedadam", "digits + DP, fedadam"]
+
+
+def test_groups_of_the_grid_follow_each_other_and_both_sides_get_the_same_rates() -> None:
+    cells = TABLE2.full.cells
+    order = [cell.row for cell in cells]
+    assert sum(one != other for one, other in itertools.pairwise(order)) == len(set(order)) - 1 == 9
+    for row in set(order):
+        assert order.count(row) == 12
+        rates: dict[tuple[str, float], set[float]] = {}
+        for cell in cells:
+            if cell.row == row:
+                rates.setdefault((cell.column, beta_of(cell)), set()).add(rate_of(cell))
+        assert {method for method, _ in rates} == {"fedbuff", "ma", "ma-light"}
+        assert sorted(beta for method, beta in rates if method == "fedbuff") == [-0.5, 0, 0.5, 0.9]
+        assert len(set(map(frozenset, rates.values()))) == 1
+
+
+@pytest.mark.parametrize("cell", TABLE2.quick.cells, ids=lambda cell: f"{cell.row}, {cell.rates}")
+def test_a_cell_is_a_run_that_would_not_be_refused(cell: Any) -> None:
+    build_run(cell.experiment, DIGITS)
+
+
+def test_what_the_page_says_of_momentum_on_digits_holds() -> None:
+    found = momentum_runs("quick")
+    assert len(found) == 4
+    for runs in found.values():
+        best = {beta: momentum.best_of(runs, "fedbuff", beta) for beta in BETAS}
+        for method in ("ma", "ma-light"):
+            assert first(runs, method) is None
+            assert (first(runs, method, NEAR) or 1000) > (first(runs, "fedbuff", NEAR) or 1000)
+            assert best_at(runs, method) > best[0.9]
+        assert baseline(runs).beta <= 0.5
+        middling = [best[beta] for beta in (-0.5, 0.0, 0.5)]
+        assert max(middling) - min(middling) < 0.012
+
+
+def test_what_the_page_says_of_momentum_on_a_gpu_holds() -> None:
+    found = momentum_runs("full")
+    for rule, rate in (("fedavgm", 1.0), ("fedadam", 0.003)):
+        runs = found[f"fashion-mnist, {rule}"]
+        best = {beta: momentum.best_of(runs, "fedbuff", beta) for beta in BETAS}
+        assert sorted(best, key=best.__getitem__, reverse=True)[:2] == [-0.5, 0.0]
+        for method in ("ma", "ma-light"):
+            top = max((run for run in runs if run.method == method), key=lambda run: run.best)
+            assert first(runs, method, NEAR) is None
+            assert best[0.9] < top.best < best[0.0]
+            assert top.rate == rate
+    runs = found["shakespeare, fedavgm"]
+    constant = 0.18762
+    assert best_at(runs, "fedbuff") < constant + 0.001
+    failed = [run.rate for run in runs if run.curve.failure]
+    assert failed == [2.0, 2.0]
+    leaving = [run for run in runs if run.best > constant + 0.001]
+    assert [(run.method, run.rate) for run in leaving] == [("ma", 1.0)]
+
+
+def test_what_the_page_says_of_all_groups_on_a_gpu_holds() -> None:
+    found = momentum_runs("full")
+    assert len(found) == 10
+    assert sum(first(runs, "ma") is None for runs in found.values()) == 7
+    for row, runs in found.items():
+        if row.startswith("shakespeare,"):
+            continue
+        assert baseline(runs).beta in (-0.5, 0.0)
+        naive = momentum.best_of(runs, "fedbuff", 0.9)
+        for method in ("ma", "ma-light"):
+            assert best_at(runs, method) > naive + 0.01
+        if "+ DP" in row:
+            assert first(runs, "ma-light") is None
+
+
+def test_what_the_page_says_of_momentum_without_delay_holds() -> None:
+    undelayed = json.loads((MOMENTUM / "control.json").read_text())
+    found = momentum_runs("quick")
+    for rule, best in undelayed.items():
+        runs, image = found[f"digits, {rule}"], 1 / 360
+        assert 0 < best["0"] - best["0.9"] < 2.5 * image
+        assert best["0.9"] - best_at(runs, "ma") < 0.01
+        assert best["0.9"] - best_at(runs, "ma-light") < 0.02
+        assert 0.03 < best["0.9"] - momentum.best_of(runs, "fedbuff", 0.9) < 0.16
+    assert undelayed.keys() == {"fedavgm", "fedadam"}
+
+
+def test_what_a_study_took_over_from_this_one_is_what_it_has() -> None:
+    lines = (FOLDER.parent / "adamasfl" / "records" / "full.jsonl").read_text().splitlines()
+    taken = [one for one in map(json.loads, lines) if one.get("source") == "experiments/concurrency"]
+    runs = json.loads((FOLDER / "records.json").read_text())["runs"]
+    curves = {(name, run["concurrency"]): own for run in runs for name, own in run["methods"].items()}
+    grid = json.loads((FOLDER / "grid.json").read_text())["fashion-mnist"]
+    assert len(taken) == 48
+    for one in taken:
+        made, settings = one["settings"], one["settings"]["parameters"]
+        own = curves[made["algorithm"], made["concurrency"]]
+        if len(one["version"]) > 1:
+            assert (one["version"], one["accuracy"]) == (
+                own["records"]["version"],
+                own["records"]["accuracy"],
+            )
+            assert one["failure"] == own["failure"]
+            assert settings.items() >= own["rates"].items()
+            continue
+        same = [
+            each
+            for each in grid
+            if (each["method"], each["concurrency"], each["rates"]) == (made["algorithm"], 20, settings)
+        ]
+        assert made["concurrency"] == 20
+        assert one["accuracy"] == [same[-1]["accuracy"]] * (one["failure"] is None)
+        assert one["failure"] == same[-1]["failure"]

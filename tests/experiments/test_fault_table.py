@@ -1,0 +1,62 @@
+"""The table of the fault campaign is what its records hold, and these say that nothing was lost."""
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+FOLDER = Path(__file__).parent.parent.parent / "experiments" / "faults"
+
+
+def load_script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"faults_{name}", FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module.__name__] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+table = load_script("table")
+LINES = table.load()
+PAGE = table.PAGE.read_text()
+
+
+def test_the_guide_shows_the_table_of_the_records() -> None:
+    made = table.table(LINES)
+    assert table.written(PAGE, made) == PAGE
+    assert table.written(PAGE, made.replace("SIGKILL", "SIGHUP", 1)) != PAGE
+
+
+def test_no_accepted_upload_was_lost_and_no_bad_one_accepted() -> None:
+    faults = [line for line in LINES if "kind" in line]
+    runs = [line["verdict"] for line in LINES if "verdict" in line]
+    assert len(faults) >= 100
+    assert not [fault for fault in faults if fault["bad"]]
+    for run in runs:
+        assert run["missing"] == []
+        assert run["used_twice"] == 0
+        assert run["model"]
+        assert run["steps"] == run["asked"]
+        assert run["same"]
+        assert run["remains"] == []
+
+
+def test_every_kind_of_fault_came() -> None:
+    kinds = {line["kind"] for line in LINES if "kind" in line}
+    for who in ("a SuperNode", "offbeat join", "the server", "offbeat serve", "the SuperLink"):
+        assert {f"SIGKILL of {who}", f"SIGTERM of {who}"} <= kinds
+    assert {f"{name} of the secure-sum helper" for name in ("SIGKILL", "SIGTERM")} <= kinds
+    assert {f"the site's code {does}" for does in ("raises", "exits", "hangs", "computes NaN")} <= kinds
+    lies = ("NaN", "wrong shape", "cut short", "corrupt note", "huge array", "replay")
+    assert {f"answer: {lie}" for lie in lies} <= kinds
+    assert {"a late joiner", "a key that is not registered", "no key", "plaintext"} <= kinds
+
+
+def test_records_are_small_and_name_no_place_on_a_machine() -> None:
+    for path in (FOLDER / "records").glob("*.jsonl"):
+        text = path.read_text()
+        assert len(text) < 100_000
+        assert not re.search(r"[\"\s]/\w", text)

@@ -28,9 +28,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from offbeat import AdaMasFL, Asynchronous, Examples, Mapped, Population, Problem, Sequential, Steps
+from offbeat import AdaMasFL, Asynchronous, Examples, Mapped, Population, Problem, Sequential, Steps, train
 from offbeat.data.client_store import make_client_store
-from offbeat.training import checkpoint, loop
+from offbeat.training import checkpoint
 
 BUFFER, CONCURRENCY, CLASSES, EXAMPLES, WORDS = 10, 20, 10, 2, 4
 
@@ -65,7 +65,7 @@ def live(given: argparse.Namespace, folder: Path) -> None:
     begun = time.perf_counter()
     state = folder / "state"
     resume = checkpoint.load(state) if state.exists() else None
-    shots = loop(
+    shots = train(
         AdaMasFL.tuned(BUFFER, 1, given.rounds),
         build(given.clients, given.parameters, folder),
         dispatch=Asynchronous(CONCURRENCY),

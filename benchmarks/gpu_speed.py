@@ -25,14 +25,13 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from offbeat import Asynchronous, Examples, Exponential, FedOpt, Population, Problem, Steps
+from offbeat import Asynchronous, Examples, Exponential, FedOpt, Population, Problem, Steps, train
 from offbeat.core import Task, Visit
 from offbeat.engines.execution import EXECUTIONS, Execution
 from offbeat.engines.local import TaskStart
 from offbeat.engines.single_process import Vectorised
 from offbeat.nn import models
 from offbeat.nn.problem import Precision
-from offbeat.training import loop
 
 LR = 0.01
 
@@ -137,7 +136,7 @@ class Case:
         problem = self.problem()
         engine = Vectorised(problem, self.population, Exponential(1.0), how=how)
         algorithm = FedOpt(LR, 1.0)
-        shots = loop(
+        shots = train(
             algorithm,
             engine,
             dispatch=Asynchronous(self.concurrency),

@@ -31,10 +31,11 @@ from offbeat import (
     Snapshot,
     Steps,
     build,
+    evaluate,
     load,
+    train,
 )
 from offbeat.nn import models
-from offbeat.training import evaluate, loop
 
 CLIENTS, BUFFER, CONCURRENCY, STEPS, SIZE = 100, 10, 20, 10, 50
 METHODS = ("fedbuff", "fadas-da", "adamasfl")
@@ -85,7 +86,9 @@ def main() -> None:
         """A run after its start, so that each turn is one server step."""
         algorithm = build(name, Setting(BUFFER, STEPS, 500), {})
         engine = Sequential(problem, population)
-        shots = loop(algorithm, engine, dispatch=Asynchronous(CONCURRENCY), buffer=BUFFER, rounds=given.turns)
+        shots = train(
+            algorithm, engine, dispatch=Asynchronous(CONCURRENCY), buffer=BUFFER, rounds=given.turns
+        )
         next(shots)
         return shots
 

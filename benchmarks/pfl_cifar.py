@@ -32,11 +32,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from offbeat import Epochs, Examples, Population, Problem, Sequential, Synchronous, Vectorised, load
+from offbeat import Epochs, Examples, Population, Problem, Sequential, Synchronous, Vectorised, load, train
 from offbeat.algorithms import Setting, build
 from offbeat.engines.engine import Engine
 from offbeat.engines.process_pool import Workers
-from offbeat.training import loop
 
 PROGRAMS = Path(__file__).parent / "peers"
 sys.path.insert(0, str(PROGRAMS))
@@ -83,7 +82,7 @@ class Offbeat:
         method = build("fedavg", setting, {"local_lr": workload.LOCAL_LR, "server_lr": workload.SERVER_LR})
         place = make_engine(engine, self._problem, population, workers)
         self._task = task
-        self._shots = loop(
+        self._shots = train(
             method, place, dispatch=Synchronous(shape.cohort), buffer=shape.cohort, rounds=most
         )
         self._shot = next(self._shots)

@@ -34,11 +34,11 @@ from offbeat import (
     Steps,
     Vectorised,
     build,
+    train,
 )
 from offbeat.core import AnyAlgorithm
 from offbeat.data.partition import LazyRandom
 from offbeat.nn import models
-from offbeat.training import loop
 
 CONCURRENCY, BUFFER = 10_000, 1_000
 EXAMPLES, FEATURES, CLASSES, STEPS, SIZE = 100_000, 20, 10, 2, 10
@@ -61,7 +61,7 @@ def begin(given: argparse.Namespace, clients: int, data: Examples) -> Iterator[S
     method: AnyAlgorithm = build("fedbuff", Setting(given.buffer, STEPS, given.steps + 1), {})
     if given.method == "adamasfl":
         method = AdaMasFL(local_lr=0.01, server_lr=0.1, beta=0.5, lazy=True)
-    return loop(
+    return train(
         method,
         Vectorised(problem, population),
         dispatch=Asynchronous(given.concurrency),

@@ -28,12 +28,12 @@ from offbeat import (
     Snapshot,
     Steps,
     build,
+    train,
 )
 from offbeat.engines.engine import Engine
 from offbeat.engines.process_pool import Workers, available_cores
 from offbeat.engines.ray_cluster import RayCluster, connect
 from offbeat.nn import models
-from offbeat.training import loop
 
 CLIENTS, BUFFER, CONCURRENCY, STEPS, SIZE = 100, 10, 20, 10, 20
 
@@ -41,7 +41,7 @@ CLIENTS, BUFFER, CONCURRENCY, STEPS, SIZE = 100, 10, 20, 10, 20
 def begin(engine: Engine, turns: int) -> Iterator[Snapshot]:
     """A run that has taken its first server step, and with it the start of workers."""
     algorithm = build("fedbuff", Setting(BUFFER, STEPS, turns + 1), {"local_lr": 0.01})
-    shots = loop(
+    shots = train(
         algorithm, engine, dispatch=Asynchronous(CONCURRENCY), buffer=BUFFER, rounds=turns + 1, seed=0
     )
     next(shots)

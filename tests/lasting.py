@@ -6,11 +6,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from offbeat import AdaMasFL, Asynchronous, Cadence, Epochs, Exponential, FedOpt, Sequential, Setting, build
+from offbeat import (
+    AdaMasFL,
+    Asynchronous,
+    Cadence,
+    Epochs,
+    Exponential,
+    FedOpt,
+    Sequential,
+    Setting,
+    build,
+    train,
+)
 from offbeat.engines.simulation import Simulation
 from offbeat.engines.worker_pool import PoolExecutor, guided_chunks
 from offbeat.schedule.clock import Clock
-from offbeat.training import loop
 from worlds import CLASSES, FEATURES, SEED, World, make_world
 
 METHODS = {
@@ -62,4 +72,4 @@ def identical(one: Any, other: Any) -> None:
 
 
 def steps(algorithm: Any, engine: Any, rounds: int) -> Iterator[Any]:
-    return loop(algorithm, engine, dispatch=Asynchronous(5), buffer=3, rounds=rounds, seed=SEED)
+    return train(algorithm, engine, dispatch=Asynchronous(5), buffer=3, rounds=rounds, seed=SEED)

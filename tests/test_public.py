@@ -27,7 +27,7 @@ def test_a_name_that_is_not_there_is_said() -> None:
 
 def test_functions_stay_functions_though_modules_share_their_names() -> None:
     code = (
-        "import offbeat.train, offbeat.evaluate; from offbeat.train import train; import offbeat; "
+        "import offbeat.training.evaluate; from offbeat.training.loop import train; import offbeat; "
         "from offbeat import evaluate, checkpoint; "
         "print(type(offbeat.train).__name__, type(evaluate).__name__, checkpoint.__name__, "
         "offbeat.train is train)"

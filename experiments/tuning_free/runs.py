@@ -28,6 +28,7 @@ from offbeat import (
     Steps,
     Vectorised,
     load,
+    train,
 )
 from offbeat.algorithms import Setting, build, find
 from offbeat.data.datasets import Source
@@ -37,7 +38,6 @@ from offbeat.engines.execution import EXECUTIONS
 from offbeat.nn import models
 from offbeat.schedule.delays import parse_delay
 from offbeat.schedule.staleness import parse_weights
-from offbeat.training import loop
 from offbeat.training.evaluate import accuracy, evaluate
 
 DEFAULT: dict[str, Any] = {
@@ -157,7 +157,7 @@ def run(cell: dict[str, Any], given: argparse.Namespace) -> dict[str, Any]:
     averages: dict[float, Tensor] = {}
     record: dict[str, Any] = {"device": given.device, "failure": None}
     try:
-        for shot in loop(
+        for shot in train(
             method(at["method"], at["words"], sizes, at),
             engine,
             dispatch=Asynchronous(at["concurrency"], eager=False),

@@ -28,6 +28,7 @@ from offbeat import (
     Vectorised,
     build,
     fadas,
+    train,
 )
 from offbeat.aggregate.mean import AggregationContext, Aggregator, Mean
 from offbeat.aggregate.private import Private, PrivateAggregation
@@ -45,7 +46,7 @@ from offbeat.schedule.availability import Availability
 from offbeat.schedule.dispatch import Dispatch, Phases, Queues
 from offbeat.schedule.participation import Participation
 from offbeat.schedule.staleness import Equal, StalenessWeights
-from offbeat.training import checkpoint, loop
+from offbeat.training import checkpoint
 from offbeat.training.loop import Snapshot
 from oracles.private import private_mean
 from worlds import CLASSES, FEATURES, make_world
@@ -95,7 +96,7 @@ def engine(module: nn.Module | None = None, clients: int = 8) -> Sequential:
 
 def run(aggregate: Aggregator, algorithm: AnyAlgorithm = PLAIN, **others: Any) -> list[Snapshot]:
     options = {"dispatch": Asynchronous(5), "buffer": 3, "rounds": 6} | others
-    return list(loop(algorithm, engine(), aggregate=aggregate, **options))
+    return list(train(algorithm, engine(), aggregate=aggregate, **options))
 
 
 # --- the mean itself
@@ -331,7 +332,7 @@ def test_running_statistics_do_not_leave_without_noise() -> None:
     module = nn.Sequential(nn.Linear(FEATURES, 4), nn.BatchNorm1d(4), nn.Linear(4, CLASSES)).double()
     private = Private.of(PLAIN, 1.0, 1.0, 1e-5, participation=BOUNDED)
     with pytest.raises(InputError, match="GroupNorm in place of BatchNorm"):
-        list(loop(PLAIN, engine(module), dispatch=Asynchronous(5), buffer=3, rounds=2, aggregate=private))
+        list(train(PLAIN, engine(module), dispatch=Asynchronous(5), buffer=3, rounds=2, aggregate=private))
 
 
 # --- whole runs
@@ -340,7 +341,7 @@ def test_running_statistics_do_not_leave_without_noise() -> None:
 def test_adamasfl_runs_under_noise_and_counts_its_start() -> None:
     private = Private.of(UNIT, 0.5, 2.0, 1e-5, participation=BOUNDED)
     often = np.zeros(8, int)
-    for shot in loop(UNIT, engine(), dispatch=Asynchronous(5), buffer=3, rounds=6, aggregate=private):
+    for shot in train(UNIT, engine(), dispatch=Asynchronous(5), buffer=3, rounds=6, aggregate=private):
         assert shot.filled is not None
         for task in shot.filled.tasks:
             often[task.client] += 1
@@ -364,12 +365,12 @@ def test_a_cut_private_run_goes_on_with_the_same_noise_and_ledger(
     )
     options = {"dispatch": Asynchronous(5), "buffer": 3, "rounds": 8, "aggregate": private}
     whole = []
-    for shot in loop(PLAIN, engine(), **options):
+    for shot in train(PLAIN, engine(), **options):
         if shot.version == 4:
             checkpoint.save(tmp_path / "state.safetensors", shot.checkpoint())
         whole.append(shot)
     saved = checkpoint.load(tmp_path / "state.safetensors")
-    rest = list(loop(PLAIN, engine(), resume=saved, **options))
+    rest = list(train(PLAIN, engine(), resume=saved, **options))
     for left, right in zip(whole[5:], rest, strict=True):
         assert torch.equal(left.x, right.x)
     assert whole[-1].spent() == rest[-1].spent()
@@ -414,10 +415,10 @@ def test_a_private_run_cut_in_its_start_goes_on_there(monkeypatch: pytest.Monkey
     private = Private.of(UNIT, 0.5, 1.0, 1e-5, participation=BOUNDED, adaptive=AdaptiveClipping())
     options = {"dispatch": Asynchronous(5), "buffer": 3, "rounds": 4, "aggregate": private}
     seen: list[checkpoint.Checkpoint] = []
-    whole = list(loop(UNIT, engine(), observe_start=lambda now: seen.append(now.checkpoint()), **options))
+    whole = list(train(UNIT, engine(), observe_start=lambda now: seen.append(now.checkpoint()), **options))
     assert seen
     for saved in seen:
-        rest = list(loop(UNIT, engine(), resume=saved, **options))
+        rest = list(train(UNIT, engine(), resume=saved, **options))
         assert all(torch.equal(left.x, right.x) for left, right in zip(whole, rest, strict=True))
         assert whole[-1].spent() == rest[-1].spent()
 
@@ -445,14 +446,14 @@ def test_a_checkpoint_of_before_goes_on_whichever_name_its_setting_had() -> None
         private = Private.of(PLAIN, 0.5, 2.0, 1e-5, noise_seed=1, **claims)
         options: dict[str, Any] = {"dispatch": Poisson(0.3), "buffer": 3, "rounds": 6, "aggregate": private}
         whole, saved = [], None
-        for shot in loop(PLAIN, engine(), **options):
+        for shot in train(PLAIN, engine(), **options):
             whole.append(shot)
             saved = shot.checkpoint() if shot.version == 3 else saved
         assert saved is not None
         named = saved.facts["settings"]["aggregate"].replace("simulate_amplification=", "amplified=")
         assert "amplified=" in named
         facts = saved.facts | {"settings": saved.facts["settings"] | {"aggregate": named}}
-        rest = list(loop(PLAIN, engine(), resume=saved._replace(facts=facts), **options))
+        rest = list(train(PLAIN, engine(), resume=saved._replace(facts=facts), **options))
         assert torch.equal(rest[-1].x, whole[-1].x)
 
 
@@ -497,7 +498,7 @@ def test_a_bounded_runs_budget_stops_it_and_a_checkpoint_resumes_to_the_same_sto
     private = Private.of(PLAIN, 0.5, noise, 1e-5, epsilon=2.0, participation=BOUNDED, correlation=correlation)
     options = {"dispatch": Asynchronous(5), "buffer": 3, "rounds": 60, "aggregate": private}
     shots, saved = [], None
-    for shot in loop(PLAIN, engine(), **options):
+    for shot in train(PLAIN, engine(), **options):
         if shot.version == 2:
             saved = shot.checkpoint()
         shots.append(shot)
@@ -506,13 +507,13 @@ def test_a_bounded_runs_budget_stops_it_and_a_checkpoint_resumes_to_the_same_sto
     assert shots[-1].ended is not None
     assert shots[-1].ended.startswith("the privacy budget of epsilon 2 is spent after")
     assert shots[-1].spent().epsilon <= 2.0  # type: ignore[union-attr]
-    rest = list(loop(PLAIN, engine(), resume=saved, **options))
+    rest = list(train(PLAIN, engine(), resume=saved, **options))
     assert torch.equal(rest[-1].x, shots[-1].x)
     assert rest[-1].ended == shots[-1].ended
-    assert list(loop(PLAIN, engine(), resume=last, **options)) == []
+    assert list(train(PLAIN, engine(), resume=last, **options)) == []
     with pytest.raises(InputError, match=r"another run: aggregate was .*epsilon=2.0.*now .*epsilon=20.0"):
         list(
-            loop(
+            train(
                 PLAIN,
                 engine(),
                 resume=last,
@@ -580,14 +581,14 @@ def test_a_bound_that_adapts_moves_towards_the_norms_and_is_saved() -> None:
     )
     options = {"dispatch": Asynchronous(8), "buffer": 6, "rounds": 30, "aggregate": private}
     bounds, saved = [], None
-    for shot in loop(PLAIN, engine(), **options):
+    for shot in train(PLAIN, engine(), **options):
         now = shot.checkpoint()
         bounds.append(now.facts["aggregate"]["bounds"]["delta"])
         if shot.version == 10:
             saved = now
     assert bounds[0] == 50.0
     assert bounds[-1] < 5.0
-    rest = list(loop(PLAIN, engine(), resume=saved, **options))
+    rest = list(train(PLAIN, engine(), resume=saved, **options))
     assert rest[-1].checkpoint().facts["aggregate"]["bounds"]["delta"] == bounds[-1]
 
 
@@ -625,7 +626,7 @@ def test_engines_agree_under_noise() -> None:
     world = make_world()
     left, right = (
         list(
-            loop(
+            train(
                 UNIT,
                 kind(world.problem, world.population, Exponential(1.0)),
                 dispatch=Asynchronous(5),
@@ -677,10 +678,10 @@ def test_who_is_drawn_is_a_secret_where_that_is_simulated_to_amplify_and_goes_on
     aggregate = Private.of(PLAIN, 1.0, 1.0, 1e-5, simulate_amplification=True)
     setting: dict[str, Any] = {"dispatch": Poisson(0.5), "buffer": 3, "rounds": 6, "aggregate": aggregate}
     whole = []
-    for shot in loop(PLAIN, engine(), **setting):
+    for shot in train(PLAIN, engine(), **setting):
         whole.append(shot)
         if shot.version == 3:
             saved.append(shot.checkpoint())
-    rest = list(loop(PLAIN, engine(), **setting, resume=saved[0]))
+    rest = list(train(PLAIN, engine(), **setting, resume=saved[0]))
     assert tasks_of(whole)[3:] == tasks_of(rest)
     assert torch.equal(whole[-1].x, rest[-1].x)

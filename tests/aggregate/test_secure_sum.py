@@ -10,14 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from offbeat import Asynchronous, FedOpt, InputError, Setting, Vectorised, build
+from offbeat import Asynchronous, FedOpt, InputError, Setting, Vectorised, build, train
 from offbeat.aggregate.mean import AggregationContext, Mean, PlainSum
 from offbeat.aggregate.secure import Secure, SecureSum
 from offbeat.core import AnyAlgorithm, Cohort, SavedState, Task
 from offbeat.privacy.secure.terms import LengthError, LongBatchError, OverlapError, ShortBatchError
 from offbeat.schedule.delays import Exponential
 from offbeat.schedule.staleness import Equal, Polynomial, StalenessWeights
-from offbeat.training import loop
 from offbeat.training.loop import describe_cohort
 from oracles.fixed_point import fixed_point_sum
 from worlds import make_world
@@ -130,7 +129,7 @@ def run(
 ) -> Tensor:
     engine = Vectorised(world.problem, world.population, Exponential(1.0))  # type: ignore[attr-defined]
     shots = list(
-        loop(
+        train(
             algorithm,
             engine,
             dispatch=Asynchronous(8),
@@ -163,13 +162,13 @@ def test_a_run_that_is_resumed_gives_the_same_bits_and_counts_nothing_twice() ->
         return Vectorised(world.problem, world.population, Exponential(1.0))
 
     whole, saved = [], None
-    for shot in loop(FedOpt(0.1, 1.0), engine(), aggregate=aggregate, **options):  # type: ignore[arg-type]
+    for shot in train(FedOpt(0.1, 1.0), engine(), aggregate=aggregate, **options):  # type: ignore[arg-type]
         whole.append(shot)
         saved = shot.checkpoint() if shot.version == 3 else saved
     assert saved is not None
     facts = json.loads(json.dumps(saved.facts))
     assert sum(np.diff(facts["aggregate"]["counted"]["bounds"])[::2]) == 15
-    rest = list(loop(FedOpt(0.1, 1.0), engine(), aggregate=aggregate, resume=saved, **options))  # type: ignore[arg-type]
+    rest = list(train(FedOpt(0.1, 1.0), engine(), aggregate=aggregate, resume=saved, **options))  # type: ignore[arg-type]
     assert [shot.version for shot in rest] == [4, 5, 6]
     for left, right in zip(whole[4:], rest, strict=True):
         assert torch.equal(left.x, right.x)

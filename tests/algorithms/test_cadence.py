@@ -20,13 +20,13 @@ from offbeat import (
     Sequential,
     Steps,
     Vectorised,
+    train,
 )
 from offbeat.aggregate.mean import PlainSum
 from offbeat.algorithms import cadence as cadence_module
 from offbeat.algorithms.cadence import Upload
 from offbeat.core import Batch, Batches, Cohort, Vector, Visit
 from offbeat.errors import InputError
-from offbeat.training import loop
 from oracles.cadence import cadence
 from worlds import make_world, play, trace
 
@@ -326,7 +326,7 @@ def test_noise_asks_for_no_clipping_bound(variates: bool, summation: Any) -> Non
         (), 1.0, 1e-5, participation=Participation(most=4, apart=1), noise_seed=1, summation=summation
     )
     shots = list(
-        loop(
+        train(
             Cadence.tuned(3, variates, noisy=True),
             engine,
             dispatch=Asynchronous(5),

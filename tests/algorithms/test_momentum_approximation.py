@@ -27,6 +27,7 @@ from offbeat import (
     Setting,
     Vectorised,
     build,
+    train,
 )
 from offbeat.algorithms.fadas import Shrink
 from offbeat.algorithms.fedopt import Adagrad, Adam, AmsGrad, Ema, Identity, Momentum, Plain, Upload
@@ -44,7 +45,7 @@ from offbeat.algorithms.momentum_approximation import (
     staleness_shares,
 )
 from offbeat.cli.main import main
-from offbeat.training import checkpoint, loop
+from offbeat.training import checkpoint
 from worlds import make_world, play
 
 SPAN = 21
@@ -299,15 +300,17 @@ def test_a_cut_run_goes_on_with_the_same_bits_and_engines_agree(
     algorithm = FedOpt(0.1, 0.1, KINDS[kind], SCALES[scale], Shrink(3))
     options = {"dispatch": Asynchronous(8), "buffer": 3, "rounds": 12, "limit": 8, "weights": Polynomial(0.5)}
     engine = Sequential(world.problem, world.population, Exponential(1.0))
-    whole = list(loop(algorithm, engine, **options))
-    for shot in loop(algorithm, engine, **options):
+    whole = list(train(algorithm, engine, **options))
+    for shot in train(algorithm, engine, **options):
         if shot.version in (3, 7):
             checkpoint.save(tmp_path / f"{shot.version}", shot.checkpoint())
     for cut in (3, 7):
-        rest = list(loop(algorithm, engine, resume=checkpoint.load(tmp_path / f"{cut}"), **options))
+        rest = list(train(algorithm, engine, resume=checkpoint.load(tmp_path / f"{cut}"), **options))
         for left, right in zip(whole[cut + 1 :], rest, strict=True):
             assert torch.equal(left.x, right.x)
-    together = list(loop(algorithm, Vectorised(world.problem, world.population, Exponential(1.0)), **options))
+    together = list(
+        train(algorithm, Vectorised(world.problem, world.population, Exponential(1.0)), **options)
+    )
     torch.testing.assert_close(together[-1].x, whole[-1].x, rtol=0, atol=1e-10)
     assert max(max(shot.cohort.staleness) for shot in whole if shot.cohort) > 1
 

@@ -21,6 +21,7 @@ from offbeat import (
     Vector,
     Vectorised,
     build,
+    train,
 )
 from offbeat.algorithms.ca2fl import CA2FL
 from offbeat.algorithms.fedopt import Adam, Ema
@@ -38,7 +39,7 @@ from offbeat.algorithms.weight_prediction import (
 )
 from offbeat.cli.main import main
 from offbeat.core import AnyAlgorithm, Bounded, ReadsStaleness
-from offbeat.training import checkpoint, loop
+from offbeat.training import checkpoint
 from worlds import make_world, play
 
 INNER = {
@@ -130,7 +131,7 @@ def test_what_a_client_remembers_is_how_stale_its_last_update_was() -> None:
     engine = Sequential(world.problem, world.population, Exponential(1.0))
     algorithm = WeightPrediction(FedOpt(0.2, 0.5), foresight=Remembered())
     last: dict[int, int] = {}
-    for shot in loop(algorithm, engine, dispatch=Asynchronous(6), buffer=3, rounds=9):
+    for shot in train(algorithm, engine, dispatch=Asynchronous(6), buffer=3, rounds=9):
         if shot.filled:
             last |= {task.client: shot.filled.version - task.version for task in shot.filled.tasks}
         saved = shot.checkpoint()
@@ -149,11 +150,11 @@ def test_a_cut_run_goes_on_with_the_same_bits(
     drift = MeanDrift() if name == "fedadam" else StepDrift()
     algorithm = WeightPrediction(INNER[name], drift, foresight)
     options = {"dispatch": Asynchronous(8), "buffer": 3, "rounds": 8}
-    whole = list(loop(algorithm, engine, **options))
-    for shot in loop(algorithm, engine, **options):
+    whole = list(train(algorithm, engine, **options))
+    for shot in train(algorithm, engine, **options):
         if shot.version == 4:
             checkpoint.save(tmp_path / "cut", shot.checkpoint())
-    rest = list(loop(algorithm, engine, resume=checkpoint.load(tmp_path / "cut"), **options))
+    rest = list(train(algorithm, engine, resume=checkpoint.load(tmp_path / "cut"), **options))
     assert torch.equal(whole[-1].x, rest[-1].x)
 
 
@@ -178,7 +179,7 @@ def test_the_start_of_the_inner_method_is_kept() -> None:
     for inner, drift in ((INNER["adamasfl"], StepDrift()), (INNER["fedavg"], StepDrift())):
         algorithm: AnyAlgorithm = WeightPrediction(inner, drift)
         first, alone = (
-            next(loop(each, engine, dispatch=Asynchronous(5), buffer=3, rounds=2))
+            next(train(each, engine, dispatch=Asynchronous(5), buffer=3, rounds=2))
             for each in (algorithm, inner)
         )
         assert first.counts == alone.counts

@@ -23,6 +23,7 @@ from offbeat import (
     OnDevice,
     Sequential,
     Vectorised,
+    train,
 )
 from offbeat.cli import main
 from offbeat.data import client_store
@@ -35,7 +36,7 @@ from offbeat.data.client_store import (
     parse_memory_backend,
     with_folder,
 )
-from offbeat.training import checkpoint, loop
+from offbeat.training import checkpoint
 from offbeat.training.build import build_run
 from offbeat.training.experiment import Experiment
 from offbeat.training.folder import RunFolder
@@ -316,7 +317,7 @@ def test_a_run_dropped_after_any_step_goes_on_from_its_last_checkpoint_with_the_
 
     def live(resume: checkpoint.Checkpoint | None, end: int) -> torch.Tensor:
         """Up to a version, with a checkpoint at every third; then it is dropped."""
-        shots = loop(METHOD, engine, dispatch=Asynchronous(8), buffer=3, rounds=12, seed=SEED, resume=resume)
+        shots = train(METHOD, engine, dispatch=Asynchronous(8), buffer=3, rounds=12, seed=SEED, resume=resume)
         for shot in shots:
             if shot.version % 3 == 0:
                 checkpoint.save(path, shot.checkpoint())

@@ -15,12 +15,12 @@ from offbeat import (
     Queues,
     Sequential,
     Vectorised,
+    train,
 )
 from offbeat.aggregate.uploads import clients_read_staleness
 from offbeat.core import AnyAlgorithm, Task
 from offbeat.schedule.dispatch import Dispatch
 from offbeat.schedule.rng import KeyedRng
-from offbeat.training import loop
 from worlds import make_world, play
 
 METHODS: dict[str, AnyAlgorithm] = {"adamasfl": AdaMasFL(0.05, 0.1, 0.5), "fedavg": FedOpt(0.1, 1.0)}
@@ -68,7 +68,7 @@ def test_fewer_and_larger_groups_are_computed() -> None:
         import dataclasses
 
         engine = dataclasses.replace(engine, how=Counting(sizes[ahead]))
-        list(loop(FedOpt(0.1, 1.0), engine, dispatch=Asynchronous(8), buffer=2, rounds=12))
+        list(train(FedOpt(0.1, 1.0), engine, dispatch=Asynchronous(8), buffer=2, rounds=12))
     assert len(sizes[6]) < len(sizes[0])
     assert max(sizes[6]) > max(sizes[0])
 
@@ -137,7 +137,7 @@ def test_a_run_that_goes_on_from_a_checkpoint_has_the_same_bits(method: str) -> 
     engine = Vectorised(world.problem, world.population, Exponential(1.0), ahead=6)
 
     def run(**options: object) -> list[torch.Tensor]:
-        shots = loop(METHODS[method], engine, dispatch=Asynchronous(7), buffer=2, rounds=10, **options)  # type: ignore[arg-type]
+        shots = train(METHODS[method], engine, dispatch=Asynchronous(7), buffer=2, rounds=10, **options)  # type: ignore[arg-type]
         models = []
         for shot in shots:
             models.append(shot.x)

@@ -6,14 +6,24 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from offbeat import AdaMasFL, Asynchronous, Cadence, Epochs, Examples, FedOpt, Population, Problem, Steps
+from offbeat import (
+    AdaMasFL,
+    Asynchronous,
+    Cadence,
+    Epochs,
+    Examples,
+    FedOpt,
+    Population,
+    Problem,
+    Steps,
+    train,
+)
 from offbeat.core import AnyAlgorithm
 from offbeat.engines.cuda import GraphCache
 from offbeat.engines.execution import EXECUTIONS
 from offbeat.engines.single_process import Sequential, Vectorised
 from offbeat.nn import models
 from offbeat.nn.problem import Precision
-from offbeat.training import loop
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
 
@@ -64,7 +74,7 @@ def run(
         if how is None
         else Vectorised(problem, population, how=EXECUTIONS[how])
     )
-    shots = loop(METHODS[method], engine, dispatch=Asynchronous(10), buffer=4, rounds=8, seed=1)
+    shots = train(METHODS[method], engine, dispatch=Asynchronous(10), buffer=4, rounds=8, seed=1)
     return list(shots)[-1].x.cpu()
 
 

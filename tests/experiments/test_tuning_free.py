@@ -19,9 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
-from offbeat import Asynchronous, Examples, Population, Problem, Sequential, Steps
+from offbeat import Asynchronous, Examples, Population, Problem, Sequential, Steps, train
 from offbeat.algorithms import cadence
-from offbeat.training import loop
 from offbeat.training.experiment import Experiment
 
 FOLDER = Path(__file__).parent.parent.parent / "experiments" / "tuning_free"
@@ -415,7 +414,9 @@ def test_every_kind_of_variant_trains(words: dict[str, Any]) -> None:
     problem = Problem(module, lambda outputs, targets: cross_entropy(outputs, targets, reduction="none"))
     population = Population(Examples(inputs, targets), list(np.arange(200).reshape(10, 20)), Steps(3, 10))
     method = variant((24, 3), 40, 0.1, 0.3, local_decay=True, **words)
-    shots = list(loop(method, Sequential(problem, population), dispatch=Asynchronous(4), buffer=2, rounds=40))
+    shots = list(
+        train(method, Sequential(problem, population), dispatch=Asynchronous(4), buffer=2, rounds=40)
+    )
     outputs = problem.module(shots[-1].x)(inputs)
     assert (outputs.argmax(1) == targets).float().mean() > 0.8
 

@@ -35,6 +35,7 @@ from offbeat import (
     Problem,
     Sequential,
     Vectorised,
+    train,
 )
 from offbeat.engines.process_pool import Workers
 from offbeat.nn.language import (
@@ -49,7 +50,6 @@ from offbeat.nn.language import (
     train_tokenizer,
     with_lora,
 )
-from offbeat.training import loop
 
 TINY: dict[str, Any] = {
     "vocab_size": 60,
@@ -82,7 +82,7 @@ def population(data: Examples) -> Population:
 
 def last(engine: Any) -> Tensor:
     setting: dict[str, Any] = {"dispatch": Asynchronous(3), "buffer": 2, "rounds": 4}
-    *_, shot = loop(FedOpt(local_lr=0.1, server_lr=1.0), engine, **setting)
+    *_, shot = train(FedOpt(local_lr=0.1, server_lr=1.0), engine, **setting)
     return shot.x
 
 
@@ -92,7 +92,7 @@ def test_adapters_and_the_head_are_the_vector_and_nothing_else_is_stored() -> No
     assert problem.size == 2 * (16 + 16) + 2 * 16 + 2
     assert problem.initial()[1] == {}  # BERT's numbered places are not learnt
     engine = Sequential(problem, population(rows()))
-    *_, shot = loop(FedOpt(0.1, 1.0), engine, dispatch=Asynchronous(3), buffer=2, rounds=2)
+    *_, shot = train(FedOpt(0.1, 1.0), engine, dispatch=Asynchronous(3), buffer=2, rounds=2)
     assert max(tensor.numel() for tensor in shot.checkpoint().tensors.values()) == problem.size
     assert not torch.equal(shot.x, problem.initial()[0])
 

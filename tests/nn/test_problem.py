@@ -19,10 +19,10 @@ from offbeat import (
     Sequential,
     Steps,
     Vectorised,
+    train,
 )
 from offbeat.engines.process_pool import Workers
 from offbeat.nn.problem import TaskGradient
-from offbeat.training import loop
 
 
 def batch(rows: int = 6) -> Batch:
@@ -89,8 +89,8 @@ def test_a_frozen_layer_is_neither_changed_nor_sent_by_any_engine(engine: Callab
     problem, parts = Problem(module, losses), [np.arange(client, 30, 5) for client in range(5)]
     clients = Population(Examples(*batch(30).data), parts, Steps(2, size=3))
     setting: dict[str, Any] = {"dispatch": Asynchronous(3), "buffer": 2, "rounds": 3}
-    *_, shot = loop(FedOpt(0.1, 1.0), engine(problem, clients), **setting)
-    *_, reference = loop(FedOpt(0.1, 1.0), Sequential(problem, clients), **setting)
+    *_, shot = train(FedOpt(0.1, 1.0), engine(problem, clients), **setting)
+    *_, reference = train(FedOpt(0.1, 1.0), Sequential(problem, clients), **setting)
     torch.testing.assert_close(shot.x, reference.x, rtol=1e-12, atol=1e-14)
     assert shot.x.shape == (5 * 3 + 3,)
     assert max(tensor.numel() for tensor in shot.checkpoint().tensors.values()) == 5 * 3 + 3

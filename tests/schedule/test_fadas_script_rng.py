@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from offbeat import Asynchronous, Epochs, Sequential, Setting, Vectorised, build
+from offbeat import Asynchronous, Epochs, Sequential, Setting, Vectorised, build, train
 from offbeat.core import AnyAlgorithm, Batches, Visit
 from offbeat.deploy.server.setup import check_deployable
 from offbeat.engines.engine import Engine
@@ -20,7 +20,6 @@ from offbeat.schedule.dispatch import RoundRefill
 from offbeat.schedule.rng import FadasScriptRng
 from offbeat.schedule.scheduler import Scheduler
 from offbeat.schedule.statistics import simulate
-from offbeat.training import loop
 from offbeat.training.replay import replay
 from oracles.fadas_scripts import fadas_scripts
 from worlds import SEED, World, make_world, play, trace
@@ -164,10 +163,10 @@ def test_with_a_buffer_of_one_nobody_trails() -> None:
 def test_a_cut_run_goes_on_with_those_who_trail(cut: int, engine: str) -> None:
     world = make_world()
     options = {"dispatch": RoundRefill(5), "buffer": 3, "rounds": 8, "seed": SEED}
-    whole = list(loop(trailing(), ENGINES[engine](world), **options))
-    shots = loop(trailing(), ENGINES[engine](world), **options)
+    whole = list(train(trailing(), ENGINES[engine](world), **options))
+    shots = train(trailing(), ENGINES[engine](world), **options)
     saved = next(shot.checkpoint() for shot in shots if shot.version == cut)
-    rest = list(loop(trailing(), ENGINES[engine](world), resume=saved, **options))
+    rest = list(train(trailing(), ENGINES[engine](world), resume=saved, **options))
     assert [shot.version for shot in rest] == list(range(cut + 1, 9))
     assert all(torch.equal(one.x, other.x) for one, other in zip(whole[cut + 1 :], rest, strict=True))
 

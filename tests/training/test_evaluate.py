@@ -3,8 +3,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from offbeat import Examples, Problem, accuracy, ema
-from offbeat.training import evaluate
+from offbeat import Examples, Problem, accuracy, ema, evaluate
 
 EXAMPLES = Examples(torch.randn(23, 4, generator=torch.Generator().manual_seed(0)), torch.arange(23) % 3)
 

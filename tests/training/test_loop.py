@@ -27,11 +27,12 @@ from offbeat import (
     Synchronous,
     Vectorised,
     build,
+    train,
     trees,
 )
 from offbeat.aggregate.mean import AggregationContext, Mean, MeanAggregation
 from offbeat.core import Cohort
-from offbeat.training import checkpoint, loop
+from offbeat.training import checkpoint
 from offbeat.trees import Tree
 from worlds import make_world, play
 
@@ -50,7 +51,7 @@ def test_snapshots_come_one_a_server_step_from_version_zero() -> None:
 
 
 def test_a_snapshot_is_not_changed_by_later_steps() -> None:
-    shots = loop(AdaMasFL(0.1, 0.1, 0.5), engine(), dispatch=Asynchronous(5), buffer=3, rounds=4)
+    shots = train(AdaMasFL(0.1, 0.1, 0.5), engine(), dispatch=Asynchronous(5), buffer=3, rounds=4)
     first = next(shots)
     x, c = first.x.clone(), first.state.c.clone()
     list(shots)
@@ -90,7 +91,7 @@ class Multiplied(MeanAggregation):
 
 def test_another_aggregate_may_take_the_place_of_the_mean() -> None:
     shots = list(
-        loop(
+        train(
             FedOpt(0.1, 1.0),
             engine(),
             dispatch=Synchronous(3),
@@ -108,14 +109,14 @@ def test_an_update_that_is_not_finite_stops_the_run_and_names_the_client_and_the
     poisoned[world.population.parts[2]] = float("nan")
     data = world.population.data._replace(inputs=poisoned)
     made = Sequential(world.problem, Population(data, world.population.parts, Steps(3, 4)), Constant(1.0))
-    shots = loop(FedOpt(0.1, 1.0), made, dispatch=Synchronous(8), buffer=8, rounds=50)
+    shots = train(FedOpt(0.1, 1.0), made, dispatch=Synchronous(8), buffer=8, rounds=50)
     assert next(shots).version == 0
     with pytest.raises(DivergedError, match="update of client 2 became NaN or infinite at server step 1"):
         next(shots)
 
 
 def test_a_model_that_is_not_finite_stops_the_run() -> None:
-    shots = loop(
+    shots = train(
         FedOpt(0.1, 1.0),
         engine(),
         dispatch=Synchronous(3),
@@ -140,7 +141,7 @@ def test_a_model_that_is_not_finite_stops_the_run() -> None:
 def test_what_cannot_work_is_refused_in_one_sentence(options: dict[str, object], message: str) -> None:
     settings = {"dispatch": Asynchronous(5), "buffer": 3, "rounds": 4} | options
     with pytest.raises(InputError, match=message):
-        next(loop(FedOpt(0.1, 1.0), engine(), **settings))  # type: ignore[arg-type]
+        next(train(FedOpt(0.1, 1.0), engine(), **settings))  # type: ignore[arg-type]
 
 
 def test_running_statistics_of_a_step_are_the_mean_over_its_clients() -> None:
@@ -191,7 +192,7 @@ def test_memory_in_a_file_can_be_saved_before_anybody_wrote(method: str, tmp_pat
     world = make_world()
     made = Sequential(world.problem, world.population, memory=Mapped(tmp_path))
     given = {"lazy": True} if method == "adamasfl" else {}
-    shots = loop(build(method, Setting(3, 3, 8), given), made, dispatch=Asynchronous(5), buffer=3, rounds=2)
+    shots = train(build(method, Setting(3, 3, 8), given), made, dispatch=Asynchronous(5), buffer=3, rounds=2)
     checkpoint.save(tmp_path / "state.safetensors", next(shots).checkpoint())
     assert checkpoint.load(tmp_path / "state.safetensors").facts["version"] == 0
 

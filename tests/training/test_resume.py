@@ -20,10 +20,11 @@ from offbeat import (
     Setting,
     Vectorised,
     build,
+    train,
 )
 from offbeat.engines.engine import Engine
 from offbeat.schedule.dispatch import Dispatch, Phases, Queues
-from offbeat.training import checkpoint, loop
+from offbeat.training import checkpoint
 from worlds import CLASSES, FEATURES, make_world
 
 MODULES = {
@@ -50,13 +51,13 @@ def test_a_cut_run_of_a_module_with_state_goes_on_as_if_uncut(
     options = {"dispatch": Asynchronous(8), "buffer": 3, "rounds": 8, "seed": 3}
     algorithm = build("adamasfl", Setting(3, 3, 8), {})
     engine = make_engine(module, kind)
-    whole = list(loop(algorithm, engine, **options))
-    for shot in loop(algorithm, engine, **options):
+    whole = list(train(algorithm, engine, **options))
+    for shot in train(algorithm, engine, **options):
         if shot.version == 4:
             checkpoint.save(tmp_path / "state.safetensors", shot.checkpoint())
             break
     saved = checkpoint.load(tmp_path / "state.safetensors")
-    rest = list(loop(algorithm, make_engine(module, kind), resume=saved, **options))
+    rest = list(train(algorithm, make_engine(module, kind), resume=saved, **options))
     assert [shot.version for shot in rest] == [5, 6, 7, 8]
     for left, right in zip(whole[5:], rest, strict=True):
         assert torch.equal(left.x, right.x)
@@ -75,9 +76,9 @@ def test_two_trips_and_queues_survive_a_cut(method: str, dispatch: Dispatch, cut
     engine = Vectorised(world.problem, world.population, Exponential(1.0))
     algorithm = build(method, Setting(3, 3, 8), {})
     options = {"dispatch": dispatch, "buffer": 3, "rounds": 6}
-    whole = list(loop(algorithm, engine, **options))
-    saved = next(shot.checkpoint() for shot in loop(algorithm, engine, **options) if shot.version == cut)
-    rest = list(loop(algorithm, engine, resume=saved, **options))
+    whole = list(train(algorithm, engine, **options))
+    saved = next(shot.checkpoint() for shot in train(algorithm, engine, **options) if shot.version == cut)
+    rest = list(train(algorithm, engine, resume=saved, **options))
     assert torch.equal(whole[-1].x, rest[-1].x)
     assert whole[-1].filled == rest[-1].filled
 
@@ -86,7 +87,7 @@ def test_messages_are_held_for_versions_in_flight_and_no_longer() -> None:
     """Invariant 12: what is counted for a version reaches zero, and its message goes."""
     world = make_world()
     engine = Sequential(world.problem, world.population, Exponential(1.0), dropout=Dropout(0.2))
-    shots = loop(FedOpt(0.1, 1.0), engine, dispatch=Asynchronous(5), buffer=3, rounds=30, limit=2)
+    shots = train(FedOpt(0.1, 1.0), engine, dispatch=Asynchronous(5), buffer=3, rounds=30, limit=2)
     for shot in shots:
         facts = shot.checkpoint().facts["session"]
         flying = [flight[3] for flight in facts["clock"]["flights"]]
@@ -98,7 +99,7 @@ def test_messages_are_held_for_versions_in_flight_and_no_longer() -> None:
 def test_a_checkpoint_is_of_its_snapshot_or_refused() -> None:
     world = make_world()
     engine = Sequential(world.problem, world.population)
-    shots = list(loop(FedOpt(0.1, 1.0), engine, dispatch=Asynchronous(5), buffer=3, rounds=4))
+    shots = list(train(FedOpt(0.1, 1.0), engine, dispatch=Asynchronous(5), buffer=3, rounds=4))
     assert shots[-1].checkpoint().facts["version"] == 4
     with pytest.raises(InputError, match="has left version 2"):
         shots[2].checkpoint()
@@ -107,7 +108,7 @@ def test_a_checkpoint_is_of_its_snapshot_or_refused() -> None:
 def test_a_checkpoint_after_a_failed_step_is_refused() -> None:
     world = make_world()
     engine = Sequential(world.problem, world.population)
-    shots = loop(FedOpt(1e200, 1e200), engine, dispatch=Asynchronous(5), buffer=3, rounds=9)
+    shots = train(FedOpt(1e200, 1e200), engine, dispatch=Asynchronous(5), buffer=3, rounds=9)
     first = next(shots)
     with pytest.raises(ArithmeticError):
         list(shots)
@@ -119,15 +120,15 @@ def test_resuming_another_run_names_what_differs() -> None:
     world = make_world()
     engine = Sequential(world.problem, world.population)
     options = {"buffer": 3, "rounds": 4}
-    saved = next(loop(FedOpt(0.1, 1.0), engine, dispatch=Asynchronous(5), **options)).checkpoint()
+    saved = next(train(FedOpt(0.1, 1.0), engine, dispatch=Asynchronous(5), **options)).checkpoint()
     with pytest.raises(InputError, match=r"dispatch was .*Asynchronous.*; seed was 0, now 9"):
-        next(loop(FedOpt(0.1, 1.0), engine, dispatch=Poisson(0.5), seed=9, resume=saved, **options))
+        next(train(FedOpt(0.1, 1.0), engine, dispatch=Poisson(0.5), seed=9, resume=saved, **options))
 
 
 def test_an_engine_can_be_used_again_with_a_module_that_keeps_state() -> None:
     engine = make_engine("spectral norm")
     first, second = (
-        list(loop(FedOpt(0.1, 1.0), engine, dispatch=Asynchronous(5), buffer=3, rounds=4))[-1].x
+        list(train(FedOpt(0.1, 1.0), engine, dispatch=Asynchronous(5), buffer=3, rounds=4))[-1].x
         for _ in range(2)
     )
     assert torch.equal(first, second)
@@ -144,14 +145,14 @@ def test_a_run_cut_off_in_its_start_goes_on_there(
     engine = make_engine("batch norm", kind)
     seen: list[tuple[int, checkpoint.Checkpoint]] = []
     whole = list(
-        loop(
+        train(
             algorithm, engine, observe_start=lambda now: seen.append((now.done, now.checkpoint())), **options
         )
     )
     assert [done for done, _ in seen] == [2, 4, 6]
     for done, saved in seen:
         assert saved.facts["start"] == done
-        rest = list(loop(algorithm, make_engine("batch norm", kind), resume=saved, **options))
+        rest = list(train(algorithm, make_engine("batch norm", kind), resume=saved, **options))
         assert [shot.version for shot in rest] == [0, 1, 2, 3, 4]
         for left, right in zip(whole, rest, strict=True):
             assert torch.equal(left.x, right.x)

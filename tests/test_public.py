@@ -41,3 +41,10 @@ def test_the_package_itself_does_not_import_torch() -> None:
     code = "import sys, offbeat; print(offbeat.__version__, 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == f"{offbeat.__version__} False\n"
+
+
+def test_a_name_that_has_moved_says_where_it_is() -> None:
+    with pytest.raises(offbeat.InputError, match=r"is now offbeat\.nn\.language\.Classifier\."):
+        from offbeat.language import Classifier  # noqa: F401
+    with pytest.raises(offbeat.InputError, match=r"is now offbeat\.nn\.language\.load_tokenizer\."):
+        from offbeat.language import tokenizer_in  # noqa: F401

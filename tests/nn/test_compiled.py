@@ -18,7 +18,7 @@ def test_a_compiled_gradient_is_the_plain_one() -> None:
         batch = Batch((inputs[:size], targets[:size]))
         for one, other in zip(
             compiled(x, statistics, batch)[:2],
-            problem.differentiate_alone(x, statistics, batch)[:2],
+            problem.differentiate_by_autograd(x, statistics, batch)[:2],
             strict=True,
         ):
             torch.testing.assert_close(one, other, rtol=0, atol=1e-10)

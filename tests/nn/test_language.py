@@ -216,8 +216,8 @@ def test_pairs_have_a_separator_between_them_and_are_cut_to_length() -> None:
 def test_the_same_text_gives_the_same_ids_in_another_process() -> None:
     """The order in which a process goes through a set differs from process to process."""
     code = (
-        "from offbeat.nn.language import learn_tokenizer\n"
-        f"print(sorted(learn_tokenizer({TEXTS!r}, 50).get_vocab().items()))"
+        "from offbeat.nn.language import train_tokenizer\n"
+        f"print(sorted(train_tokenizer({TEXTS!r}, 50).get_vocab().items()))"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == str(sorted(train_tokenizer(TEXTS, 50).get_vocab().items()))
@@ -310,7 +310,7 @@ def test_adapters_that_do_not_fit_are_one_sentence() -> None:
         Lora(rank=0)
     with pytest.raises(InputError, match="peft cannot put adapters"):
         with_lora(models()[0], Lora(layers=("nowhere",)))
-    with pytest.raises(InputError, match="BERT cannot be made so"):
+    with pytest.raises(InputError, match="BERT cannot be built with these settings"):
         tiny(num_attention_heads=3)
 
 

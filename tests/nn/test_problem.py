@@ -46,7 +46,7 @@ def test_both_gradients_are_that_of_the_module() -> None:
     module = network()
     problem = Problem(module, cross_entropy)
     x, statistics = problem.initial()
-    for differentiate in (problem.differentiate, problem.differentiate_alone):
+    for differentiate in (problem.differentiate, problem.differentiate_by_autograd):
         slope, _, left = differentiate(x, statistics, batch())
         torch.testing.assert_close(slope, reference(module, batch()), rtol=0, atol=1e-15)
         assert left == {}
@@ -55,7 +55,7 @@ def test_both_gradients_are_that_of_the_module() -> None:
 def test_weight_decay_is_part_of_the_gradient() -> None:
     problem = Problem(network(), cross_entropy, weight_decay=0.1)
     x, _ = problem.initial()
-    for differentiate in (problem.differentiate, problem.differentiate_alone):
+    for differentiate in (problem.differentiate, problem.differentiate_by_autograd):
         slope, _, _ = differentiate(x, {}, batch())
         torch.testing.assert_close(slope, reference(network(), batch()) + 0.1 * x, rtol=0, atol=1e-15)
 
@@ -104,7 +104,7 @@ def test_frozen_parameters_stay_and_are_not_in_the_vector() -> None:
     module[0].requires_grad_(False)
     problem = Problem(module, cross_entropy)
     assert problem.size == 5 * 3 + 3
-    slope, _, _ = problem.differentiate_alone(problem.initial()[0], {}, batch())
+    slope, _, _ = problem.differentiate_by_autograd(problem.initial()[0], {}, batch())
     torch.testing.assert_close(slope, reference(network(), batch())[-problem.size :], rtol=0, atol=1e-15)
 
 
@@ -123,7 +123,7 @@ def test_tied_parameters_are_one() -> None:
     module = Tied()
     problem = Problem(module, cross_entropy)
     assert problem.size == 16
-    for differentiate in (problem.differentiate, problem.differentiate_alone):
+    for differentiate in (problem.differentiate, problem.differentiate_by_autograd):
         slope, _, _ = differentiate(problem.initial()[0], {}, batch())
         torch.testing.assert_close(slope, reference(module, batch()), rtol=0, atol=1e-15)
 
@@ -134,7 +134,7 @@ def test_the_callers_module_is_never_touched() -> None:
     before = {name: value.clone() for name, value in module.state_dict().items()}
     problem = Problem(module, cross_entropy)
     x, statistics = problem.initial()
-    problem.differentiate_alone(x, statistics, batch())
+    problem.differentiate_by_autograd(x, statistics, batch())
     problem.outputs(x + 1, batch().data[0], statistics)
     assert not module.training
     for name, value in module.state_dict().items():
@@ -146,7 +146,7 @@ def test_running_statistics_pass_from_step_to_step_as_in_the_module() -> None:
     module = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)).double()
     problem = Problem(module, cross_entropy)
     x, statistics = problem.initial()
-    grad = TaskGradient(problem, problem.differentiate_alone, statistics)
+    grad = TaskGradient(problem, problem.differentiate_by_autograd, statistics)
     for rows in (6, 4, 5):
         grad(x, batch(rows))
         module(batch(rows).data[0])

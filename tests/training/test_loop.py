@@ -157,7 +157,7 @@ def test_running_statistics_of_a_step_are_the_mean_over_its_clients() -> None:
         y, statistics = x, start
         for rows in world.population.indices(client, visit, 6):
             data = world.population.data
-            slope, _, statistics = problem.differentiate_alone(
+            slope, _, statistics = problem.differentiate_by_autograd(
                 y, statistics, Batch((data.inputs[rows], data.targets[rows]))
             )
             y = y - 0.1 * slope

@@ -235,7 +235,7 @@ class StreamExecutor:
             StreamSlot(_new_stream(problem.device), GraphCache(_GRAPHS_PER_STREAM)) for _ in range(slots)
         ]
         self._recordable: bool | None = None
-        self._differentiate = problem.compiled() if compiled else problem.differentiate_alone
+        self._differentiate = problem.compiled() if compiled else problem.differentiate_by_autograd
 
     def __call__(
         self, algorithm: AnyAlgorithm, tasks: Sequence[Task], starts: Sequence[TaskStart], seed: int
@@ -311,7 +311,7 @@ class StreamExecutor:
     def _graph(
         self, slot: StreamSlot, key: tuple[object, ...], one: LocalFn, first: TaskInputs
     ) -> CapturedGraph:
-        with self._problem.numerics():
+        with self._problem.precision_context():
             return slot.graphs.make(key, lambda: CapturedGraph(one, first, slot.stream))
 
     def _shrink(self, fewer: bool) -> None:
@@ -333,7 +333,7 @@ class StreamExecutor:
         """A module that draws as it computes is seeded for each task, which a graph would not repeat."""
         if self._recordable is None:
             first = torch.arange(min(5, self._population.data.total))
-            self._recordable = not self._problem.draws(
+            self._recordable = not self._problem.draws_random_numbers(
                 Batch(load_examples(self._population, first, self._problem))
             )
             if not self._recordable:

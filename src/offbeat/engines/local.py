@@ -123,7 +123,7 @@ class SequentialExecutor:
         self, algorithm: AnyAlgorithm, tasks: Sequence[Task], starts: Sequence[TaskStart], seed: int
     ) -> TaskResults:
         """The tasks' results, in order."""
-        with self._problem.numerics():
+        with self._problem.precision_context():
             each = [
                 self._one(algorithm, task, start, seed) for task, start in zip(tasks, starts, strict=True)
             ]
@@ -140,11 +140,13 @@ class SequentialExecutor:
         problem = self._problem
         own = draws.torch_seed(seed, "module", task.client, task.visit)
         key = torch.tensor(dropout_key(own), device=problem.device)
-        grad = TaskGradient(problem, problem.differentiate_alone, problem.with_keys(start.statistics, key))
+        grad = TaskGradient(
+            problem, problem.differentiate_by_autograd, problem.with_dropout_key(start.statistics, key)
+        )
         visit = trees.map(lambda leaf: leaf.to(self._problem.device), start.visit)
         with _seeded_rng(problem.device, own):
             upload, memory = algorithm.local(start.message, start.memory, batches, visit, grad)
-        return TaskResults(upload, memory, problem.without_keys(grad.statistics))
+        return TaskResults(upload, memory, problem.without_dropout_keys(grad.statistics))
 
     def _load(self, indices: list[np.ndarray]) -> tuple[Batch, ...]:
         return tuple(
@@ -167,7 +169,7 @@ def check_module(algorithm: AnyAlgorithm, problem: Problem, population: Populati
     """Refuse a module that cannot do what the algorithm needs."""
     if isinstance(algorithm, Repeats) and algorithm.repeats:
         places = torch.from_numpy(population.indices(0, 0, seed)[0])
-        if not problem.repeats(Batch(load_examples(population, places, problem))):
+        if not problem.is_deterministic(Batch(load_examples(population, places, problem))):
             name = type(algorithm).__name__
             raise InputError(
                 f"{name} takes two gradients of each minibatch, and this module gives two different ones: "
@@ -278,9 +280,9 @@ def make_local_fn(
         batches = Batches(
             **{name: _minibatches(population, problem, *part) for name, part in given.places.items()}
         )
-        grad = TaskGradient(problem, differentiate, problem.with_keys(start.statistics, given.key))
+        grad = TaskGradient(problem, differentiate, problem.with_dropout_key(start.statistics, given.key))
         upload, memory = algorithm.local(start.message, start.memory, batches, start.visit, grad)
-        return TaskResults(upload, memory, problem.without_keys(grad.statistics))
+        return TaskResults(upload, memory, problem.without_dropout_keys(grad.statistics))
 
     return one
 
@@ -310,7 +312,9 @@ class PaddingCheck:
             return True
         if self._fine is None:
             first = torch.arange(min(5, self._population.data.total))
-            self._fine = self._problem.paddable(Batch(load_examples(self._population, first, self._problem)))
+            self._fine = self._problem.is_paddable(
+                Batch(load_examples(self._population, first, self._problem))
+            )
         return self._fine
 
 

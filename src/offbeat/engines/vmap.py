@@ -59,7 +59,7 @@ class VmapExecutor:
         self._full = False  # whether the last attempt ran out of memory
         self._steady = False  # whether the call before computed as many
         self._last = 0  # how many the last call computed
-        self._differentiate = problem.differentiate_in_columns if columns else problem.differentiate
+        self._differentiate = problem.differentiate_by_im2col if columns else problem.differentiate
         self._graphs: GraphCache[tuple[object, ...]] | None = None
         if graphs and problem.device.type == "cuda":
             self._graphs = GraphCache(_MAX_GRAPHS)
@@ -141,7 +141,7 @@ class VmapExecutor:
     def _map(self, algorithm: AnyAlgorithm, given: TaskInputs, count: int) -> TaskResults:
         one = make_local_fn(algorithm, self._problem, self._population, self._differentiate)
         mapped = vmap(one, randomness="error")
-        with self._problem.numerics():
+        with self._problem.precision_context():
             if self._graphs is None:
                 return TaskResults(*mapped(given))
             if not (self._steady and count == self._last):

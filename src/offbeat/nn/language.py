@@ -1,18 +1,6 @@
-"""The optional packages without their chatter, or one sentence on how to get them.
+"""Transformers of Hugging Face as modules to train: token ids in, scores out, adapters on a frozen model.
 
-Text as rows of token ids.
-
-A classifier of `transformers` as a function of token ids.
-
-Adapters of low rank (Hu et al. 2021) on a frozen model.
-
-BERT with adapters, from random weights.
-
-Weights and tokenizers from a folder that `save_pretrained` wrote, or that was downloaded whole.
-
-Transformers of Hugging Face as modules to train: token ids in, scores out, adapters on a frozen body.
-
-`transformers`, `peft` and `tokenizers` are imported when something here is called.
+`transformers`, `peft` and `tokenizers` are optional and are imported when a function here is called.
 """
 
 from collections import Counter
@@ -30,9 +18,25 @@ from torch import Tensor, nn
 from offbeat import draws
 from offbeat.errors import InputError
 
+__all__ = [
+    "Classifier",
+    "Lora",
+    "bert_base",
+    "bert_tiny",
+    "encode",
+    "load_classifier",
+    "load_tokenizer",
+    "train_tokenizer",
+    "with_lora",
+]
+
+PAD, UNKNOWN, START, SEPARATOR = range(4)
+_SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+VOCABULARY_SIZE = 8000
+
 
 def optional_package(name: str) -> Any:
-    """A package of the extra `language`."""
+    """Import a package of the extra `language`."""
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
@@ -43,28 +47,24 @@ def optional_package(name: str) -> Any:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """A stretch without progress bars and advice of `transformers`, which then speaks as it did before."""
-    voice = optional_package("transformers.utils.logging")
-    level, bars = voice.get_verbosity(), voice.is_progress_bar_enabled()
-    voice.set_verbosity_error()
-    voice.disable_progress_bar()
+    """Silence the progress bars and warnings of `transformers`; restore its settings afterwards."""
+    logs = optional_package("transformers.utils.logging")
+    level, bars = logs.get_verbosity(), logs.is_progress_bar_enabled()
+    logs.set_verbosity_error()
+    logs.disable_progress_bar()
     try:
         yield
     finally:
-        voice.set_verbosity(level)
+        logs.set_verbosity(level)
         if bars:
-            voice.enable_progress_bar()
-
-
-PAD, UNKNOWN, START, SEPARATOR = range(4)
-_SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+            logs.enable_progress_bar()
 
 
 def train_tokenizer(texts: Iterable[str], size: int) -> Any:
-    """A tokenizer of the text's most frequent words; other words are spelled.
+    """A WordPiece tokenizer with the most frequent words; other words are split into characters.
 
-    Ties go by the alphabet, so that the same text gives the same ids, which the trainers of `tokenizers` do
-    not promise.
+    Ties are broken alphabetically, so that the same text gives the same ids, which the trainers of
+    `tokenizers` do not guarantee.
     """
     tokenizers = optional_package("tokenizers")
     normal = tokenizers.normalizers.BertNormalizer(lowercase=True)
@@ -74,7 +74,7 @@ def train_tokenizer(texts: Iterable[str], size: int) -> Any:
     symbols = sorted({symbol for word in counts for symbol in word})
     pieces = dict.fromkeys((*_SPECIAL_TOKENS, *symbols, *(f"##{symbol}" for symbol in symbols)))
     if len(pieces) > size:
-        raise InputError(f"{size} tokens are too few for the text's {len(symbols)} symbols: ask for more.")
+        raise InputError(f"{size} tokens are too few for the text's {len(symbols)} characters: ask for more.")
     words = (word for word, _ in sorted(counts.items(), key=lambda one: (-one[1], one[0])))
     pieces |= dict.fromkeys(islice((word for word in words if word not in pieces), size - len(pieces)))
     ids = {piece: number for number, piece in enumerate(pieces)}
@@ -92,7 +92,7 @@ def train_tokenizer(texts: Iterable[str], size: int) -> Any:
 def encode(
     tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None = None, *, length: int
 ) -> Tensor:
-    """(texts, length) token ids, cut or padded at the end; `pairs` are second sentences."""
+    """(texts, length) token ids, truncated or padded at the end; `pairs` are second sentences."""
     if not texts:
         return torch.empty(0, length, dtype=torch.int32)
     with quiet_transformers():
@@ -110,46 +110,49 @@ def encode(
 
 
 class Classifier(nn.Module):
-    """Token ids to scores: padding is not attended to, and a second sentence is marked as one.
+    """Token ids to scores: padding is masked, and a second sentence has token type 1.
 
     The model is any of `transformers` for sequence classification, with adapters of `peft` or without.
-    Where it computes attention in the eager way and draws nothing, clients are computed together.
+    With eager attention and without dropout, clients are computed together.
     """
 
     def __init__(self, model: nn.Module, pad: int, separator: int | None = None) -> None:
         super().__init__()
         self.model = model
         self._pad = pad
-        settings: Any = model.config
-        self._separator = separator if getattr(settings, "type_vocab_size", 0) > 1 else None
-        self._wide = self._takes_wide(getattr(settings, "vocab_size", 3))
+        config: Any = model.config
+        self._separator = separator if getattr(config, "type_vocab_size", 0) > 1 else None
+        self._wide = self._takes_wide(getattr(config, "vocab_size", 3))
 
     @classmethod
     def of(cls, model: nn.Module, tokenizer: Any) -> "Classifier":
-        """With the tokenizer's padding and separator."""
+        """A classifier with the tokenizer's padding and separator tokens."""
         if tokenizer.pad_token_id is None:
             raise InputError("the tokenizer has no padding token: set its pad_token.")
         return cls(model, tokenizer.pad_token_id, tokenizer.sep_token_id)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """(examples, length) whole numbers of any type to (examples, classes)."""
+        """(examples, length) integers of any type to (examples, classes)."""
         return self._scores(ids.long(), self._wide)
 
     def _scores(self, ids: Tensor, wide: bool) -> Tensor:
         seen = ids != self._pad
-        words: dict[str, Tensor] = {
+        kwargs: dict[str, Tensor] = {
             "attention_mask": _attention_bias(seen, _model_dtype(self.model)) if wide else seen
         }
         if self._separator is not None:
             ends = (ids == self._separator).long()
-            second = (ends.cumsum(-1) - ends).clamp(max=1)  # what comes after the first separator
-            words["token_type_ids"] = torch.where(seen, second, 0)
-        scores: Tensor = self.model(input_ids=ids, **words).logits
+            second = (ends.cumsum(-1) - ends).clamp(max=1)  # positions after the first separator
+            kwargs["token_type_ids"] = torch.where(seen, second, 0)
+        scores: Tensor = self.model(input_ids=ids, **kwargs).logits
         return scores
 
     @torch.no_grad()
     def _takes_wide(self, tokens: int) -> bool:
-        """Whether a mask of four axes means the same; one of two is looked into, which cannot be mapped."""
+        """Whether a mask with four axes gives the same scores.
+
+        A mask with two axes is inspected by `transformers`, and `vmap` cannot map that.
+        """
         first, second = [token for token in range(tokens) if token != self._pad][:2]
         row = [first, second, first, second]
         ids = torch.tensor([row, [*row[:2], self._pad, self._pad]], device=_model_device(self.model))
@@ -157,8 +160,8 @@ class Classifier(nn.Module):
         self.model.eval()
         try:
             narrow, wide = self._scores(ids, False), self._scores(ids, True)
-            told = (narrow[0] - narrow[1]).abs().max()  # a head of zeros, say, tells nothing
-            return bool((narrow - wide).abs().max() < 1e-3 * told)
+            difference = (narrow[0] - narrow[1]).abs().max()  # zero where the head ignores its inputs
+            return bool((narrow - wide).abs().max() < 1e-3 * difference)
         except (RuntimeError, ValueError, TypeError, IndexError):
             return False
         finally:
@@ -166,7 +169,7 @@ class Classifier(nn.Module):
 
 
 def _attention_bias(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """(examples, 1, length, length) to add to attention."""
+    """(examples, 1, length, length), added to the attention scores."""
     hidden = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(
         ~seen, torch.finfo(dtype).min
     )
@@ -183,7 +186,10 @@ def _model_device(model: nn.Module) -> torch.device:
 
 @dataclass(frozen=True)
 class Lora:
-    """Adapters on layers by the ends of their names; by default, those of `peft`: in BERT query and value."""
+    """Low-rank adapters (Hu et al. 2021) on layers whose names end so; by default those that `peft` chooses.
+
+    In BERT these are query and value.
+    """
 
     rank: int = 1
     alpha: int = 8
@@ -195,7 +201,7 @@ class Lora:
 
 
 def with_lora(model: nn.Module, lora: Lora = Lora()) -> nn.Module:
-    """The model itself, frozen, with adapters; they and the head for the classes are what is trained."""
+    """The model itself, frozen, with adapters; the adapters and the classification head are trained."""
     peft = optional_package("peft")
     settings = peft.LoraConfig(
         task_type="SEQ_CLS",
@@ -210,25 +216,24 @@ def with_lora(model: nn.Module, lora: Lora = Lora()) -> nn.Module:
     return made
 
 
-VOCABULARY_SIZE = 8000  # of the vocabulary
-# A frozen body of random weights tells too little of its words, so these have adapters, too.
+# A frozen model of random weights tells words apart poorly, so its embeddings have adapters, too.
 _TINY_LORA = Lora(layers=("query", "value", "word_embeddings"))
 _TINY_CONFIG: dict[str, Any] = {
     "hidden_size": 32,
     "num_hidden_layers": 1,
     "num_attention_heads": 2,
     "intermediate_size": 64,
-    "initializer_range": 0.1,  # at the usual 0.02 attention hardly changes what passes through
+    "initializer_range": 0.1,  # at the usual 0.02 attention hardly changes its inputs
 }
 
 
 def bert_tiny(length: int, classes: int, lora: Lora = _TINY_LORA, **more: Any) -> nn.Module:
-    """BERT of one layer, 32 wide; more settings are those of `BertConfig`."""
+    """BERT with one layer of width 32; further settings are those of `BertConfig`."""
     return bert_base(length, classes, lora, **_TINY_CONFIG | more)
 
 
 def bert_base(length: int, classes: int, lora: Lora = Lora(), **more: Any) -> nn.Module:
-    """BERT of its usual size, whose weights torch's generator draws; nothing is dropped out."""
+    """BERT of its usual size with weights from torch's generator, without dropout."""
     transformers = optional_package("transformers")
     settings: dict[str, Any] = {
         "vocab_size": VOCABULARY_SIZE,
@@ -242,12 +247,12 @@ def bert_base(length: int, classes: int, lora: Lora = Lora(), **more: Any) -> nn
     try:
         made = transformers.BertForSequenceClassification(transformers.BertConfig(**settings | more))
     except ValueError as error:
-        raise InputError(f"BERT cannot be made so: {error}") from error
+        raise InputError(f"BERT cannot be built with these settings: {error}") from error
     return Classifier(with_lora(made, lora), PAD, SEPARATOR)
 
 
 def load_tokenizer(folder: Path | str) -> Any:
-    """The tokenizer of a folder."""
+    """The tokenizer in a folder that `save_pretrained` wrote."""
     tokenizer = _from_pretrained(optional_package("transformers").AutoTokenizer, folder, "a tokenizer")
     if tokenizer.pad_token_id is None:
         raise InputError(f"the tokenizer in {folder} has no padding token: set pad_token and save it.")
@@ -255,28 +260,28 @@ def load_tokenizer(folder: Path | str) -> Any:
 
 
 def load_classifier(folder: Path | str, classes: int, lora: Lora = Lora(), seed: int = 0) -> Classifier:
-    """The folder's model with adapters, as a function of token ids; the seed is for what is new in it."""
+    """The model in a folder that `save_pretrained` wrote, with adapters; new weights come from the seed."""
     kind = optional_package("transformers").AutoModelForSequenceClassification
     tokenizer = load_tokenizer(folder)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(draws.torch_seed(seed, "model"))
         settings = {"num_labels": classes, "attn_implementation": "eager", "dtype": torch.float32}
-        model, told = _from_pretrained(kind, folder, "a model", output_loading_info=True, **settings)
-        _check_backbone(model, told["missing_keys"], folder)
+        model, info = _from_pretrained(kind, folder, "a model", output_loading_info=True, **settings)
+        _check_backbone(model, info["missing_keys"], folder)
         return Classifier.of(with_lora(model, lora), tokenizer)
 
 
 def check_folder(weights: Path | str) -> Path:
-    """The folder that somebody names, or one sentence."""
+    """Refuse a path that is not a folder."""
     if not Path(weights).is_dir():
         raise InputError(f"{weights} is not a folder: name one with a model and its tokenizer.")
     return Path(weights)
 
 
 def _check_backbone(model: Any, missing: Iterable[str], folder: Path | str) -> None:
-    """Refuse what would start from random weights elsewhere than at its top, of which nobody is told."""
-    body = f"{model.base_model_prefix}."
-    lacking = sorted(name for name in missing if name.startswith(body) and ".pooler." not in name)
+    """Refuse a model with random weights anywhere but in its head, which would go unnoticed."""
+    backbone = f"{model.base_model_prefix}."
+    lacking = sorted(name for name in missing if name.startswith(backbone) and ".pooler." not in name)
     if lacking:
         raise InputError(
             f"the weights in {folder} are not those of its config.json, for {lacking[0]} is not among them: "
@@ -289,22 +294,9 @@ def _from_pretrained(kind: Any, folder: Path | str, what: str, **settings: Any) 
     try:
         with quiet_transformers():
             return kind.from_pretrained(str(place), local_files_only=True, **settings)
-    except Exception as error:  # of several packages, some with no base but this
+    except Exception as error:  # of several packages, without a common base class
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(
             f"{folder} does not hold {what} that transformers can read ({reason}): fill it with "
             "save_pretrained of both model and tokenizer."
         ) from error
-
-
-__all__ = [
-    "Classifier",
-    "Lora",
-    "bert_base",
-    "bert_tiny",
-    "encode",
-    "load_classifier",
-    "load_tokenizer",
-    "train_tokenizer",
-    "with_lora",
-]

@@ -1,15 +1,14 @@
-"""Dropout whose draws are a function of a key, so that every engine draws the same.
+"""Layers that take the place of torch's own where clients are computed together.
 
-A generator has a state, which cannot be mapped over clients nor recorded in a graph. Here a number's
-place and the key are mixed by a hash into 32 bits, and the key, a buffer of the layer, counts on
-with each call. Engines set it anew for each task.
+Dropout draws from a key, so that every engine draws the same numbers. A generator has a state, which
+can neither be mapped over clients nor recorded in a graph. Here each element's position and the key
+are hashed to 32 bits; the key is a buffer of the layer that is incremented at each call, and engines
+set it for each task.
 
-Convolutions as products of matrices, which map over clients well.
-
-Under `vmap` a convolution becomes one with a group per client, and GPU libraries are slow at many
-groups of few channels. Patches laid out as columns make it one batched product instead. Where a
-patch is small, its gradients are taken through the same product; where it is not, only the way
-forward is a product, and the way back is the library's, which has fast kernels for that.
+Convolutions become matrix products (im2col). Under `vmap` a convolution becomes one with a group per
+client, and GPU libraries are slow at many groups of few channels; with patches as columns it is one
+batched product. For small patches the gradients go through the same product; for larger ones only the
+forward pass is a product, and the backward pass uses the library's kernels, which are fast there.
 """
 
 import copy
@@ -20,17 +19,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-_HASH_MULTIPLIER = 0x9E3779B1 - 2**32  # numbers of 32 bits with a sign: products wrap around
+SMALL_PATCH, LARGE_PATCH = 32, 1024  # elements of a convolution's patch
+_HASH_MULTIPLIER = 0x9E3779B1 - 2**32  # signed 32-bit integers, whose products wrap around
 _HASH_MIX = 0x45D9F3B
 
 
 class KeyedDropout(nn.Dropout):
-    """The same law as the layer it stands for."""
+    """Dropout with the same distribution as `nn.Dropout`, drawn by a key."""
 
     key: Tensor  # () int64
 
     def forward(self, input: Tensor) -> Tensor:
-        """Each number zero with probability p, the others scaled."""
+        """Set each element to zero with probability p and scale the others."""
         if not self.training or self.p == 0:
             return input
         if self.p == 1:
@@ -41,7 +41,7 @@ class KeyedDropout(nn.Dropout):
 
 
 def with_keyed_dropout(module: nn.Module) -> nn.Module:
-    """The module itself, its plain dropout layers made so."""
+    """The module itself, with its `nn.Dropout` layers replaced by `KeyedDropout`."""
     device = next((p.device for p in module.parameters()), None)
     for part in module.modules():
         if type(part) is nn.Dropout:
@@ -51,12 +51,12 @@ def with_keyed_dropout(module: nn.Module) -> nn.Module:
 
 
 def dropout_keys(module: nn.Module) -> list[str]:
-    """The names of the buffers that hold keys."""
+    """The names of the buffers that hold dropout keys."""
     return [f"{path}.key".lstrip(".") for path, part in module.named_modules() if type(part) is KeyedDropout]
 
 
 def _hash_bits(input: Tensor, key: Tensor) -> Tensor:
-    """32 bits for each number; the upper ones, which decide, depend on all of its place and the key."""
+    """32 bits for each element; the upper bits, which decide, depend on its whole position and the key."""
     short = ((key ^ (key >> 31)) & 0x7FFFFFFF).to(torch.int32)
     bits = torch.arange(input.numel(), dtype=torch.int32, device=input.device).view(input.shape)
     bits = bits * _HASH_MULTIPLIER + short
@@ -65,11 +65,8 @@ def _hash_bits(input: Tensor, key: Tensor) -> Tensor:
     return bits
 
 
-SMALL_PATCH, LARGE_PATCH = 32, 1024  # numbers in a patch
-
-
 class Im2colConv2d(nn.Conv2d):
-    """The same function of the same parameters, for small patches."""
+    """`nn.Conv2d` as a matrix product, for small patches."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         outputs = _im2col_conv(input, weight, _pair(self.stride), _pair(self.padding))
@@ -77,7 +74,7 @@ class Im2colConv2d(nn.Conv2d):
 
 
 class Im2colForwardConv2d(nn.Conv2d):
-    """The same function of the same parameters, for larger ones."""
+    """`nn.Conv2d` whose forward pass is a matrix product, for larger patches."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         shape = _pair(self.stride), _pair(self.padding)
@@ -85,11 +82,11 @@ class Im2colForwardConv2d(nn.Conv2d):
         return outputs if bias is None else outputs + bias[:, None, None]
 
 
-def with_im2col(module: nn.Module, most: int = SMALL_PATCH) -> nn.Module:
-    """A copy in which convolutions with at most so many numbers in a patch are computed so."""
+def with_im2col(module: nn.Module, max_patch: int = SMALL_PATCH) -> nn.Module:
+    """A copy in which convolutions with at most `max_patch` elements in a patch are matrix products."""
     copied = copy.deepcopy(module)
     for part in copied.modules():
-        if _is_supported(part, most):
+        if _is_supported(part, max_patch):
             part.__class__ = Im2colConv2d if _patch_size(part) <= SMALL_PATCH else Im2colForwardConv2d
     return copied
 
@@ -107,12 +104,12 @@ class _Im2colForward(torch.autograd.Function):
         ctx.shape = inputs[2:]
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         stride, padding = ctx.shape
-        slope = slope.to(ctx.saved_tensors[0].dtype)  # autocast may have rounded it
+        grad = grad.to(ctx.saved_tensors[0].dtype)  # autocast may have rounded it
         needed = [*ctx.needs_input_grad[:2], False]
         inputs, weights, _ = torch.ops.aten.convolution_backward(
-            slope, *ctx.saved_tensors, None, stride, padding, (1, 1), False, (0, 0), 1, needed
+            grad, *ctx.saved_tensors, None, stride, padding, (1, 1), False, (0, 0), 1, needed
         )
         return inputs, weights, None, None
 
@@ -137,12 +134,12 @@ def _patch_size(part: nn.Module) -> int:
     return math.prod(part.weight.shape[1:])
 
 
-def _is_supported(part: nn.Module, most: int) -> bool:
+def _is_supported(part: nn.Module, max_patch: int) -> bool:
     return (
         type(part) is nn.Conv2d
         and part.groups == 1
         and part.dilation == (1, 1)
         and part.padding_mode == "zeros"
         and not isinstance(part.padding, str)
-        and _patch_size(part) <= most
+        and _patch_size(part) <= max_patch
     )

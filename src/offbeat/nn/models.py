@@ -1,8 +1,7 @@
-"""ResNet-18 for small images: a 3 x 3 stem, and GroupNorm, which keeps no statistics of clients.
+"""The built-in models; they draw no random numbers and keep no statistics, so they map over clients.
 
-He et al. 2016; GroupNorm in place of BatchNorm for clients that differ as in Hsieh et al. 2020.
-
-Default models: they draw nothing as they compute and keep no statistics, so they map over clients.
+ResNet-18 (He et al. 2016) has a 3 x 3 stem for small images, and GroupNorm in place of BatchNorm, whose
+statistics suit no client where clients differ (Hsieh et al. 2020).
 """
 
 import math
@@ -14,65 +13,14 @@ from offbeat import draws
 from offbeat.errors import InputError, unknown_name
 from offbeat.nn.language import bert_base, bert_tiny
 
+NAMES = ("bert-base", "bert-tiny", "charformer", "cnn", "logistic", "mlp", "resnet18")
+_TOKEN_MODELS = ("bert-base", "bert-tiny", "charformer")  # their inputs are token ids
 _RESNET18_STAGES = ((64, 1), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1))
 _NORM_GROUPS = 32
 
 
-class ResidualBlock(nn.Module):
-    """Two convolutions beside a short cut."""
-
-    def __init__(self, before: int, width: int, stride: int) -> None:
-        super().__init__()
-        self.path = nn.Sequential(
-            nn.Conv2d(before, width, 3, stride, 1, bias=False),
-            nn.GroupNorm(_NORM_GROUPS, width),
-            nn.ReLU(),
-            nn.Conv2d(width, width, 3, 1, 1, bias=False),
-            nn.GroupNorm(_NORM_GROUPS, width),
-        )
-        same = stride == 1 and before == width
-        self.short = (
-            nn.Identity()
-            if same
-            else nn.Sequential(
-                nn.Conv2d(before, width, 1, stride, bias=False), nn.GroupNorm(_NORM_GROUPS, width)
-            )
-        )
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """(examples, before, height, width) to (examples, width, height / stride, width / stride)."""
-        outputs: Tensor = (self.path(inputs) + self.short(inputs)).relu()
-        return outputs
-
-
-def resnet18(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """11,173,962 weights on three channels and 10 classes."""
-    if len(shape) != 3 or min(shape[1:]) < 8:
-        raise InputError(
-            f"the model 'resnet18' cannot take inputs of shape {shape}: use images, or the model 'mlp'."
-        )
-    widths = [64, *(width for width, _ in _RESNET18_STAGES)]
-    blocks = [
-        ResidualBlock(before, width, stride)
-        for before, (width, stride) in zip(widths, _RESNET18_STAGES, strict=False)
-    ]
-    return nn.Sequential(
-        nn.Conv2d(shape[0], 64, 3, 1, 1, bias=False),
-        nn.GroupNorm(_NORM_GROUPS, 64),
-        nn.ReLU(),
-        *blocks,
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(512, classes),
-    )
-
-
-NAMES = ("bert-base", "bert-tiny", "charformer", "cnn", "logistic", "mlp", "resnet18")
-_TOKEN_MODELS = ("bert-base", "bert-tiny", "charformer")  # they look tokens up
-
-
 def default_model(source: str) -> str:
-    """The model to try first on a data set."""
+    """The default model of a data set."""
     match source:
         case "mnist" | "fashion-mnist" | "cifar10":
             return "cnn"
@@ -85,7 +33,7 @@ def default_model(source: str) -> str:
 
 
 def build(name: str, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
-    """A model for inputs of that shape (without the axis of examples), with weights that the seed decides."""
+    """A model for inputs of that shape (without the batch axis), initialised from the seed."""
     if name not in NAMES:
         raise unknown_name("model", name, NAMES)
     with torch.random.fork_rng(devices=[]):
@@ -106,7 +54,7 @@ def build(name: str, shape: tuple[int, ...], classes: int, seed: int) -> nn.Modu
 
 
 def check_inputs(name: str, inputs: Tensor, classes: int) -> None:
-    """Refuse to look pixels up as tokens, and to weigh tokens as if they were pixels."""
+    """Refuse pixels for a model that reads tokens, and tokens for one that does not."""
     if name in _TOKEN_MODELS and inputs.is_floating_point():
         raise InputError(f"the model '{name}' reads tokens, which these inputs are not: use the model 'mlp'.")
     if name not in _TOKEN_MODELS and not inputs.is_floating_point():
@@ -126,7 +74,7 @@ def _mlp(shape: tuple[int, ...], classes: int, hidden: int = 64) -> nn.Module:
 
 
 def _cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Two convolutions and two linear layers: 215,370 weights on 28 x 28 pixels and 10 classes."""
+    """Two convolutions and two linear layers: 215,370 weights for 28 x 28 pixels and 10 classes."""
     if len(shape) != 3 or min(shape[1:]) < 4:
         raise InputError(
             f"the model 'cnn' cannot take inputs of shape {shape}: use images, or the model 'mlp'."
@@ -147,7 +95,7 @@ def _cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def _bert(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
-    """With adapters, which alone are trained, on random weights."""
+    """Random weights with adapters; only the adapters and the head are trained."""
     if len(shape) != 1:
         raise InputError(f"the model '{name}' cannot take inputs of shape {shape}: use rows of tokens.")
     return (bert_tiny if name == "bert-tiny" else bert_base)(shape[0], classes)
@@ -160,7 +108,7 @@ def _charformer(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 class Charformer(nn.Module):
-    """A small causal transformer that scores the symbol after a row of symbols."""
+    """A small causal transformer that predicts the character after a sequence of characters."""
 
     def __init__(self, symbols: int, length: int, width: int = 64, heads: int = 4, depth: int = 2) -> None:
         super().__init__()
@@ -172,14 +120,14 @@ class Charformer(nn.Module):
         nn.init.normal_(self.symbol.weight, std=0.02)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """(examples, length) whole numbers of any type to (examples, symbols)."""
+        """(examples, length) integers of any type to (examples, symbols)."""
         hidden = self.symbol(rows.long()) + self.place
         scores: Tensor = self.score(self.norm(self.blocks(hidden)[:, -1]))
         return scores
 
 
 class TransformerBlock(nn.Module):
-    """Attention to what came before, then a layer of its own for each place."""
+    """Causal self-attention, then a feed-forward layer at each position."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -204,8 +152,57 @@ class TransformerBlock(nn.Module):
 
 
 def _causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Causal attention, spelled out because torch's fused kernels do not map over clients on a CPU."""
+    """Causal attention, written out because torch's fused kernels do not map over clients on a CPU."""
     length = query.shape[-2]
     later = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
     scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
     return scores.masked_fill(later, -math.inf).softmax(-1) @ value
+
+
+class ResidualBlock(nn.Module):
+    """Two convolutions with a shortcut."""
+
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.path = nn.Sequential(
+            nn.Conv2d(channels, width, 3, stride, 1, bias=False),
+            nn.GroupNorm(_NORM_GROUPS, width),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 3, 1, 1, bias=False),
+            nn.GroupNorm(_NORM_GROUPS, width),
+        )
+        same = stride == 1 and channels == width
+        self.short = (
+            nn.Identity()
+            if same
+            else nn.Sequential(
+                nn.Conv2d(channels, width, 1, stride, bias=False), nn.GroupNorm(_NORM_GROUPS, width)
+            )
+        )
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(examples, channels, height, width) to (examples, width, height / stride, width / stride)."""
+        outputs: Tensor = (self.path(inputs) + self.short(inputs)).relu()
+        return outputs
+
+
+def resnet18(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """ResNet-18: 11,173,962 weights for three channels and 10 classes."""
+    if len(shape) != 3 or min(shape[1:]) < 8:
+        raise InputError(
+            f"the model 'resnet18' cannot take inputs of shape {shape}: use images, or the model 'mlp'."
+        )
+    widths = [64, *(width for width, _ in _RESNET18_STAGES)]
+    blocks = [
+        ResidualBlock(channels, width, stride)
+        for channels, (width, stride) in zip(widths, _RESNET18_STAGES, strict=False)
+    ]
+    return nn.Sequential(
+        nn.Conv2d(shape[0], 64, 3, 1, 1, bias=False),
+        nn.GroupNorm(_NORM_GROUPS, 64),
+        nn.ReLU(),
+        *blocks,
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(512, classes),
+    )

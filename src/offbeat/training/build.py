@@ -294,7 +294,7 @@ def build_run(
         raise InputError("a CPU does not round products to tf32: use --device cuda, or no --precision.")
     module = module or _build_module(experiment, source)
     problem = Problem(module.to(device), _cross_entropy, experiment.weight_decay, precision)
-    if problem.tracks and (experiment.clip is not None or experiment.secure):
+    if problem.tracks_statistics and (experiment.clip is not None or experiment.secure):
         raise InputError(
             f"the model '{experiment.model}' keeps running statistics, which would leave clients in plain "
             "sight: use a model without them."

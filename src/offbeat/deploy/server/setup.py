@@ -115,7 +115,7 @@ def set_up(plan: ServeConfig, noise: float | None = None, summation: Summation |
         aggregate = _with_summation(build_aggregate(known, method), summation)
         check_privacy(aggregate, opening)
         problem = build_problem(plan)
-        if problem.tracks and (experiment.clip is not None or experiment.secure):
+        if problem.tracks_statistics and (experiment.clip is not None or experiment.secure):
             raise InputError(
                 "the model keeps running statistics, which would leave sites in plain sight: "
                 "use a model without them."

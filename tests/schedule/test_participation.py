@@ -4,7 +4,6 @@ import json
 import time
 from collections import defaultdict
 from itertools import pairwise
-from math import inf
 from typing import Any
 
 import pytest
@@ -12,39 +11,18 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from offbeat.errors import InputError
-from offbeat.schedule.availability import Always, Availability, Cycle, Dropout
-from offbeat.schedule.clock import Clock
-from offbeat.schedule.delays import parse_delay
 from offbeat.schedule.dispatch import (
     Asynchronous,
     Dispatch,
     Phases,
-    Poisson,
     Queues,
-    RoundRefill,
     Synchronous,
 )
 from offbeat.schedule.participation import Participation
 from offbeat.schedule.scheduler import Buffer, Scheduler
+from schedule_world import make_scheduler, scheduler_settings
 
 STEPS = 80  # more than any of these populations can fill
-
-
-def make(
-    dispatch: Dispatch,
-    population: int,
-    buffer: int,
-    participation: Participation,
-    *,
-    seed: int = 0,
-    law: str = "exponential:1",
-    limit: float = inf,
-    dropout: float = 0.0,
-    availability: Availability = Always(),
-) -> tuple[Scheduler, Clock]:
-    draws = dispatch.source(seed)
-    clock = Clock(parse_delay(law).bind(draws, population), draws, Dropout(dropout))
-    return Scheduler(clock, dispatch, draws, population, buffer, limit, availability, participation), clock
 
 
 def play(flow: Scheduler, begin: int = 0, end: int = STEPS) -> list[Buffer]:
@@ -68,31 +46,10 @@ def contributions(steps: list[Buffer]) -> dict[int, list[int]]:
 
 @st.composite
 def settings(draw: st.DrawFn) -> dict[str, Any]:
-    population = draw(st.integers(1, 24))
-    concurrency = draw(st.integers(1, population))
-    buffer = draw(st.integers(1, concurrency))
-    most = draw(st.sampled_from([1, 2, 3]))
-    return {
-        "dispatch": draw(
-            st.sampled_from(
-                [
-                    Synchronous(concurrency),
-                    Asynchronous(concurrency),
-                    Asynchronous(concurrency, eager=False),
-                    RoundRefill(concurrency),
-                    Poisson(concurrency / population),
-                ]
-            )
-        ),
-        "population": population,
-        "buffer": buffer,
-        "participation": Participation(most, draw(st.integers(0, min(4, population // buffer)))),
-        "seed": draw(st.integers(0, 5)),
-        "law": draw(st.sampled_from(["constant:0", "constant:1", "exponential:1", "tiers:large"])),
-        "limit": draw(st.sampled_from([inf, 0, 2])),
-        "dropout": draw(st.sampled_from([0.0, 0.4])),
-        "availability": draw(st.sampled_from([Always(), Cycle(3.0, 0.4), Cycle(50.0, 0.02)])),
-    }
+    """Those of any scheduler, with bounds that it can keep."""
+    options = draw(scheduler_settings(24, phases=False))
+    apart = draw(st.integers(0, min(4, options["population"] // options["buffer"])))
+    return options | {"participation": Participation(draw(st.sampled_from([1, 2, 3])), apart)}
 
 
 @given(settings(), st.booleans())
@@ -102,7 +59,7 @@ def test_under_any_settings_bounds_are_kept_until_nobody_is_left_to_fill_a_buffe
     bounds = options["participation"]
     assert bounds.most is not None
     assume(not start or bounds.most > 1)
-    flow, _ = make(**options)
+    flow, _ = make_scheduler(**options)
     before = len(flow.everyone().tasks) // options["population"] if start else 0
     steps = play(flow)
     made = contributions(steps)
@@ -121,11 +78,11 @@ def test_under_any_settings_bounds_are_kept_until_nobody_is_left_to_fill_a_buffe
 
 @given(settings(), st.integers(0, 6))
 def test_saved_after_any_step_and_loaded_it_has_the_same_future(options: dict[str, Any], cut: int) -> None:
-    flow, clock = make(**options)
+    flow, clock = make_scheduler(**options)
     cut = len(play(flow, end=cut))
     saved = json.loads(json.dumps([flow.save(), clock.save()]))
     expected = play(flow, cut)
-    again, clock = make(**options)
+    again, clock = make_scheduler(**options)
     clock.load(saved[1])
     again.load(saved[0])
     assert play(again, cut) == expected
@@ -135,21 +92,21 @@ def test_saved_after_any_step_and_loaded_it_has_the_same_future(options: dict[st
 
 @given(settings())
 def test_bounds_that_never_bind_change_no_draw(options: dict[str, Any]) -> None:
-    free, _ = make(**options | {"participation": Participation()})
-    wide, _ = make(**options | {"participation": Participation(most=10_000)})
+    free, _ = make_scheduler(**options | {"participation": Participation()})
+    wide, _ = make_scheduler(**options | {"participation": Participation(most=10_000)})
     assert [free.fill(version) for version in range(6)] == [wide.fill(version) for version in range(6)]
     assert wide.ended() is None
 
 
 def test_without_bounds_nothing_of_them_is_saved() -> None:
-    flow, _ = make(Asynchronous(3), 9, 2, Participation())
+    flow, _ = make_scheduler(Asynchronous(3), 9, 2, Participation())
     flow.fill(0)
     assert flow.save().keys() == {"clients", "visits", "pool", "counts", "draws"}
     assert flow.ended() is None
 
 
 def test_a_task_that_is_lost_or_dropped_is_no_contribution() -> None:
-    flow, _ = make(Asynchronous(6), 12, 3, Participation(1, 1), dropout=0.5, limit=0)
+    flow, _ = make_scheduler(Asynchronous(6), 12, 3, Participation(1, 1), dropout=0.5, limit=0)
     steps = play(flow)
     assert len(steps) == 4  # all 12 clients contributed once
     assert flow.counts.lost > 0
@@ -157,13 +114,13 @@ def test_a_task_that_is_lost_or_dropped_is_no_contribution() -> None:
 
 
 def test_contributions_apart_go_on_for_ever_where_only_their_gap_is_bounded() -> None:
-    flow, _ = make(Asynchronous(4), 12, 4, Participation(apart=3))
+    flow, _ = make_scheduler(Asynchronous(4), 12, 4, Participation(apart=3))
     steps = play(flow)
     assert len(steps) == STEPS
     made = contributions(steps)
     assert all(two - one >= 3 for each in made.values() for one, two in pairwise(each))
     assert flow.ended() is None
-    again, clock = make(Asynchronous(4), 12, 4, Participation(apart=3))
+    again, clock = make_scheduler(Asynchronous(4), 12, 4, Participation(apart=3))
     clock.load({"now": 0.0, "serial": 0, "flights": []})
     again.load(json.loads(json.dumps(flow.save())))
 
@@ -171,7 +128,7 @@ def test_contributions_apart_go_on_for_ever_where_only_their_gap_is_bounded() ->
 def test_a_client_is_twice_in_a_buffer_only_where_contributions_may_be_0_apart() -> None:
     repeated = {}
     for apart in (0, 1):
-        flow, _ = make(Asynchronous(4), 4, 4, Participation(STEPS, apart))
+        flow, _ = make_scheduler(Asynchronous(4), 4, 4, Participation(STEPS, apart))
         steps = play(flow, end=30)
         repeated[apart] = sum(len({task.client for task in step.tasks}) < 4 for step in steps)
     assert repeated[0] > 0
@@ -179,13 +136,13 @@ def test_a_client_is_twice_in_a_buffer_only_where_contributions_may_be_0_apart()
 
 
 def test_the_start_is_one_contribution_of_everybody() -> None:
-    flow, _ = make(Synchronous(3), 9, 3, Participation(2, 1))
+    flow, _ = make_scheduler(Synchronous(3), 9, 3, Participation(2, 1))
     flow.everyone()
     assert len(play(flow)) == 3
 
 
 def test_a_start_that_leaves_nothing_to_follow_is_refused() -> None:
-    flow, _ = make(Synchronous(3), 9, 3, Participation(1))
+    flow, _ = make_scheduler(Synchronous(3), 9, 3, Participation(1))
     with pytest.raises(InputError, match="only 1 of each client is allowed"):
         flow.everyone()
     assert flow.counts.started == 0
@@ -197,13 +154,13 @@ def test_dispatchers_that_ask_a_client_again_at_once_are_refused(
     dispatch: Dispatch, bounds: Participation
 ) -> None:
     with pytest.raises(InputError, match="cannot be bounded under phases or queues"):
-        make(dispatch, 9, 2, bounds)
+        make_scheduler(dispatch, 9, 2, bounds)
 
 
 def test_too_few_clients_for_contributions_that_far_apart_are_refused() -> None:
     with pytest.raises(InputError, match=r"4 server steps apart take 12 clients .* there are 11"):
-        make(Asynchronous(5), 11, 3, Participation(apart=4))
-    make(Asynchronous(5), 12, 3, Participation(apart=4))
+        make_scheduler(Asynchronous(5), 11, 3, Participation(apart=4))
+    make_scheduler(Asynchronous(5), 12, 3, Participation(apart=4))
 
 
 @pytest.mark.parametrize(("most", "apart"), [(0, 0), (-1, 0), (None, -1)])
@@ -215,7 +172,7 @@ def test_bounds_below_the_least_are_refused(most: int | None, apart: int) -> Non
 def test_the_cost_of_a_task_does_not_depend_on_how_many_clients_there_are() -> None:
     seconds = {}
     for population in (10_000, 10_000_000):
-        flow, _ = make(Asynchronous(200), population, 100, Participation(3, 5))
+        flow, _ = make_scheduler(Asynchronous(200), population, 100, Participation(3, 5))
         begun = time.process_time()
         for version in range(40):
             assert flow.ended() is None

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from offbeat.core import Task
 from offbeat.errors import InputError
 from offbeat.schedule import scheduler as flow_module
-from offbeat.schedule.availability import Always, Availability, Cycle, Dropout, NextAvailable
+from offbeat.schedule.availability import Cycle, NextAvailable
 from offbeat.schedule.clock import Arrival, Clock
 from offbeat.schedule.delays import parse_delay
 from offbeat.schedule.dispatch import (
@@ -26,6 +26,7 @@ from offbeat.schedule.dispatch import (
     Synchronous,
 )
 from offbeat.schedule.scheduler import Buffer, Scheduler
+from schedule_world import make_scheduler, scheduler_settings
 
 
 @dataclass
@@ -67,53 +68,12 @@ class Watched:
         self.clock.wait(until)
 
 
-def make(
-    dispatch: Dispatch,
-    population: int,
-    buffer: int,
-    *,
-    seed: int = 0,
-    law: str = "exponential:1",
-    limit: float = inf,
-    dropout: float = 0.0,
-    availability: Availability = Always(),
-) -> tuple[Scheduler, Watched]:
-    draws = dispatch.source(seed)
-    clock = Clock(parse_delay(law).bind(draws, population), draws, Dropout(dropout))
-    watched = Watched(clock)
-    return Scheduler(watched, dispatch, draws, population, buffer, limit, availability), watched
+def make(*given: Any, **options: Any) -> tuple[Scheduler, Watched]:
+    """A scheduler on a clock that keeps watch."""
+    return make_scheduler(*given, **options, watch=Watched)
 
 
-@st.composite
-def settings(draw: st.DrawFn) -> dict[str, Any]:
-    population = draw(st.integers(1, 30))
-    concurrency = draw(st.integers(1, population))
-    buffer = draw(st.integers(1, concurrency))
-    dispatch = draw(
-        st.sampled_from(
-            [
-                Synchronous(concurrency),
-                Asynchronous(concurrency),
-                Asynchronous(concurrency, eager=False),
-                RoundRefill(concurrency),
-                Poisson(concurrency / population),
-                Phases(buffer),
-            ]
-        )
-    )
-    return {
-        "dispatch": dispatch,
-        "population": population,
-        "buffer": buffer,
-        "seed": draw(st.integers(0, 5)),
-        "law": draw(st.sampled_from(["constant:0", "constant:1", "exponential:1", "tiers:large"])),
-        "limit": draw(st.sampled_from([inf, 0, 2])),
-        "dropout": draw(st.sampled_from([0.0, 0.4])),
-        "availability": draw(st.sampled_from([Always(), Cycle(3.0, 0.4), Cycle(50.0, 0.02)])),
-    }
-
-
-@given(settings())
+@given(scheduler_settings())
 def test_under_any_settings_the_loop_goes_on_and_every_task_is_accounted_for(options: dict[str, Any]) -> None:
     flow, watched = make(**options)
     time = 0.0
@@ -138,7 +98,7 @@ def test_under_any_settings_the_loop_goes_on_and_every_task_is_accounted_for(opt
         time = filled.time
 
 
-@given(settings(), st.integers(0, 8))
+@given(scheduler_settings(), st.integers(0, 8))
 def test_saved_after_any_step_and_loaded_it_has_the_same_future(options: dict[str, Any], cut: int) -> None:
     flow, watched = make(**options)
     for version in range(cut):
@@ -154,7 +114,7 @@ def test_saved_after_any_step_and_loaded_it_has_the_same_future(options: dict[st
     assert again.counts == flow.counts
 
 
-@given(settings())
+@given(scheduler_settings())
 def test_the_same_seed_gives_the_same_schedule(options: dict[str, Any]) -> None:
     one, _ = make(**options)
     other, _ = make(**options)
@@ -186,14 +146,14 @@ def versions_of_starts(watched: Watched) -> list[int]:
 
 
 def test_an_eager_replacement_of_the_last_arrival_starts_from_the_old_version() -> None:
-    flow, watched = make(Asynchronous(3), 10, 2, law="constant:1")
+    flow, watched = make(Asynchronous(3), 10, 2, delays="constant:1")
     flow.fill(0)
     flow.fill(1)
     assert versions_of_starts(watched) == [0, 0, 0, 0, 0, 1, 1]
 
 
 def test_a_patient_replacement_of_the_last_arrival_starts_from_the_new_version() -> None:
-    flow, watched = make(Asynchronous(3, eager=False), 10, 2, law="constant:1")
+    flow, watched = make(Asynchronous(3, eager=False), 10, 2, delays="constant:1")
     flow.fill(0)
     flow.fill(1)
     assert versions_of_starts(watched) == [0, 0, 0, 0, 1, 1]
@@ -247,7 +207,7 @@ def test_a_client_is_its_own_replacement_after_a_drop_only_when_nobody_is_idle()
 
 
 def test_all_idle_clients_are_equally_likely() -> None:
-    flow, watched = make(Asynchronous(5), 25, 5, law="constant:1")
+    flow, watched = make(Asynchronous(5), 25, 5, delays="constant:1")
     for version in range(1000):
         flow.fill(version)
     counts = [watched.visits[client] for client in range(25)]
@@ -256,7 +216,7 @@ def test_all_idle_clients_are_equally_likely() -> None:
 
 
 def test_a_poisson_cohort_is_every_idle_client_at_its_rate() -> None:
-    flow, watched = make(Poisson(0.5), 20, 1, law="constant:0")
+    flow, watched = make(Poisson(0.5), 20, 1, delays="constant:0")
     sizes = []
     for version in range(400):
         begun = len(watched.log)
@@ -274,7 +234,7 @@ def test_a_poisson_draw_of_nobody_is_drawn_again() -> None:
 
 def test_a_poisson_client_that_is_away_is_not_replaced_by_another() -> None:
     rate, share = 0.5, 0.25
-    flow, watched = make(Poisson(rate), 400, 1, law="constant:0", availability=Cycle(1e9, share))
+    flow, watched = make(Poisson(rate), 400, 1, delays="constant:0", availability=Cycle(1e9, share))
     flow.fill(0)
     assert len(watched.log) - 1 == pytest.approx(400 * rate * share, abs=35)  # four standard deviations
 
@@ -302,7 +262,7 @@ def test_a_population_that_never_comes_is_refused(dispatch: Dispatch) -> None:
 
 
 def test_away_clients_are_waited_for() -> None:
-    flow, watched = make(Asynchronous(2), 3, 2, law="constant:1", availability=Cycle(1000.0, 0.001))
+    flow, watched = make(Asynchronous(2), 3, 2, delays="constant:1", availability=Cycle(1000.0, 0.001))
     filled = flow.fill(0)
     assert filled.time > 10
     assert flow.counts.started == len([what for what, _ in watched.log if what == "start"])
@@ -332,7 +292,7 @@ def test_everyone_takes_part_once_from_version_0_and_none_is_lost() -> None:
 
 def test_everyone_starts_as_soon_as_it_is_there() -> None:
     cycle = Cycle(100.0, 0.3)
-    flow, _ = make(Synchronous(3), 25, 3, law="constant:1", availability=cycle)
+    flow, _ = make(Synchronous(3), 25, 3, delays="constant:1", availability=cycle)
     filled = flow.everyone()
     back = cycle.bind(0)
     for task, begun, end in zip(filled.tasks, filled.started, filled.arrived, strict=True):

@@ -34,6 +34,16 @@ def make_run(folder: Path, **given: Any) -> Path:
     return folder
 
 
+def make_unfinished_run(folder: Path, after: int, **given: Any) -> Path:
+    """The folder of a run whose last checkpoint is of that version, and that has no end."""
+    experiment = Experiment.of(**{"algorithm": "fedbuff"} | SMALL | given)
+    with RunFolder.begin(folder, experiment.settings()) as held:
+        for step in run_experiment(experiment, build_run(experiment), held, save_every=1):
+            if step.version == after:
+                break
+    return folder
+
+
 def change_settings(folder: Path, **values: Any) -> None:
     path = folder / "settings.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | values))

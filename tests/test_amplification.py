@@ -16,13 +16,11 @@ from offbeat.errors import InputError
 from offbeat.privacy.accountant import PldAccountant, Releases, calibrate
 from offbeat.privacy.ledger import correct_statement
 from offbeat.report.build import make_report
-from offbeat.training import checkpoint, runner
-from offbeat.training.build import build_run
+from offbeat.training import checkpoint
 from offbeat.training.checkpoint import Checkpoint
 from offbeat.training.experiment import Experiment
-from offbeat.training.folder import RunFolder
 from offbeat.training.settings_file import read
-from report_world import SMALL, change_settings, lines, write_lines
+from report_world import SMALL, change_settings, lines, make_unfinished_run, write_lines
 
 NONE = "SIMULATION: this is not a privacy guarantee"
 CLAIM: dict[str, Any] = {"clip": "0.5", "noise": 1.0, "delta": 1e-5, "dispatch": "poisson"}
@@ -91,12 +89,7 @@ def test_amplification_is_refused_in_one_sentence_that_says_why_and_what_to_do()
 
 def ongoing(folder: Path, after: int) -> Path:
     """A simulation of which there is a checkpoint of that version."""
-    experiment = Experiment.of(**{"algorithm": "fedbuff"} | SMALL | SIMULATED | {"noise_seed": 1})
-    with RunFolder.begin(folder, experiment.settings()) as held:
-        for step in runner.run_experiment(experiment, build_run(experiment), held, save_every=1):
-            if step.version == after:
-                break
-    return folder
+    return make_unfinished_run(folder, after, **SIMULATED, noise_seed=1)
 
 
 def of_before(folder: Path) -> Path:

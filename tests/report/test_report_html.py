@@ -12,11 +12,7 @@ from offbeat.errors import DivergedError, InputError
 from offbeat.report import build
 from offbeat.report.build import make_report
 from offbeat.report.svg import png_converter
-from offbeat.training import runner
-from offbeat.training.build import build_run
-from offbeat.training.experiment import Experiment
-from offbeat.training.folder import RunFolder
-from report_world import SMALL, change_settings, found, lines, make_run, write_lines
+from report_world import change_settings, found, lines, make_run, make_unfinished_run, write_lines
 
 VOID = {"meta", "link", "input"}
 FETCHES = {"src", "srcset", "action", "formaction", "poster", "data", "xlink:href", "background", "style"}
@@ -125,19 +121,10 @@ def test_it_says_what_is_private_and_on_which_terms(runs: list[Path]) -> None:
     assert "Not private: one, two." in page
 
 
-def killed(folder: Path, after: int) -> Path:
-    """A private run of which there is a checkpoint of that version, and no end."""
-    private = {"clip": "0.5", "noise": 1.0, "delta": 1e-5, "most": 8, "noise_seed": 1}
-    experiment = Experiment.of(**{"algorithm": "fedbuff"} | SMALL | private)
-    with RunFolder.begin(folder, experiment.settings()) as held:
-        for step in runner.run_experiment(experiment, build_run(experiment), held, save_every=1):
-            if step.version == after:
-                break
-    return folder
-
-
 def test_an_epsilon_of_before_is_not_taken_for_all_that_was_spent(tmp_path: Path) -> None:
-    folder = killed(tmp_path / "killed", 5)
+    folder = make_unfinished_run(
+        tmp_path / "killed", 5, clip="0.5", noise=1.0, delta=1e-5, most=8, noise_seed=1
+    )
     page = html.unescape(report([folder]))
     (known,) = re.findall(r"\(epsilon, delta\) = \((\S+), 1e-05\) up to server step 4, and more since:", page)
     assert "the run has not ended, and its checkpoint counts 5 releases" in page

@@ -19,6 +19,10 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 ORACLES = sorted((ROOT / "tests" / "oracles").rglob("*.py"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 NAMES = [str(path.relative_to(SOURCE)) for path in MODULES]
+PACKAGES = [path for path in MODULES if path.name == "__init__.py"]
+FOLDERS = ("src", "tests", "docs", "benchmarks", "experiments", "examples", ".ci")
+TEXT = {"", ".py", ".md", ".toml", ".txt", ".json", ".jsonl", ".ipynb", ".svg", ".html", ".css", ".yaml"}
+OF_EACH_METHOD = {"State", "Message", "Memory", "Upload"}
 
 
 def imported(path: Path) -> Iterator[str]:
@@ -45,6 +49,33 @@ def test_a_module_is_short_and_says_what_it_is(path: Path) -> None:
 @pytest.mark.parametrize("path", MODULES, ids=NAMES)
 def test_a_module_is_named_after_what_it_holds(path: Path) -> None:
     assert not {path.stem, path.parent.name} & {"utils", "helpers", "common", "misc", "base", "internal"}
+
+
+def test_every_public_class_has_a_name_of_its_own() -> None:
+    """But for the four that each method defines in its own file, which are one idea."""
+    places: dict[str, list[str]] = {}
+    for path, name in zip(MODULES, NAMES, strict=True):
+        apart = OF_EACH_METHOD if path.parent.name == "algorithms" else set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and node.name not in apart and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(name)
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+@pytest.mark.parametrize("path", PACKAGES, ids=[path.parent.name for path in PACKAGES])
+def test_a_package_says_in_a_sentence_what_is_in_it(path: Path) -> None:
+    summary, *_ = str(ast.get_docstring(ast.parse(path.read_text()))).split("\n\n")
+    assert len(summary.split()) >= 5
+    assert summary.endswith(".")
+
+
+def test_no_file_names_a_place_on_a_machine() -> None:
+    """Apart from `/home/somebody`, which tests use as an example."""
+    own = re.compile(r"(?<![\w.])/(?:work|root|mnt|Users|home/(?!somebody))\b/?\w")
+    paths = [*ROOT.iterdir(), *(path for name in FOLDERS for path in sorted((ROOT / name).rglob("*")))]
+    files = [path for path in paths if path.is_file() and path.suffix in TEXT]
+    assert len(files) > 300
+    assert [str(path.relative_to(ROOT)) for path in files if own.search(path.read_text())] == []
 
 
 def test_the_licence_is_the_one_that_the_project_declares() -> None:

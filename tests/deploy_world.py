@@ -18,7 +18,7 @@ from offbeat.aggregate.mean import Mean
 from offbeat.core import AnyAlgorithm, Task, Visit
 from offbeat.deploy.protocol.strict_json import Reason
 from offbeat.deploy.protocol.transport import Reply, TransportError
-from offbeat.deploy.server.registry import SessionConfig
+from offbeat.deploy.server.exchange import SessionConfig
 from offbeat.deploy.server.session import DeployedEngine
 from offbeat.deploy.site.site import Site
 from offbeat.engines.local import SequentialExecutor, TaskStart
@@ -100,7 +100,7 @@ class Network:
         self.trouble("nodes")
         return frozenset(self.sites) - self.hidden
 
-    def push(self, node: int, kind: str, note: str, payload: bytes, seconds: float) -> str:
+    def push(self, node: int, kind: str, header: str, payload: bytes, timeout: float) -> str:
         self.trouble("push")
         if node not in self.sites:
             raise TransportError("no such node")
@@ -108,14 +108,14 @@ class Network:
         due = max(self.clock.now, self._free.get(node, 0.0)) + self.random.uniform(0.2, 3.0)
         self._free[node] = due
         number = f"m{self.count}"
-        self.letters[number] = Letter(number, node, kind, note, payload, due)
+        self.letters[number] = Letter(number, node, kind, header, payload, due)
         self.trouble("pushed")
         return number
 
-    def pull(self, numbers: Sequence[str]) -> list[Reply]:
+    def pull(self, message_ids: Sequence[str]) -> list[Reply]:
         self.trouble("pull")
         replies, self.extra = self.extra, []
-        for number in numbers:
+        for number in message_ids:
             letter = self.letters.get(number)
             if letter is not None and letter.due <= self.clock.now and letter.node in self.sites:
                 del self.letters[number]

@@ -503,8 +503,8 @@ def journal_files(folder: Path) -> dict[str, str]:
     for task in TASKS[:2]:
         journal.accept(AcceptedUpload(task, 12.5, wire.specs_of(LEAVES), wire.pack(LEAVES)))
     journal.copy_aside(TASKS[:1])
-    journal.keep(1, {"flow": [1, 2]})
-    journal.keep(2, {"flow": [3]})
+    journal.append(1, {"flow": [1, 2]})
+    journal.append(2, {"flow": [3]})
     journal.close()
     files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
     return {
@@ -529,7 +529,7 @@ def monitoring(folder: Path) -> Golden:
     watch.rejected(11, 0, Reason.INFINITE, "there is a NaN.")
     watch.lost(0, TASKS[1])
     watch.set_aside(0, TASKS[1])
-    watch.aside(0, 60.0)
+    watch.cooling_down(0, 60.0)
     watch.unreachable("it is gone.")
     watch.reachable()
     watch.stepped(Progress(1, 10.0, 2, 1.0, {"version": 1, "accuracy": 0.5, "loss": 1.0}), [1, 1])
@@ -553,7 +553,7 @@ def deployed_messages(place: Path) -> Golden:
     sent: list[Golden] = []
 
     def listen(letter: Letter, reply: Reply) -> list[Reply]:
-        for note, payload in ((letter.note, letter.payload), (reply.note, reply.payload)):
+        for note, payload in ((letter.note, letter.payload), (reply.header, reply.payload)):
             told = json.loads(note) if note else {}
             form = tuple((name, tuple(shape)) for name, shape in told.get("form", ()))
             leaves = wire.unpack(payload, form) if payload else []

@@ -28,17 +28,17 @@ class InMemory:
     def nodes(self) -> frozenset[int]:
         return frozenset(self._sites)
 
-    def push(self, node: int, kind: str, note: str, payload: bytes, seconds: float) -> str:
+    def push(self, node: int, kind: str, header: str, payload: bytes, timeout: float) -> str:
         self._count += kind == "task"
         if kind == "task" and self._count % self._every == 0:
             self.weights.append((self._count, resident()))
         number = f"{kind}-{self._count}-{node}"
-        self._letters[number] = node, kind, note, payload
+        self._letters[number] = node, kind, header, payload
         return number
 
-    def pull(self, numbers: Sequence[str]) -> list[Reply]:
+    def pull(self, message_ids: Sequence[str]) -> list[Reply]:
         replies = []
-        for number in numbers:
+        for number in message_ids:
             node, *asked = self._letters.pop(number)
             replies.append(Reply(number, node, *self._sites[node].answer(*asked), None))
         return replies

@@ -218,15 +218,18 @@ class Direct:
     def nodes(self) -> frozenset[int]:
         return frozenset(range(len(self._sites)))
 
-    def push(self, node: int, kind: str, note: str, payload: bytes, seconds: float) -> str:
+    def push(self, node: int, kind: str, header: str, payload: bytes, timeout: float) -> str:
         number = str(len(self._waits))
         wait = 0 if kind == "hello" else draws.randbelow(6, 1, "wait", int(number))
-        self._waits[number] = wait, Reply(number, node, *self._sites[node].answer(kind, note, payload), None)
+        self._waits[number] = (
+            wait,
+            Reply(number, node, *self._sites[node].answer(kind, header, payload), None),
+        )
         return number
 
-    def pull(self, numbers: Sequence[str]) -> list[Reply]:
+    def pull(self, message_ids: Sequence[str]) -> list[Reply]:
         ready = []
-        for number in numbers:
+        for number in message_ids:
             wait, reply = self._waits[number]
             self._waits[number] = wait - 1, reply
             if not wait:

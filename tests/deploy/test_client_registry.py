@@ -28,7 +28,7 @@ def come(path: Path, comers: list[int], bound: bool) -> None:
     order: list[int] = []
     for turn, comer in enumerate(comers):
         if comer not in order and len(order) == 5:
-            with pytest.raises(Rejected, match="has its 5 sites already"):
+            with pytest.raises(Rejected, match="already has its 5 sites"):
                 roster.admit(comer, f"site {comer}", site(comer))
             continue
         if comer not in order:
@@ -53,10 +53,10 @@ def test_the_file_says_which_name_each_client_has(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("node", "name", "number", "sentence"),
     [
-        (8, "a", 1, "came with another key before"),
-        (7, "b", 2, "the node of b is that of a, by its key"),
-        (7, "b", 1, "the site b was a when it first came"),
-        (8, "a", 2, "there is another site a in this run"),
+        (8, "a", 1, "joined with another key before"),
+        (7, "b", 2, "the key of b belongs to the node of a"),
+        (7, "b", 1, "the site b first joined as a"),
+        (8, "a", 2, "this run has another site a"),
     ],
 )
 def test_a_bound_site_is_its_node_and_its_name(
@@ -75,7 +75,7 @@ def test_sites_from_before_keys_were_used_are_bound_when_they_come_again(tmp_pat
     ClientRegistry(path, 3, bound=False).admit(7, "a", site(1))
     roster = ClientRegistry(path, 3, bound=True)
     assert roster.admit(8, "a", site(1)) == 0
-    with pytest.raises(Rejected, match="came with another key before"):
+    with pytest.raises(Rejected, match="joined with another key before"):
         ClientRegistry(path, 3, bound=True).admit(7, "a", site(1))
 
 
@@ -83,5 +83,5 @@ def test_sites_from_before_keys_were_used_are_bound_when_they_come_again(tmp_pat
 def test_a_damaged_file_is_one_sentence(tmp_path: Path, text: str) -> None:
     path = tmp_path / "roster.json"
     path.write_text(text)
-    with pytest.raises(InputError, match="put it back as it was"):
+    with pytest.raises(InputError, match="restore it"):
         ClientRegistry(path, 3, bound=False)

@@ -103,17 +103,17 @@ class Campaign:
         return [reply]
 
     def do_answer_with_an_older_upload(self, reply: Reply) -> list[Reply]:
-        others = [old for old in self.seen if old.note != reply.note]
+        others = [old for old in self.seen if old.header != reply.header]
         if not others:
             return []
         old = self.random.choice(others)
-        return [reply._replace(note=old.note, payload=old.payload)]
+        return [reply._replace(header=old.header, payload=old.payload)]
 
     def do_answer_as_another_node(self, reply: Reply) -> list[Reply]:
         return [reply._replace(node=reply.node + 1), reply]
 
     def do_answer_what_was_never_asked(self, reply: Reply) -> list[Reply]:
-        return [reply._replace(number="m-1"), reply]
+        return [reply._replace(message_id="m-1"), reply]
 
     def do_nan(self, reply: Reply) -> list[Reply]:
         bad = struct.pack("<d", self.random.choice([float("nan"), float("inf"), -float("inf")]))
@@ -138,22 +138,22 @@ class Campaign:
         return [self.noted(reply, run="0" * 32)]
 
     def do_future(self, reply: Reply) -> list[Reply]:
-        task = json.loads(reply.note).get("task", [0, 0, 0])
+        task = json.loads(reply.header).get("task", [0, 0, 0])
         return [self.noted(reply, task=[task[0], task[1] + 1, task[2]])]
 
     def do_other_client(self, reply: Reply) -> list[Reply]:
-        task = json.loads(reply.note).get("task", [0, 0, 0])
+        task = json.loads(reply.header).get("task", [0, 0, 0])
         return [self.noted(reply, task=[(task[0] + 1) % 5, *task[1:]])]
 
     def do_garbage(self, reply: Reply) -> list[Reply]:
-        return [reply._replace(note=reply.note[: len(reply.note) // 2])]
+        return [reply._replace(header=reply.header[: len(reply.header) // 2])]
 
     def do_forget(self, reply: Reply) -> list[Reply]:
         """A note that says the site has lost its memory; harmless where there was none."""
-        return [self.noted(reply, memory="new")] if "memory" in reply.note else []
+        return [self.noted(reply, memory="new")] if "memory" in reply.header else []
 
     def do_fail(self, reply: Reply) -> list[Reply]:
-        return [Reply(reply.number, 1, "", b"", "code 2, it raised")]
+        return [Reply(reply.message_id, 1, "", b"", "code 2, it raised")]
 
     def do_raise(self, reply: Reply) -> list[Reply]:
         return [self.noted(reply, error="the site's own work failed.")]
@@ -175,7 +175,7 @@ class Campaign:
         self.network.join(self.run.site(client))
 
     def noted(self, reply: Reply, **changes: Any) -> Reply:
-        return reply._replace(note=json.dumps(json.loads(reply.note) | changes))
+        return reply._replace(header=json.dumps(json.loads(reply.header) | changes))
 
     def after(self, seconds: float, happen: Callable[[], None]) -> None:
         self.later.append((self.clock.now + seconds, happen))
@@ -199,7 +199,7 @@ def place() -> Iterator[Path]:
 
 def explode(campaign: Campaign, patch: pytest.MonkeyPatch) -> None:
     """Kills before, after and in the middle of all that is written."""
-    replace, keep, drop, save = files.write_atomic, Journal.keep, Journal.drop, RunFolder.save
+    replace, keep, drop, save = files.write_atomic, Journal.append, Journal.drop, RunFolder.save
 
     def replacing(path: Path, pieces: Iterable[bytes]) -> None:
         pieces = list(pieces)
@@ -240,7 +240,7 @@ def explode(campaign: Campaign, patch: pytest.MonkeyPatch) -> None:
         campaign.burn()
 
     patch.setattr(files, "write_atomic", replacing)
-    patch.setattr(Journal, "keep", keeping)
+    patch.setattr(Journal, "append", keeping)
     patch.setattr(Journal, "drop", dropping)
     patch.setattr(RunFolder, "save", saving)
 

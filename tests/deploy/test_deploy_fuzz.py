@@ -276,7 +276,7 @@ def little_room() -> Iterator[None]:
 
 
 def accept() -> None:
-    leaves = validate_upload(NOTE, PAYLOAD, TASK, RUN, INTAKE, LIMIT)
+    _, leaves = validate_upload(NOTE, PAYLOAD, TASK, RUN, INTAKE, LIMIT)
     assert all(torch.equal(one, other) for one, other in zip(leaves, LEAVES, strict=True))
 
 

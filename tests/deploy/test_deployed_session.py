@@ -21,7 +21,7 @@ from offbeat.deploy.protocol.messages import HelloReply, UploadMessage
 from offbeat.deploy.protocol.strict_json import Reason
 from offbeat.deploy.protocol.transport import Reply, TransportError
 from offbeat.deploy.protocol.wire import byte_size, specs_of
-from offbeat.deploy.server.registry import SessionConfig
+from offbeat.deploy.server.exchange import SessionConfig
 from offbeat.deploy.server.session import DeployedSession as Session
 from offbeat.deploy.server.session import StopRequested, max_upload_bytes
 from offbeat.deploy.server.validation import plain_validator
@@ -127,7 +127,7 @@ def test_the_run_waits_until_somebody_comes(place: Path) -> None:
 def test_a_site_that_joins_is_given_a_task_while_the_others_are_still_at_work(place: Path) -> None:
     run = Deployment(place, clients=3, rounds=2, buffer=2, dispatch=Asynchronous(3), terms={"deadline": 9e3})
     run.network.random.uniform = lambda low, high: 500.0  # type: ignore[method-assign]
-    run.terms["greeting"] = 1e3
+    run.terms["greeting_timeout"] = 1e3
     late = run.site(2)
     for client in range(2):
         run.network.join(run.site(client))
@@ -267,7 +267,7 @@ def test_a_network_that_stays_away_ends_the_run_saved(place: Path) -> None:
 
     run.network.trouble = trouble
     with run.joined():
-        with pytest.raises(InputError, match="see that the SuperLink runs, then resume"):
+        with pytest.raises(InputError, match="check that the SuperLink is running, then resume"):
             run.serve()
         away = False
         run.network.letters.clear()
@@ -285,7 +285,7 @@ def bad(change: dict[str, Any] | bytes) -> Any:
         done.append(letter)
         if isinstance(change, bytes):
             return [reply._replace(payload=change)]
-        return [reply._replace(note=json.dumps(json.loads(reply.note) | change))]
+        return [reply._replace(header=json.dumps(json.loads(reply.header) | change))]
 
     return meddle
 
@@ -316,7 +316,7 @@ def test_a_bad_upload_is_rejected_by_its_reason_and_loses_nothing_else(
         assert run.log.reasons() in ([Reason.VERSION], [Reason.TASK])
     else:
         assert run.log.reasons() == [reason]
-    assert run.log.count("lost") == run.log.count("aside") == 1
+    assert run.log.count("lost") == run.log.count("cooling_down") == 1
     agree(run)
 
 
@@ -418,7 +418,7 @@ def test_uploads_in_the_buffer_can_be_set_aside_once(place: Path, name: str) -> 
 def test_nothing_is_set_aside_in_the_start_of_everybody(place: Path) -> None:
     run = Deployment(place, "adamasfl")
     (place / "set-aside").touch()
-    with run.joined(), pytest.raises(InputError, match="the upload of everybody is needed"):
+    with run.joined(), pytest.raises(InputError, match="which needs the upload of every client"):
         run.serve(set_aside=place / "set-aside")
 
 
@@ -431,7 +431,7 @@ def test_each_message_is_answered_once_by_the_node_it_went_to(place: Path) -> No
             return [reply]
         done.append(1)
         other = next(node for node in run.network.sites if node != letter.node)
-        return [reply._replace(node=other), reply._replace(number="m0"), reply, reply]
+        return [reply._replace(node=other), reply._replace(message_id="m0"), reply, reply]
 
     run.network.meddle = meddle
     with run.joined():
@@ -448,14 +448,14 @@ def test_a_site_that_has_lost_its_memory_is_not_believed(place: Path) -> None:
     def meddle(letter: Letter, reply: Reply) -> list[Reply]:
         if letter.kind == "task" and json.loads(letter.note)["committed"] >= 0 and len(seen) < 2:
             seen.add(letter.node)
-            return [reply._replace(note=reply.note.replace('"kept"', '"new"'))]
+            return [reply._replace(header=reply.header.replace('"kept"', '"new"'))]
         return [reply]
 
     run.network.meddle = meddle
     with run.joined():
         run.serve()
     assert set(run.log.reasons()) == {Reason.SETTINGS}
-    assert "has lost what it kept" in run.log.sentences()[0]
+    assert "has lost its memory" in run.log.sentences()[0]
     agree(run)
 
 
@@ -472,7 +472,7 @@ def test_a_client_that_keeps_failing_is_left_alone_for_longer_each_time(place: P
     run.network.meddle = meddle
     with run.joined():
         run.serve()
-    times = [event[2] for event in run.log.events if event[0] == "aside"]
+    times = [event[2] for event in run.log.events if event[0] == "cooling_down"]
     assert len(times) >= 4
     assert times == [2.0 * 2**count for count in range(len(times))]
     assert "there is no upload: code 2, KeyError: it raised" in run.log.sentences()[0]
@@ -491,8 +491,8 @@ def another(run: Deployment, name: str, folder: str, module: nn.Module | None = 
     [
         (lambda run: another(run, "x", "x", nn.Linear(4, 3).double()), "15 float64, not 18 float64"),
         (lambda run: another(run, "x", "x", nn.Linear(5, 3)), "18 float32, not 18 float64"),
-        (lambda run: another(run, "x", "x"), "the run has its 5 sites already"),
-        (lambda run: another(run, "2", "x"), "2 is there already, by another node"),
+        (lambda run: another(run, "x", "x"), "the run already has its 5 sites"),
+        (lambda run: another(run, "2", "x"), "2 is already connected through another node"),
     ],
 )
 def test_a_site_that_does_not_fit_is_turned_away_with_the_difference(
@@ -635,7 +635,7 @@ def test_a_second_task_for_a_client_at_work_is_refused(place: Path) -> None:
 def test_methods_whose_clients_look_at_their_staleness_are_refused(place: Path) -> None:
     run = Deployment(place)
     method = build("weight-prediction", run.setting, {})
-    with pytest.raises(InputError, match="look at how stale their task will be"):
+    with pytest.raises(InputError, match="need the staleness of their task"):
         run.engine().open(method, 0, KeyedRng(0))
 
 
@@ -661,9 +661,9 @@ class Parrots:
     def nodes(self) -> frozenset[int]:
         return frozenset(range(1, self._run.clients + 1))
 
-    def push(self, node: int, kind: str, note: str, payload: bytes, seconds: float) -> str:
+    def push(self, node: int, kind: str, header: str, payload: bytes, timeout: float) -> str:
         self._count += 1
-        self._letters[str(self._count)] = (node, kind, note)
+        self._letters[str(self._count)] = (node, kind, header)
         return str(self._count)
 
     def pull(self, numbers: list[str]) -> list[Reply]:

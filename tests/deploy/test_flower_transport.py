@@ -140,10 +140,10 @@ def test_an_upload_whose_pieces_are_still_on_their_way_is_not_waited_for() -> No
 
     link.answer(slow, to_records("slow", b"1"), hold)
     link.answer(quick, to_records("quick", b"2"))
-    assert [reply.note for reply in post.pull([slow, quick])] == ["quick"]
+    assert [reply.header for reply in post.pull([slow, quick])] == ["quick"]
     assert post.pull([slow]) == []
     link.pieces |= held
-    assert [reply.note for reply in post.pull([slow])] == ["slow"]
+    assert [reply.header for reply in post.pull([slow])] == ["slow"]
 
 
 def test_what_nobody_asks_for_any_more_is_let_go() -> None:
@@ -235,11 +235,11 @@ def test_whatever_else_an_answer_is_it_is_told_as_an_error_and_spoils_no_other(
     link.answer(first, to_records("first", b"1"))
     link.answer(last, to_records("last", b"3"))
     link.answer(bad, content, change)
-    replies = {reply.number: reply for reply in post.pull([first, bad, last])}
-    assert replies[first].note == "first"
-    assert replies[last].note == "last"
+    replies = {reply.message_id: reply for reply in post.pull([first, bad, last])}
+    assert replies[first].header == "first"
+    assert replies[last].header == "last"
     told = replies[bad]
-    assert (told.node, told.note, told.payload) == (NODE, "", b"")
+    assert (told.node, told.header, told.payload) == (NODE, "", b"")
     assert told.error is not None
     assert told.error.startswith("the answer cannot be read: ")
     assert len(link.confirmed) == 3
@@ -270,7 +270,7 @@ def test_a_link_that_fails_is_a_post_error_and_nothing_is_lost(call: str, error:
     with pytest.raises(TransportError, match=f"{type(error).__name__}: {error}"):
         calls.get(call, lambda: post.pull([number]))()
     link.fails = lambda now: None
-    assert [reply.note for reply in post.pull([number])] == ["x"]
+    assert [reply.header for reply in post.pull([number])] == ["x"]
 
 
 def test_what_has_come_is_given_even_if_the_link_fails_over_the_next() -> None:
@@ -287,8 +287,8 @@ def test_what_has_come_is_given_even_if_the_link_fails_over_the_next() -> None:
     first = post.pull(numbers)
     assert len(first) == 1
     link.fails = lambda now: None
-    rest = post.pull([number for number in numbers if number != first[0].number])
-    assert sorted(reply.number for reply in first + rest) == sorted(numbers)
+    rest = post.pull([number for number in numbers if number != first[0].message_id])
+    assert sorted(reply.message_id for reply in first + rest) == sorted(numbers)
 
 
 def test_a_run_that_flower_has_ended_is_closed_for_good() -> None:

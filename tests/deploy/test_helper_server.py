@@ -114,7 +114,7 @@ REFUSED: dict[str, tuple[type[RefusedError], str, Change]] = {
     ),
     "bounds that are none": (
         MalformedError,
-        "how reports were clipped",
+        "clipping",
         lambda r, t: (r, replace(t, clipping="x")),
     ),
     "a seed that nobody sealed": (BindingError, "does not open", lambda r, t: (with_seed(r, bytes(64)), t)),

@@ -154,7 +154,7 @@ def test_pauses_double_up_to_a_limit_and_begin_anew() -> None:
     assert not backoff.due
     now[0] = 5.0
     assert backoff.due
-    backoff.succeed()
+    backoff.reset()
     assert backoff.fail() == 1.0
 
 

@@ -59,7 +59,7 @@ def test_a_damaged_upload_is_one_sentence(tmp_path: Path, harm: str) -> None:
         path.write_bytes((tmp_path / "1-5-0.upload").read_bytes())
     else:
         path.write_bytes(data[:-1] if harm == "cut" else data[:-1] + b"y")
-    with pytest.raises(InputError, match="put it back as it was"):
+    with pytest.raises(InputError, match="restore it"):
         journal.read(Task(0, 5, 0))
     journal.close()
 
@@ -98,7 +98,7 @@ def play(folder: Path, steps: list[Step]) -> None:
     known: dict[int, dict[str, Any]] = {}
     for count, (step, number) in enumerate(steps):
         if step == "keep":
-            journal.keep(number, {"count": count})
+            journal.append(number, {"count": count})
             known[number] = {"count": count, "epoch": number}
         elif step == "torn":
             journal.close()
@@ -106,7 +106,7 @@ def play(folder: Path, steps: list[Step]) -> None:
                 file.write(b'{"count": 99, "epoch": 1, "and": "so on and so on"'[:number])
             journal = Journal(folder)
         else:
-            journal.cut(number)
+            journal.discard_before(number)
             known = {epoch: line for epoch, line in known.items() if epoch >= number}
         for epoch in (1, 2, 3):
             assert journal.last(epoch) == known.get(epoch)
@@ -116,9 +116,9 @@ def play(folder: Path, steps: list[Step]) -> None:
 def test_lines_do_not_pile_up() -> None:
     with ramdisk() as folder:
         journal = Journal(folder)
-        journal.keep(1, {"count": -1})
+        journal.append(1, {"count": -1})
         for count in range(2000):
-            journal.keep(2, {"count": count})
+            journal.append(2, {"count": count})
         assert (folder / "kept.jsonl").read_bytes().count(b"\n") <= 300
         assert journal.last(1) == {"count": -1, "epoch": 1}
         assert journal.last(2) == {"count": 1999, "epoch": 2}
@@ -135,7 +135,7 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(InputError, match="No space left on device"):
         journal.accept(upload())
     with pytest.raises(InputError, match="No space left on device"):
-        journal.keep(1, {})
+        journal.append(1, {})
     monkeypatch.undo()
     journal = again(journal, tmp_path)
     assert not journal.tasks

@@ -54,7 +54,7 @@ def test_a_client_is_working_idle_aside_or_away() -> None:
     watch.sent(2, Task(2, 0, 0), 10)
     assert standing() == "working"
     watch.lost(2, Task(2, 0, 0))
-    watch.aside(2, 30.0)
+    watch.cooling_down(2, 30.0)
     assert standing() == "aside"
     clock.now += 31
     assert standing() == "idle"

@@ -35,7 +35,7 @@ def test_what_happens_is_counted() -> None:
     watch.accepted(0, Task(0, 0, 0), 2.0, 400, 0.5)
     watch.rejected(101, 1, Reason.INFINITE, "leaf 0 has a NaN")
     watch.lost(1, Task(1, 0, 0))
-    watch.aside(1, 60.0)
+    watch.cooling_down(1, 60.0)
     watch.left(102, 2)
     found = samples(watch)
     expected = {

@@ -13,7 +13,7 @@ def norms(norm: float, statistic: float = 1.0, kind: str = "Upload") -> UploadNo
 
 
 def knowing(count: int, norm: float = 2.0, most: float | None = None) -> NormGuard:
-    lengths = NormGuard(most, model=3.0)
+    lengths = NormGuard(most, model_norm=3.0)
     for _ in range(count):
         lengths.check(norms(norm))
         lengths.add(norms(norm))

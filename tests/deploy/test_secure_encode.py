@@ -323,7 +323,7 @@ def test_an_intake_of_shares_takes_what_a_site_sends_and_joins_it() -> None:
         task = TASK._replace(client=client)
         leaves = secure_encode(UPLOAD, {}, task, FACTS, PLAN, None)
         note = encode_message(UploadMessage("run", task, specs_of(leaves), "none", 0.0, None))
-        uploads.append(validate_upload(note, pack(leaves), task, "run", intake, 10_000))
+        uploads.append(validate_upload(note, pack(leaves), task, "run", intake, 10_000)[1])
         assert all(map(torch.equal, uploads[-1], leaves))
         intake.examine(task, uploads[-1])
     assert seen == [TASK._replace(client=client) for client in range(3)]

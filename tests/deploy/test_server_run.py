@@ -79,16 +79,16 @@ class AtOnce:
         self.after(self.tasks)
         return frozenset(self.sites)
 
-    def push(self, node: int, kind: str, note: str, payload: bytes, seconds: float) -> str:
+    def push(self, node: int, kind: str, header: str, payload: bytes, timeout: float) -> str:
         self.count += 1
         self.tasks += kind == "task"
         number = str(self.count)
-        self.answers[number] = Reply(number, node, *self.sites[node].answer(kind, note, payload), None)
+        self.answers[number] = Reply(number, node, *self.sites[node].answer(kind, header, payload), None)
         return number
 
-    def pull(self, numbers: Sequence[str]) -> list[Reply]:
+    def pull(self, message_ids: Sequence[str]) -> list[Reply]:
         self.after(self.tasks)
-        return [self.answers.pop(number) for number in numbers if number in self.answers]
+        return [self.answers.pop(number) for number in message_ids if number in self.answers]
 
 
 @pytest.fixture(scope="module")
@@ -324,8 +324,8 @@ def test_a_run_does_not_go_on_without_knowing_which_site_is_which_client(
 class Poisoned(AtOnce):
     """One site answers one task with numbers that are finite, and as large as can be."""
 
-    def push(self, node: int, kind: str, note: str, payload: bytes, seconds: float) -> str:
-        number = super().push(node, kind, note, payload, seconds)
+    def push(self, node: int, kind: str, header: str, payload: bytes, timeout: float) -> str:
+        number = super().push(node, kind, header, payload, timeout)
         reply = self.answers[number]
         if kind == "task" and self.tasks == 5:
             poison = struct.pack("<f", 3e38) * (len(reply.payload) // 4)

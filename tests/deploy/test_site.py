@@ -10,6 +10,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from msgspec import structs
 from torch import nn
 
 from offbeat import Asynchronous, Epochs, Examples, Problem, Sequential, Setting, Synchronous, build, trees
@@ -106,10 +107,10 @@ class BySites:
         )
         text, payload = self._sites[task.client].answer("task", messages.encode_message(note), pack(down))
         intake = plain_validator(algorithm, self._x, start.statistics)
-        leaves = validate_upload(text, payload, task, "run-1", intake, 10**6)
+        _, leaves = validate_upload(text, payload, task, "run-1", intake, 10**6)
         self._committed[task.client] = task.visit
         self.memories.append(decode_upload(text).memory)
-        uploads, statistics = trees.unflatten(intake.shape, leaves)
+        uploads, statistics = trees.unflatten(intake.structure, leaves)
         return TaskResults(uploads, start.memory, statistics)
 
 
@@ -233,7 +234,7 @@ class Asking:
         x, statistics = self.world.problem.initial()
         down = (self.algorithm.broadcast(self.algorithm.init(x), 0), statistics)
         note = TaskMessage("run-1", Task(2, 0, 0), False, -1, self.plan, 60.0, specs_of(down), None)
-        return note._replace(**more)
+        return structs.replace(note, **more)
 
     def payload(self) -> bytes:
         x, statistics = self.world.problem.initial()
@@ -266,7 +267,7 @@ def test_a_hello_tells_who_it_is_and_what_it_has(tmp_path: Path) -> None:
 def test_an_upload_says_what_it_is_of(tmp_path: Path) -> None:
     asking = Asking(tmp_path)
     upload, payload = asking.ask(task=Task(2, 5, 3))
-    assert upload[:2] == ("run-1", Task(2, 5, 3))
+    assert (upload.run, upload.task) == ("run-1", Task(2, 5, 3))
     assert upload.memory == "new"
     assert len(payload) == byte_size(upload.form)
     assert upload.seconds > 0
@@ -370,7 +371,7 @@ def test_a_plan_that_lacks_something_is_refused(tmp_path: Path) -> None:
     asking = Asking(tmp_path)
     for name in asking.plan:
         less = {key: value for key, value in asking.plan.items() if key != name}
-        assert f"has no {name}" in asking.error(plan=less)
+        assert f"missing required field `{name}`" in asking.error(plan=less)
 
 
 @pytest.mark.parametrize("text", ["", "{}", "nonsense", "[" * 10_000, '{"run": NaN}', "\ud800"])

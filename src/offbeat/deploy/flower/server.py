@@ -72,17 +72,17 @@ class FlowerTransport:
     def key(self, node: int) -> bytes:
         return self._keys.get(node, b"")
 
-    def push(self, node: int, kind: str, note: str, payload: bytes, seconds: float) -> str:
+    def push(self, node: int, kind: str, header: str, payload: bytes, timeout: float) -> str:
         with _transport_errors():
-            message = Message(to_records(note, payload), node, _MESSAGE_TYPES[kind], ttl=seconds)
+            message = Message(to_records(header, payload), node, _MESSAGE_TYPES[kind], ttl=timeout)
             numbers = list(self._grid.push_messages([message]))
         if len(numbers) != 1 or not numbers[0]:
             raise TransportError(f"the SuperLink took no message for node {node}")
         return str(numbers[0])
 
-    def pull(self, numbers: Sequence[str]) -> list[Reply]:
-        self._coming = {number: each for number, each in self._coming.items() if number in set(numbers)}
-        replies = self._ask([number for number in numbers if number not in self._coming])
+    def pull(self, message_ids: Sequence[str]) -> list[Reply]:
+        self._coming = {number: each for number, each in self._coming.items() if number in set(message_ids)}
+        replies = self._ask([number for number in message_ids if number not in self._coming])
         for number, coming in list(self._coming.items()):
             try:
                 reply = self._fetch(number, coming)

@@ -178,7 +178,7 @@ class SuperNodeProcess:
                 self._say(f"waits for the SuperLink at {self._link.address}.")
             return
         self._node, self._since, self._waited = node, time.monotonic(), False
-        self._backoff.succeed()
+        self._backoff.reset()
         self._record().write_text(json.dumps({"superlink": self._link.address, "node": node}))
         self._say(f"connected to {self._link.address} as node {node}.")
 
@@ -317,7 +317,7 @@ class SiteProcess:
     def tend(self) -> None:
         """Start it again if it has died; that this may fail for a while is only told."""
         if self._child is not None and self._child.alive():
-            self._backoff.succeed()
+            self._backoff.reset()
             self._hear(self._child)
             return
         if self._child is not None:

@@ -79,7 +79,7 @@ class GatewayProcess:
             return
         if self._child is not None and not self._child.alive():
             if time.monotonic() - self._child.begun > _GATEWAY_STABLE:
-                self._backoff.succeed()
+                self._backoff.reset()
             self._child = None
             self._backoff.fail()
         if self._child is None and self._backoff.due:
@@ -159,7 +159,7 @@ class LocalSuperLink:
         except InputError as error:
             raise FlowerError(str(error)) from None
         self._moves = False
-        self._backoff.succeed()
+        self._backoff.reset()
         return True
 
     def alive(self) -> bool:

@@ -1,16 +1,16 @@
 """What a leader and a helper say to each other: a request as bytes, and the secret that a leader shows."""
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from msgspec import Meta, Struct
 
 from offbeat.aggregate.secure import TERM_NAMES, read_terms, write_terms
 from offbeat.core import Task
 from offbeat.deploy.keys import SIGNATURE_BYTES
-from offbeat.deploy.protocol import strict_json
-from offbeat.deploy.protocol.strict_json import Rejected
+from offbeat.deploy.protocol.strict_json import Rejected, convert, decode_json
 from offbeat.errors import InputError
 from offbeat.privacy.secure.encoding import SEALED_BYTES
 from offbeat.privacy.secure.servers import SealedSeed, SumRequest, check_request
@@ -19,9 +19,20 @@ from offbeat.privacy.secure.terms import MalformedError, SecureTerms, WeightErro
 MAX_REQUEST_BYTES = 8 << 20  # of a request: tens of thousands of reports
 MAX_SUM_LENGTH = 1 << 27  # numbers of a sum: half a gigabyte
 _LENGTH_BYTES = 4  # bytes that say how long the head is
-_MAX_COUNT = 1 << 62
-_CLIPPING = re.compile(r"(?:[0-9a-f]{64})?")
 _MIN_TOKEN_CHARS, _MAX_TOKEN_CHARS = 16, 1024
+
+
+_Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
+
+
+class _RequestFields(Struct, frozen=True):
+    """The header of a request, beside the terms."""
+
+    clipping: Annotated[str, Meta(pattern=r"\A(?:[0-9a-f]{64})?\Z")]  # a digest of the clipping bounds
+    version: _Count
+    tasks: list[tuple[_Count, _Count, _Count]]
+    counts: list[int]
+    signed: bool
 
 
 class HelperRequest(NamedTuple):
@@ -73,26 +84,19 @@ def _decode_request(data: bytes) -> HelperRequest:
     end = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
     if len(data) < end:
         raise MalformedError("the request ends before its head does.")
-    head = strict_json.decode_json(data[_LENGTH_BYTES:end].decode("ascii", "replace"), MAX_REQUEST_BYTES)
-    names = {*TERM_NAMES, "clipping", "version", "tasks", "counts", "signed"}
-    if type(head) is not dict or set(head) != names:
-        raise MalformedError("the request does not say what it should.")
+    header = decode_json(data[_LENGTH_BYTES:end].decode("ascii", "replace"), MAX_REQUEST_BYTES)
+    fields = convert(header, _RequestFields)
+    if set(header) != {*TERM_NAMES, *_RequestFields.__struct_fields__}:
+        raise MalformedError("the request has other fields than it should.")
     try:
-        terms = read_terms(head)
+        terms = replace(read_terms(header), clipping=fields.clipping)
     except InputError as error:
-        raise MalformedError(f"the request's terms cannot be kept: {error}") from None
-    if type(head["clipping"]) is not str or not _CLIPPING.fullmatch(head["clipping"]):
-        raise MalformedError("the request does not say how reports were clipped.")
-    terms = replace(terms, clipping=head["clipping"])
+        raise MalformedError(f"the request's terms are invalid: {error}") from None
     if terms.length > MAX_SUM_LENGTH:
         raise MalformedError(f"sums of {terms.length} numbers are too long: {MAX_SUM_LENGTH} is the most.")
-    version = strict_json.integer("version", head["version"], 0, _MAX_COUNT)
-    signed = head["signed"]
-    if type(head["tasks"]) is not list or type(head["counts"]) is not list or type(signed) is not bool:
-        raise MalformedError("the request's tasks and counts must be lists, and signed true or false.")
-    tasks = [_task(value) for value in head["tasks"]]
+    version, signed, tasks = fields.version, fields.signed, [Task(*task) for task in fields.tasks]
     each = SEALED_BYTES + SIGNATURE_BYTES * signed
-    if len(data) != end + each * len(tasks) or len(head["counts"]) != len(tasks):
+    if len(data) != end + each * len(tasks) or len(fields.counts) != len(tasks):
         raise MalformedError(f"the request does not hold {each} bytes and one count for each of its reports.")
     middle = end + SEALED_BYTES * len(tasks)
     reports = tuple(
@@ -105,16 +109,9 @@ def _decode_request(data: bytes) -> HelperRequest:
     request = SumRequest(terms.run, version, terms.length, reports, signatures)
     check_request(request)
     # Shares that two servers weigh differently leave noise where the sum should be.
-    for task, count in zip(tasks, head["counts"], strict=True):
+    for task, count in zip(tasks, fields.counts, strict=True):
         if terms.weight(task, version) != count:
             raise WeightError(
                 "leader and helper find different weights: run the same version of offbeat.", [task]
             )
     return HelperRequest(terms, request)
-
-
-def _task(value: object) -> Task:
-    if type(value) is not list or len(value) != 3:
-        raise MalformedError("the request names a task that is not three whole numbers.")
-    client, version, visit = (strict_json.integer("task", number, 0, _MAX_COUNT) for number in value)
-    return Task(client, version, visit)

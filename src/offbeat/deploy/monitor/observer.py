@@ -41,7 +41,7 @@ class Observer(Protocol):
 
     def set_aside(self, client: int, task: Task) -> None: ...
 
-    def aside(self, client: int, seconds: float) -> None: ...
+    def cooling_down(self, client: int, seconds: float) -> None: ...
 
     def unreachable(self, sentence: str) -> None: ...
 
@@ -72,7 +72,7 @@ class NullObserver:
     def set_aside(self, client: int, task: Task) -> None:
         pass
 
-    def aside(self, client: int, seconds: float) -> None:
+    def cooling_down(self, client: int, seconds: float) -> None:
         pass
 
     def unreachable(self, sentence: str) -> None:
@@ -283,7 +283,7 @@ class Monitor:
             sentence = f"the upload of client {client} from version {task.version} is set aside"
             self._events.tell("set_aside", sentence, client=client, version=task.version, visit=task.visit)
 
-    def aside(self, client: int, seconds: float) -> None:
+    def cooling_down(self, client: int, seconds: float) -> None:
         """This client failed too often, and gets no task for so long."""
         with self._lock:
             known = self._board.clients.get(client)

@@ -1,38 +1,47 @@
-"""Why something that came over the network is not used.
+"""Strict decoding of untrusted JSON, and the exception that everything invalid ends in.
 
-Values out of a stranger's JSON: each is of the type and range that was asked for, or is rejected.
+Text is parsed by the standard library with hooks, because msgspec's own parser keeps the last of two equal
+keys and decodes integers of any size; what was parsed is then converted to an annotated type by msgspec.
 """
 
 import json
 import math
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
-_SHOWN = 40  # characters of what a stranger sent, in a sentence
+import msgspec
+
+_MAX_DEPTH = 8
+_MAX_DIGITS = 19
+_INT64_END = 2**63
+_MAX_QUOTED = 40  # characters of an untrusted value in an error message
+_MAX_REASON = 120  # characters of a parser's error message
+
+_T = TypeVar("_T")
 
 
 class Reason(Enum):
-    """One word for counts and logs."""
+    """Why something that came over the network is not used: one word for counts and logs."""
 
-    MALFORMED = "malformed"  # a note that cannot be read
-    RUN = "run"  # of another run
-    TASK = "task"  # not expected, or not this node's
+    MALFORMED = "malformed"  # a message that cannot be read
+    RUN = "run"  # belongs to another run
+    TASK = "task"  # not expected, or given to another node
     REPEATED = "repeated"
-    VERSION = "version"  # from the future
+    VERSION = "version"  # a version that does not exist yet
     SIZE = "size"
-    FORM = "form"  # dtype or shape
-    INFINITE = "infinite"  # NaN too
-    NORM = "norm"  # above the method's own bound, or what is usual in the run
-    RANGE = "range"  # a number where none such can be
-    SETTINGS = "settings"  # the site is set up for something else
-    FAILED = "failed"  # the site raised
+    FORM = "form"  # dtypes or shapes
+    INFINITE = "infinite"  # NaN or infinity
+    NORM = "norm"  # above the method's own bound, or far above what is usual in the run
+    RANGE = "range"  # a number outside its range
+    SETTINGS = "settings"  # the site is configured for something else
+    FAILED = "failed"  # the site raised an exception
     LATE = "late"  # after the deadline
     GONE = "gone"  # the node left
-    AWAY = "away"
+    AWAY = "away"  # the node left before its task was sent
 
 
 class Rejected(Exception):  # noqa: N818 - an outcome that is counted, not a fault of the program
-    """Nothing of it was used; the sentence is for the log, and safe to print."""
+    """Nothing of what was rejected is used; the sentence is for the log and safe to print."""
 
     def __init__(self, reason: Reason, sentence: str) -> None:
         super().__init__(sentence)
@@ -40,23 +49,23 @@ class Rejected(Exception):  # noqa: N818 - an outcome that is counted, not a fau
         self.sentence = sentence
 
 
+def malformed(sentence: str) -> Rejected:
+    """A rejection of a message that cannot be read."""
+    return Rejected(Reason.MALFORMED, sentence)
+
+
 def quote(value: object) -> str:
-    """A stranger's value for a sentence: shortened, and escaped to plain ASCII on one line."""
+    """An untrusted value for an error message: shortened and escaped to ASCII on one line."""
     if isinstance(value, dict | list | tuple):
         return f"a {type(value).__name__} of {len(value)}"
-    shown = ascii(value[:_SHOWN] if isinstance(value, str) else value)
-    return shown if len(shown) <= _SHOWN + 2 else f"{shown[:_SHOWN]}..."
+    shown = ascii(value[:_MAX_QUOTED] if isinstance(value, str) else value)
+    return shown if len(shown) <= _MAX_QUOTED + 2 else f"{shown[:_MAX_QUOTED]}..."
 
 
-_MAX_DEPTH = 8
-_MAX_DIGITS = 19
-_INT64_END = 2**63
-
-
-def decode_json(text: str, most: int) -> Any:
-    """What the text says, where each key is there once and all numbers are finite and of 64 bits."""
-    if type(text) is not str or len(text) > most or not text.isascii():
-        raise Rejected(Reason.MALFORMED, f"the note is not plain ASCII of at most {most} characters.")
+def decode_json(text: str, max_chars: int) -> Any:
+    """The value of ASCII text with unique keys, finite numbers, 64-bit integers and limited nesting."""
+    if type(text) is not str or len(text) > max_chars or not text.isascii():
+        raise malformed(f"the message is not ASCII text of at most {max_chars} characters.")
     try:
         value = json.loads(
             text,
@@ -66,51 +75,36 @@ def decode_json(text: str, most: int) -> Any:
             parse_constant=_finite_float,
         )
     except RecursionError:
-        raise Rejected(Reason.MALFORMED, "the note is nested too deeply.") from None
+        raise malformed("the message is nested too deeply.") from None
     except ValueError as error:
-        raise Rejected(
-            Reason.MALFORMED, f"the note is not JSON as it should be: {str(error)[:100]}."
-        ) from None
+        raise malformed(f"the message is not valid JSON: {_shorten(error)}.") from None
     _check_nesting(value, _MAX_DEPTH)
     return value
 
 
-def integer(what: str, value: Any, least: int, end: int) -> int:
-    """A whole number from `least` to before `end`."""
-    if type(value) is not int or not least <= value < end:
-        raise malformed(what, f"a whole number from {least} to below {end}", value)
-    return value
+def convert(value: Any, kind: type[_T]) -> _T:
+    """A decoded value as an annotated type; nothing is coerced except integers to floats."""
+    try:
+        return msgspec.convert(value, kind, strict=True)
+    except msgspec.ValidationError as error:
+        raise malformed(f"the message is invalid: {_shorten(error)}.") from None
 
 
-def printable_text(what: str, value: Any, most: int) -> str:
-    """Text of one line that can be printed as it is."""
-    if type(value) is not str or not 0 < len(value) <= most or not value.isprintable():
-        raise malformed(what, f"printable text of 1 to {most} characters", value)
-    return value
-
-
-def json_object(what: str, value: Any, most: int) -> dict[str, Any]:
-    """An object of at most so many characters; what is in it is its reader's to check."""
-    if type(value) is not dict or len(json.dumps(value, separators=(",", ":"))) > most:
-        raise malformed(what, f"an object of at most {most} characters", value)
-    return value
-
-
-def malformed(what: str, wanted: str, value: object) -> Rejected:
-    """Something of a note is not what it should be."""
-    return Rejected(Reason.MALFORMED, f"the note's {what} must be {wanted}, not {quote(value)}.")
+def _shorten(error: Exception) -> str:
+    """A parser's message may quote what it parsed."""
+    return ascii(str(error))[1:-1][:_MAX_REASON]
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        raise ValueError("a key is there twice")
+        raise ValueError("a key appears twice")
     return result
 
 
 def _int64(digits: str) -> int:
     if len(digits) > _MAX_DIGITS + 1 or not -_INT64_END <= int(digits) < _INT64_END:
-        raise ValueError("a whole number has more than 64 bits")
+        raise ValueError("an integer has more than 64 bits")
     return int(digits)
 
 
@@ -121,12 +115,12 @@ def _finite_float(digits: str) -> float:
 
 
 def _check_nesting(value: Any, depth: int) -> None:
-    """Refuse what is nested deeply, and text that no encoding can hold."""
+    """Reject deep nesting, and unpaired surrogates, which no encoding can represent."""
     if isinstance(value, dict | list):
         if not depth:
-            raise Rejected(Reason.MALFORMED, f"the note is nested more than {_MAX_DEPTH} deep.")
-        for one in value.values() if isinstance(value, dict) else value:
-            _check_nesting(one, depth - 1)
+            raise malformed(f"the message is nested more than {_MAX_DEPTH} levels deep.")
+        for item in value.values() if isinstance(value, dict) else value:
+            _check_nesting(item, depth - 1)
     for text in [value] if isinstance(value, str) else value if isinstance(value, dict) else ():
         if any("\ud800" <= character <= "\udfff" for character in text):
-            raise Rejected(Reason.MALFORMED, "the note has half a character in it.")
+            raise malformed("the message contains an unpaired surrogate.")

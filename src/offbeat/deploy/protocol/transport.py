@@ -1,18 +1,58 @@
-"""When to try again.
-
-Who keeps failing, and for how long they are left alone.
-
-The network as a session sees it: who is there, what was sent, what came back.
-
-A network that may be away: calls are held back for a while after one failed.
-"""
+"""The transport that carries messages to sites, and how long to wait after a failure."""
 
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
-from offbeat.deploy.monitor.observer import Observer
 from offbeat.errors import InputError
+
+_FIRST_PAUSE, _MAX_PAUSE = 0.5, 30.0  # seconds between two calls to a transport that fails
+_MAX_COOLDOWN = 600.0  # seconds
+
+_T = TypeVar("_T")
+
+
+class Reply(NamedTuple):
+    """The reply to one message; nothing in it has been checked."""
+
+    message_id: str  # of the message that it replies to
+    node: int
+    header: str
+    payload: bytes
+    error: str | None  # why there is no reply, in the transport's own words
+
+
+class TransportError(Exception):
+    """The transport cannot be reached at the moment."""
+
+
+class TransportClosedError(TransportError):
+    """The transport has ended this run: another one has to be submitted."""
+
+
+class Transport(Protocol):
+    """Sends messages to nodes; every call may raise a `TransportError` and may be repeated."""
+
+    def nodes(self) -> frozenset[int]:
+        """The nodes that are connected now."""
+        ...
+
+    def push(self, node: int, kind: str, header: str, payload: bytes, timeout: float) -> str:
+        """Send a message that is to be answered within so many seconds; its id."""
+        ...
+
+    def pull(self, message_ids: Sequence[str]) -> list[Reply]:
+        """The replies to these messages that have arrived; each is returned once."""
+        ...
+
+
+@runtime_checkable
+class KeyedTransport(Protocol):
+    """A transport that knows the public keys of its nodes."""
+
+    def key(self, node: int) -> bytes:
+        """The public key of a connected node as PEM; empty if it has none."""
+        ...
 
 
 class Backoff:
@@ -29,130 +69,91 @@ class Backoff:
         return self._clock() >= self._until
 
     def fail(self) -> float:
-        """One more; the seconds to wait."""
+        """Count one more failure; the seconds to wait."""
         self._pause = min(self._longest, 2 * self._pause or self._first)
         self._until = self._clock() + self._pause
         return self._pause
 
-    def succeed(self) -> None:
-        """The next failure is a first one."""
+    def reset(self) -> None:
+        """Start again from the first pause."""
         self._pause, self._until = 0.0, self._clock()
 
 
-_MAX_COOLDOWN = 600.0  # seconds
-
-
 class Cooldown:
-    """Failures in a row put somebody aside for `base` seconds, doubled each time, at most for ten minutes."""
+    """A back-off for each client or node that keeps failing, of at most ten minutes."""
 
-    def __init__(self, base: float) -> None:
-        self._base = base
-        self._failures: dict[int, tuple[int, float]] = {}  # how many in a row, and aside until when
+    def __init__(self, first: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._first, self._clock = first, clock
+        self._backoffs: dict[int, Backoff] = {}
 
-    def fail(self, who: int, now: float) -> float:
-        """Once more; for how many seconds that puts them aside."""
-        count = self._failures.get(who, (0, 0.0))[0] + 1
-        seconds: float = min(_MAX_COOLDOWN, self._base * 2.0 ** min(count - 1, 60))
-        self._failures[who] = (count, now + seconds)
-        return seconds
+    def fail(self, who: int) -> float:
+        """Count one more failure; the seconds to leave it alone."""
+        if who not in self._backoffs:
+            self._backoffs[who] = Backoff(self._first, _MAX_COOLDOWN, self._clock)
+        return self._backoffs[who].fail()
 
-    def clear(self, who: int) -> None:
-        """It went well, or they are gone."""
-        self._failures.pop(who, None)
+    def reset(self, who: int) -> None:
+        """It succeeded, or is gone."""
+        self._backoffs.pop(who, None)
 
-    def free(self, who: int, now: float) -> bool:
-        """Whether they are not aside."""
-        return who not in self._failures or now >= self._failures[who][1]
-
-
-class Reply(NamedTuple):
-    """What one message brought; nothing in it has been checked."""
-
-    number: str  # of the message that it answers
-    node: int
-    note: str
-    payload: bytes
-    error: str | None  # why there is no answer, in the network's own words
-
-
-class TransportError(Exception):
-    """The network cannot be reached for now."""
-
-
-class TransportClosedError(TransportError):
-    """It carries nothing of this run any more: another has to be begun underneath."""
-
-
-class Transport(Protocol):
-    """Messages to nodes; every call may fail with a `PostError`, and may be tried again."""
-
-    def nodes(self) -> frozenset[int]:
-        """Who is there now."""
-        ...
-
-    def push(self, node: int, kind: str, note: str, payload: bytes, seconds: float) -> str:
-        """Send, with so many seconds to answer; the message's number."""
-        ...
-
-    def pull(self, numbers: Sequence[str]) -> list[Reply]:
-        """The answers to these that have come; each is given once."""
-        ...
-
-
-@runtime_checkable
-class KeyedTransport(Protocol):
-    """A post whose nodes come with keys."""
-
-    def key(self, node: int) -> bytes:
-        """The public key of a node that was there, as PEM; nothing if it has none."""
-        ...
-
-
-_FIRST_PAUSE, _MAX_PAUSE = 0.5, 30.0  # seconds to hold back
-
-_T = TypeVar("_T")
+    def is_over(self, who: int) -> bool:
+        """Whether it may be tried again, or never failed."""
+        return who not in self._backoffs or self._backoffs[who].due
 
 
 class RetryingTransport:
-    """Ends the run once nothing has been reached for `patience` seconds."""
+    """A transport whose calls return None while it is unreachable; gives up after `patience` seconds."""
 
-    def __init__(self, clock: Callable[[], float], patience: float, told: Observer) -> None:
-        self._clock = clock
-        self._patience = patience
-        self._told = told
+    def __init__(
+        self,
+        transport: Transport,
+        patience: float,
+        clock: Callable[[], float],
+        on_failure: Callable[[str], None],
+        on_recovery: Callable[[], None],
+    ) -> None:
+        self._transport, self._patience, self._clock = transport, patience, clock
+        self._on_failure, self._on_recovery = on_failure, on_recovery
         self._since: float | None = None  # the first failure after the last success
-        self._hold = _FIRST_PAUSE
-        self._until = 0.0
+        self._backoff = Backoff(_FIRST_PAUSE, _MAX_PAUSE, clock)
 
     @property
-    def up(self) -> bool:
-        """Whether the last call went through."""
+    def reachable(self) -> bool:
+        """Whether the last call succeeded."""
         return self._since is None
 
-    def ask(self, call: Callable[[], _T]) -> _T | None:
-        """What the call gives; None if it failed, or is held back."""
-        if not self.up and self._clock() < self._until:
+    def nodes(self) -> frozenset[int] | None:
+        return self._call(self._transport.nodes)
+
+    def push(self, node: int, kind: str, header: str, payload: bytes, timeout: float) -> str | None:
+        return self._call(lambda: self._transport.push(node, kind, header, payload, timeout))
+
+    def pull(self, message_ids: Sequence[str]) -> list[Reply] | None:
+        return self._call(lambda: self._transport.pull(message_ids))
+
+    def _call(self, call: Callable[[], _T]) -> _T | None:
+        if not self.reachable and not self._backoff.due:
             return None
         try:
-            answer = call()
+            result = call()
         except TransportClosedError:
             raise
         except TransportError as error:
             self._fail(str(error))
             return None
-        if not self.up:
-            self._told.reachable()
-        self._since, self._hold = None, _FIRST_PAUSE
-        return answer
+        if not self.reachable:
+            self._on_recovery()
+        self._since = None
+        self._backoff.reset()
+        return result
 
     def _fail(self, sentence: str) -> None:
         now = self._clock()
         self._since = now if self._since is None else self._since
-        self._told.unreachable(sentence)
+        self._on_failure(sentence)
         if now - self._since > self._patience:
             raise InputError(
-                f"the network has been away for {now - self._since:.0f} seconds ({sentence}): "
-                "see that the SuperLink runs, then resume the run."
+                f"the network has been unreachable for {now - self._since:.0f} seconds ({sentence}): "
+                "check that the SuperLink is running, then resume the run."
             )
-        self._until = now + self._hold
-        self._hold = min(_MAX_PAUSE, 2 * self._hold)
+        self._backoff.fail()

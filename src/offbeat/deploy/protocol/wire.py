@@ -1,4 +1,4 @@
-"""A tree of tensors as bytes, and back: the leaves one after another, in C order, little endian."""
+"""The binary payload: a tree of tensors as bytes, leaf after leaf, in C order and little endian."""
 
 import math
 import sys
@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from offbeat import trees
-from offbeat.deploy.protocol.strict_json import Reason, Rejected
+from offbeat.deploy.protocol.strict_json import Reason, Rejected, malformed
 from offbeat.errors import InputError
 from offbeat.trees import Tree
 
-TensorSpecs: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]  # ("float32", (3, 4)) of each leaf, in order
+TensorSpecs: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]  # such as ("float32", (3, 4)), for each leaf
 
 DTYPES = {
     "float16": torch.float16,
@@ -31,75 +31,75 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def specs_of(tree: Tree) -> TensorSpecs:
-    """What its leaves are."""
-    return tuple((_name(leaf.dtype), tuple(leaf.shape)) for leaf in trees.leaves(tree))
+    """The dtype and shape of each leaf."""
+    return tuple((_dtype_name(leaf.dtype), tuple(leaf.shape)) for leaf in trees.leaves(tree))
 
 
-def byte_size(form: TensorSpecs) -> int:
-    """How many bytes it takes."""
-    return sum(DTYPES[name].itemsize * math.prod(shape) for name, shape in form)
+def byte_size(specs: TensorSpecs) -> int:
+    """The number of bytes of a payload with these specs."""
+    return sum(DTYPES[name].itemsize * math.prod(shape) for name, shape in specs)
 
 
 def pack(tree: Tree) -> bytes:
-    """The bytes of its leaves, and nothing else."""
-    specs_of(tree)  # refuses what cannot travel
-    return b"".join(_bytes(leaf.detach().cpu().contiguous()).data for leaf in trees.leaves(tree))
+    """The bytes of the leaves, and nothing else."""
+    specs_of(tree)  # raises for dtypes that cannot be sent
+    return b"".join(_to_bytes(leaf.detach().cpu().contiguous()).data for leaf in trees.leaves(tree))
 
 
-def unpack(data: bytes | memoryview, form: TensorSpecs) -> list[Tensor]:
+def unpack(data: bytes | memoryview, specs: TensorSpecs) -> list[Tensor]:
     """The leaves, in memory of their own."""
-    wanted, given = byte_size(form), len(memoryview(data).cast("B"))
-    if given != wanted:
-        raise Rejected(Reason.SIZE, f"the payload has {given} bytes, and its form takes {wanted}.")
+    expected, actual = byte_size(specs), len(memoryview(data).cast("B"))
+    if actual != expected:
+        raise Rejected(Reason.SIZE, f"the payload has {actual} bytes, but its specs take {expected}.")
     result, start = [], 0
-    for name, shape in form:
+    for name, shape in specs:
         leaf = torch.empty(shape, dtype=DTYPES[name])
         source = np.frombuffer(data, np.uint8, leaf.nbytes, start) if leaf.nbytes else np.empty(0, np.uint8)
-        if name == "bool" and leaf.nbytes and source.max() > 1:  # torch takes the byte for granted
-            raise Rejected(Reason.MALFORMED, "a byte of the payload that should be true or false is neither.")
-        _raw(leaf)[:] = _swap_bytes(source, leaf.itemsize)
+        if name == "bool" and leaf.nbytes and source.max() > 1:  # torch does not check the bytes of a bool
+            raise malformed("the payload has a boolean that is neither 0 nor 1.")
+        _raw_bytes(leaf)[:] = _swap_bytes(source, leaf.itemsize)
         result.append(leaf)
         start += leaf.nbytes
     return result
 
 
-def describe_difference(given: TensorSpecs, wanted: TensorSpecs) -> str:
-    """Where two forms differ first, in words; nothing if they are the same."""
-    if given == wanted:
+def describe_difference(actual: TensorSpecs, expected: TensorSpecs) -> str:
+    """The first difference between two specs in words; empty if they are equal."""
+    if actual == expected:
         return ""
-    if len(given) != len(wanted):
-        return f"{len(given)} tensors, not {len(wanted)}"
-    number = next(n for n, (one, other) in enumerate(zip(given, wanted, strict=True)) if one != other)
-    return f"tensor {number} is {_describe(*given[number])}, not {_describe(*wanted[number])}"
+    if len(actual) != len(expected):
+        return f"{len(actual)} tensors, not {len(expected)}"
+    number = next(n for n, (one, other) in enumerate(zip(actual, expected, strict=True)) if one != other)
+    return f"tensor {number} is {_describe(*actual[number])}, not {_describe(*expected[number])}"
 
 
 def is_finite(leaf: Tensor) -> bool:
-    """Whether there is no NaN and no infinity in it."""
-    # no sum over either is finite, and one pass is cheap; a sum that overflows is looked at again
+    """Whether a tensor has neither NaN nor infinity."""
+    # A sum over either is not finite, and one pass is cheap; only a sum that overflows needs a second one.
     return bool(torch.isfinite(leaf.sum())) or bool(torch.isfinite(leaf).all())
 
 
-def _name(dtype: torch.dtype) -> str:
+def _dtype_name(dtype: torch.dtype) -> str:
     if dtype not in _NAMES:
-        raise InputError(f"tensors of {dtype} cannot travel: use one of {', '.join(sorted(DTYPES))}.")
+        raise InputError(f"tensors of {dtype} cannot be sent: use one of {', '.join(sorted(DTYPES))}.")
     return _NAMES[dtype]
 
 
 def _describe(name: str, shape: tuple[int, ...]) -> str:
-    sides = " by ".join(str(side) for side in shape[:4]) or "one"
-    return f"{sides}{' by more' if len(shape) > 4 else ''} {name}"
+    sizes = " by ".join(str(size) for size in shape[:4]) or "one"
+    return f"{sizes}{' by more' if len(shape) > 4 else ''} {name}"
 
 
-def _raw(leaf: Tensor) -> np.ndarray:
-    """The bytes of a leaf on the CPU whose numbers lie in order, not copied."""
-    flat = leaf.as_strided((leaf.numel(),), (1,))  # one number may have any stride, which a view refuses
+def _raw_bytes(leaf: Tensor) -> np.ndarray:
+    """The bytes of a contiguous tensor on the CPU, not copied."""
+    flat = leaf.as_strided((leaf.numel(),), (1,))  # a single number may have any stride, which view() refuses
     return flat.view(torch.uint8).numpy()
 
 
-def _bytes(leaf: Tensor) -> np.ndarray:
-    return np.ascontiguousarray(_swap_bytes(_raw(leaf), leaf.itemsize))
+def _to_bytes(leaf: Tensor) -> np.ndarray:
+    return np.ascontiguousarray(_swap_bytes(_raw_bytes(leaf), leaf.itemsize))
 
 
 def _swap_bytes(raw: np.ndarray, size: int) -> np.ndarray:
-    """Between the machine's order of bytes and little endian."""
+    """Between the machine's byte order and little endian."""
     return raw if sys.byteorder == "little" else raw.reshape(-1, size)[:, ::-1].reshape(-1)

@@ -1,12 +1,7 @@
-"""Tasks that were started and of which nothing has come back.
-
-What goes down with a task of each version, and what has to come up.
-
-Tasks out, uploads in: what is sent to whom, what came of it, and what has to be given up.
-"""
+"""Tasks out, uploads in: what is sent to which client, what is accepted, and what is given up."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,10 +11,10 @@ from offbeat.deploy.monitor.observer import Observer
 from offbeat.deploy.protocol import messages
 from offbeat.deploy.protocol.messages import TaskMessage
 from offbeat.deploy.protocol.strict_json import Reason, Rejected
-from offbeat.deploy.protocol.transport import Cooldown, Reply, RetryingTransport, Transport
+from offbeat.deploy.protocol.transport import Cooldown, Reply, RetryingTransport
 from offbeat.deploy.protocol.wire import TensorSpecs, byte_size, pack, specs_of
 from offbeat.deploy.server.journal import AcceptedUpload, Journal
-from offbeat.deploy.server.registry import ConnectedNodes, SessionConfig, one_line
+from offbeat.deploy.server.registry import ConnectedNodes, one_line
 from offbeat.deploy.server.validation import (
     NormGuard,
     SecureUploadValidator,
@@ -33,76 +28,99 @@ from offbeat.schedule.clock import Arrival
 from offbeat.trees import Tree
 
 _MAX_ANSWERED = 256  # answered messages that are remembered
+_MIN_UPLOAD_LIMIT = 64 * 1024  # bytes
+_UPLOAD_LIMIT_FACTOR = 4  # times the expected size of an upload
+_NO_COOLDOWN = (Reason.GONE, Reason.AWAY)  # leaving is not a failure
+
+
+@dataclass(frozen=True)
+class SessionConfig:
+    """What a session needs to know of the run, of its sites and of the network; times are in seconds."""
+
+    plan: dict[str, Any]  # all that a site needs beyond its own code: part of every task's header
+    clients: int
+    deadline: float = 600.0  # for a task
+    greeting_timeout: float = 120.0
+    poll: float = 0.5  # between two polls of the transport
+    refresh: float = 2.0  # between two requests for the list of nodes
+    grace: float = 10.0  # how long a node may be missing from the list, or a task wait to be sent
+    patience: float = 600.0  # without the network before the run is saved and ends
+    cooldown: float = 2.0  # after a client's first failure; doubled with each failure in a row
+    most_bytes: int | None = None  # of an upload; None: four times the expected size
+    most_norm: float | None = None  # of a field without a bound; None: relative to the run's norms; 0: any
+    bound: bool = False  # a site keeps its node for good, which needs nodes with keys
+
+
+def upload_byte_limit(validator: UploadValidator, config: SessionConfig) -> int:
+    """The most bytes that an upload may have."""
+    if config.most_bytes is not None:
+        return config.most_bytes
+    return max(_MIN_UPLOAD_LIMIT, _UPLOAD_LIMIT_FACTOR * byte_size(validator.form))
 
 
 @dataclass
 class InFlightTask:
-    """One of them; it has a number and a node once it was sent."""
+    """A started task without a reply; it has a message id and a node once it was sent."""
 
     task: Task
     started: float
-    sure: bool  # of the full-participation start: must not get lost
-    number: str | None = None
+    required: bool  # part of the full-participation start: must not be lost
+    message_id: str | None = None
     node: int | None = None
     sent: float = 0.0
 
 
 class InFlightTasks:
-    """One for each client at most."""
+    """At most one for each client."""
 
     def __init__(self) -> None:
-        self._flights: dict[int, InFlightTask] = {}
-        self._numbers: dict[str, InFlightTask] = {}
+        self._by_client: dict[int, InFlightTask] = {}
+        self._by_message: dict[str, InFlightTask] = {}
         self._recent: deque[str] = deque(maxlen=_MAX_ANSWERED)
         self._answered: set[str] = set()
 
     def __len__(self) -> int:
-        return len(self._flights)
+        return len(self._by_client)
 
     def __iter__(self) -> Iterator[InFlightTask]:
-        return iter(list(self._flights.values()))
+        return iter(list(self._by_client.values()))
 
     def __contains__(self, client: int) -> bool:
-        return client in self._flights
+        return client in self._by_client
 
     @property
-    def numbers(self) -> list[str]:
-        """The messages that wait for an answer."""
-        return list(self._numbers)
+    def message_ids(self) -> list[str]:
+        """The messages that wait for a reply."""
+        return list(self._by_message)
 
-    def add(self, flight: InFlightTask) -> None:
-        self._flights[flight.task.client] = flight
+    def add(self, pending: InFlightTask) -> None:
+        self._by_client[pending.task.client] = pending
 
-    def send(self, flight: InFlightTask, number: str, node: int, now: float) -> None:
-        """It is on its way."""
-        flight.number, flight.node, flight.sent = number, node, now
-        self._numbers[number] = flight
+    def mark_sent(self, pending: InFlightTask, message_id: str, node: int, now: float) -> None:
+        pending.message_id, pending.node, pending.sent = message_id, node, now
+        self._by_message[message_id] = pending
 
-    def find(self, number: str) -> InFlightTask | None:
-        """The one that a message was sent for."""
-        return self._numbers.get(number)
+    def find(self, message_id: str) -> InFlightTask | None:
+        """The task that a message was sent for."""
+        return self._by_message.get(message_id)
 
-    def knew(self, number: str) -> bool:
-        """Whether a message with this number was sent, and is settled."""
-        return number in self._answered
+    def was_answered(self, message_id: str) -> bool:
+        """Whether a message with this id was sent and settled."""
+        return message_id in self._answered
 
-    def end(self, flight: InFlightTask) -> None:
-        """Something came back of it, or never will."""
-        del self._flights[flight.task.client]
-        if flight.number is not None:
-            del self._numbers[flight.number]
+    def remove(self, pending: InFlightTask) -> None:
+        """A reply came, or none ever will."""
+        del self._by_client[pending.task.client]
+        if pending.message_id is not None:
+            del self._by_message[pending.message_id]
             if len(self._recent) == _MAX_ANSWERED:
                 self._answered.discard(self._recent[0])
-            self._recent.append(flight.number)
-            self._answered.add(flight.number)
-
-
-_MIN_UPLOAD_LIMIT = 64 * 1024  # bytes that any upload may have
-_UPLOAD_LIMIT_FACTOR = 4  # times what an upload should be
+            self._recent.append(pending.message_id)
+            self._answered.add(pending.message_id)
 
 
 class Broadcast(NamedTuple):
-    """The message of one version, as it travels."""
+    """The server's message of one version, encoded."""
 
     payload: bytes
     form: TensorSpecs
@@ -110,18 +128,18 @@ class Broadcast(NamedTuple):
 
 
 class BroadcastCache:
-    """Versions that somebody may still be sent, the newest among them."""
+    """The broadcasts that some task may still be sent with, and the validator for their uploads."""
 
     def __init__(self, x: Vector, statistics: Statistics) -> None:
         self._model = x, statistics
-        self._hiding: SecureEncoding | None = None
+        self._encoding: SecureEncoding | None = None
         self._newest = 0
         self._algorithm: AnyAlgorithm | None = None
-        self._intakes: dict[int, UploadValidator] = {}
-        self._downs: dict[int, Broadcast] = {}
+        self._validators: dict[int, UploadValidator] = {}
+        self._broadcasts: dict[int, Broadcast] = {}
 
     def __getitem__(self, version: int) -> Broadcast:
-        return self._downs[version]
+        return self._broadcasts[version]
 
     def add(
         self,
@@ -129,198 +147,186 @@ class BroadcastCache:
         algorithm: AnyAlgorithm,
         message: Tree,
         statistics: Statistics,
-        hiding: SecureEncoding | None,
+        encoding: SecureEncoding | None,
         needed: Iterable[int],
     ) -> None:
-        """A new version; of those before it only the needed ones are held."""
+        """A new version; of the earlier ones only the needed ones are kept."""
         if algorithm is not self._algorithm:
-            self._algorithm, self._intakes = algorithm, {}
-        self._hiding, self._newest = hiding, version
-        secure = None if hiding is None else hiding.facts
+            self._algorithm, self._validators = algorithm, {}
+        self._encoding, self._newest = encoding, version
+        secure = None if encoding is None else encoding.facts
         tree = (message, statistics)
-        held = {old: self._downs[old] for old in needed if old in self._downs}
-        self._downs = held | {version: Broadcast(pack(tree), specs_of(tree), secure)}
+        kept = {old: self._broadcasts[old] for old in needed if old in self._broadcasts}
+        self._broadcasts = kept | {version: Broadcast(pack(tree), specs_of(tree), secure)}
 
-    def intake(self, version: int) -> UploadValidator:
-        """What uploads of tasks from this version must be."""
-        if self._hiding is not None:
-            return secure_validator(self._hiding, self._newest)
+    def validator(self, version: int) -> UploadValidator:
+        """What uploads of tasks from this version must satisfy."""
+        if self._encoding is not None:
+            return secure_validator(self._encoding, self._newest)
         assert self._algorithm is not None
         kind = version % 2 if isinstance(self._algorithm, TwoTrips) and self._algorithm.two_trips else 0
-        if kind not in self._intakes:
-            self._intakes[kind] = plain_validator(self._algorithm, *self._model, version)
-        return self._intakes[kind]
-
-
-def upload_byte_limit(intake: UploadValidator, terms: SessionConfig) -> int:
-    """The most bytes that an upload may have."""
-    return (
-        max(_MIN_UPLOAD_LIMIT, _UPLOAD_LIMIT_FACTOR * byte_size(intake.form))
-        if terms.most_bytes is None
-        else terms.most_bytes
-    )
-
-
-_NO_COOLDOWN = (Reason.GONE, Reason.AWAY)  # leaving is no failure
+        if kind not in self._validators:
+            self._validators[kind] = plain_validator(self._algorithm, *self._model, version)
+        return self._validators[kind]
 
 
 class Exchange:
-    """Never raises for anything that a site or the network does, unless the network is away for too long."""
+    """Sends tasks and accepts uploads.
+
+    Nothing that a site or the network does raises an exception, unless the network is away for too long.
+    """
 
     def __init__(
         self,
-        post: Transport,
-        terms: SessionConfig,
-        line: RetryingTransport,
-        guests: ConnectedNodes,
-        published: BroadcastCache,
+        config: SessionConfig,
+        transport: RetryingTransport,
+        nodes: ConnectedNodes,
+        broadcasts: BroadcastCache,
         journal: Journal,
-        lengths: NormGuard,
-        told: Observer,
+        norms: NormGuard,
+        observer: Observer,
+        clock: Callable[[], float],
     ) -> None:
-        self._post, self._terms, self._line, self._guests = post, terms, line, guests
-        self._published, self._journal, self._told = published, journal, told
-        self.lengths = lengths
-        self._standing = Cooldown(terms.aside)
-        self._looked: float | None = None  # when it was last asked who is there
-        self.flights = InFlightTasks()
-        self.arrivals: deque[Arrival] = deque()  # that nobody has been told of
-        self.committed: dict[int, int] = {}  # each client's last visit whose upload is used, or sure to be
+        self._config, self._transport, self._nodes = config, transport, nodes
+        self._broadcasts, self._journal, self._observer = broadcasts, journal, observer
+        self.norms = norms
+        self._cooldown = Cooldown(config.cooldown, clock)
+        self._refreshed: float | None = None  # when the list of nodes was requested last
+        self.in_flight = InFlightTasks()
+        self.arrivals: deque[Arrival] = deque()  # not yet taken by the session
+        self.committed: dict[int, int] = {}  # each client's last visit whose upload is certain to be used
 
     @property
-    def flying(self) -> list[list[float]]:
-        """Each task that the flow waits for, and when it was started."""
-        flying = [(*flight.task, flight.started) for flight in self.flights]
-        return [list(each) for each in [*flying, *((*each.task, each.started) for each in self.arrivals)]]
+    def pending(self) -> list[list[float]]:
+        """Each task that the scheduler waits for, and when it was started."""
+        tasks = [(*each.task, each.started) for each in (*self.in_flight, *self.arrivals)]
+        return [list(each) for each in tasks]
 
-    def idle(self, now: float) -> set[int]:
-        """Who can be given a task."""
-        there = (client for client in self._guests.clients if self._guests.node(client) is not None)
-        return {client for client in there if client not in self.flights and self._fit(client, now)}
+    def idle(self) -> set[int]:
+        """The clients that can be given a task."""
+        reachable = (client for client in self._nodes.clients if self._nodes.node(client) is not None)
+        return {
+            client for client in reachable if client not in self.in_flight and self._cooldown.is_over(client)
+        }
 
     def commit(self, task: Task) -> None:
-        """Its upload is used, or is on disk and sure to be: the client's next task builds on it."""
+        """Its upload is used, or on disk and certain to be: the client's next task builds on it."""
         self.committed[task.client] = max(task.visit, self.committed.get(task.client, -1))
 
-    def look(self, now: float) -> None:
-        """See what has come, who is there and what is overdue, and send what can be sent."""
-        was_up = self._line.up
-        numbers = self.flights.numbers + self._guests.hellos
-        replies = self._line.ask(lambda: self._post.pull(numbers)) if numbers else None
+    def poll(self, now: float) -> None:
+        """Take replies, update the nodes, give up overdue tasks, and send what can be sent."""
+        was_reachable = self._transport.reachable
+        message_ids = self.in_flight.message_ids + self._nodes.greetings
+        replies = self._transport.pull(message_ids) if message_ids else None
         for reply in replies or ():
             self._take(reply, now)
-        if not was_up or self._looked is None or now - self._looked >= self._terms.refresh:
-            listed = self._line.ask(self._post.nodes)
+        if not was_reachable or self._refreshed is None or now - self._refreshed >= self._config.refresh:
+            listed = self._transport.nodes()
             if listed is not None:
-                self._looked = now
-                self._guests.see(listed, now)
-        if self._line.up:  # else what is overdue may be waiting on the other side
-            self._guests.expire(now)
+                self._refreshed = now
+                self._nodes.update(listed, now)
+        if self._transport.reachable:  # otherwise overdue replies may be waiting on the other side
+            self._nodes.expire(now)
             self._expire(now)
         self._greet(now)
         self.send(now)
 
     def send(self, now: float) -> None:
-        """Send off the tasks that have not been, as far as their clients are there."""
-        for flight in self.flights:
-            client = flight.task.client
-            node = self._guests.node(client)
-            if flight.number is not None or node is None or not self._fit(client, now):
+        """Send the tasks that were not sent yet to those of their clients that are reachable."""
+        for pending in self.in_flight:
+            client = pending.task.client
+            node = self._nodes.node(client)
+            if pending.message_id is not None or node is None or not self._cooldown.is_over(client):
                 continue
-            payload = self._published[flight.task.version].payload
-            note = messages.encode_message(self._note(flight))
-            number = self._push(node, "task", note, payload, self._terms.deadline)
-            if number is None:
+            payload = self._broadcasts[pending.task.version].payload
+            header = messages.encode_message(self._task_message(pending))
+            message_id = self._transport.push(node, "task", header, payload, self._config.deadline)
+            if message_id is None:
                 return
-            self.flights.send(flight, number, node, now)
-            self._told.sent(client, flight.task, len(payload))
+            self.in_flight.mark_sent(pending, message_id, node, now)
+            self._observer.sent(client, pending.task, len(payload))
 
     def _greet(self, now: float) -> None:
-        for node in self._guests.strangers(now):
-            note = messages.encode_greeting(self._guests.refusal(node))
-            number = self._push(node, "hello", note, b"", self._terms.greeting)
-            if number is None:
+        for node in self._nodes.to_greet():
+            header = messages.encode_greeting(self._nodes.refusal(node))
+            message_id = self._transport.push(node, "hello", header, b"", self._config.greeting_timeout)
+            if message_id is None:
                 return
-            self._guests.greet(node, number, now)
+            self._nodes.greeted(node, message_id, now)
 
-    def _push(self, node: int, kind: str, note: str, payload: bytes, seconds: float) -> str | None:
-        return self._line.ask(lambda: self._post.push(node, kind, note, payload, seconds))
-
-    def _note(self, flight: InFlightTask) -> TaskMessage:
-        down = self._published[flight.task.version]
+    def _task_message(self, pending: InFlightTask) -> TaskMessage:
+        broadcast = self._broadcasts[pending.task.version]
         return TaskMessage(
             run=self._journal.run,
-            task=flight.task,
-            start=flight.sure,
-            committed=self.committed.get(flight.task.client, -1),
-            plan=self._terms.plan,
-            seconds=self._terms.deadline,
-            form=down.form,
-            secure=down.secure,
+            task=pending.task,
+            start=pending.required,
+            committed=self.committed.get(pending.task.client, -1),
+            plan=self._config.plan,
+            seconds=self._config.deadline,
+            form=broadcast.form,
+            secure=broadcast.secure,
         )
 
     def _take(self, reply: Reply, now: float) -> None:
-        if reply.number in self._guests.hellos:
-            self._guests.answer(reply, now)
+        if reply.message_id in self._nodes.greetings:
+            self._nodes.take_reply(reply)
             return
-        flight = self.flights.find(reply.number)
-        if flight is None or (reply.error is None and reply.node != flight.node):
-            again = flight is None and self.flights.knew(reply.number)
-            self._told.rejected(
+        pending = self.in_flight.find(reply.message_id)
+        if pending is None or (reply.error is None and reply.node != pending.node):
+            repeated = pending is None and self.in_flight.was_answered(reply.message_id)
+            self._observer.rejected(
                 reply.node,
-                self._guests.client(reply.node),
-                Reason.REPEATED if again else Reason.TASK,
-                "it answered a task once more." if again else "it answered a task that was not given to it.",
+                self._nodes.client(reply.node),
+                Reason.REPEATED if repeated else Reason.TASK,
+                "it answered a task again." if repeated else "it answered a task that was not given to it.",
             )
             return
         try:
             if reply.error is not None:
                 raise Rejected(Reason.FAILED, f"there is no upload: {one_line(reply.error)}")
-            self._accept(flight, reply, now)
+            self._accept(pending, reply, now)
         except Rejected as rejected:
-            self._lose(flight, rejected, now)
+            self._give_up(pending, rejected, now)
 
-    def _accept(self, flight: InFlightTask, reply: Reply, now: float) -> None:
-        task, intake = flight.task, self._published.intake(flight.task.version)
-        limit = upload_byte_limit(intake, self._terms)
-        leaves = validate_upload(reply.note, reply.payload, task, self._journal.run, intake, limit)
-        told = messages.decode_upload(reply.note)
-        if told.memory == "new" and self.committed.get(task.client, -1) >= 0:
+    def _accept(self, pending: InFlightTask, reply: Reply, now: float) -> None:
+        task, validator = pending.task, self._broadcasts.validator(pending.task.version)
+        limit = upload_byte_limit(validator, self._config)
+        message, leaves = validate_upload(
+            reply.header, reply.payload, task, self._journal.run, validator, limit
+        )
+        if message.memory == "new" and self.committed.get(task.client, -1) >= 0:
             raise Rejected(
-                Reason.SETTINGS, "the site has lost what it kept of this run: give it its folder back."
+                Reason.SETTINGS, "the site has lost its memory of this run: restore the site's folder."
             )
-        norms = intake.norms(leaves)
-        if flight.sure:  # which may send something else under the same names
+        norms = validator.norms(leaves)
+        if pending.required:  # the start may upload something else under the same names
             norms = norms._replace(kind=f"start {norms.kind}")
-        self.lengths.check(norms)
-        if isinstance(intake, SecureUploadValidator):
-            intake.examine(task, leaves)
-        self._journal.accept(AcceptedUpload(task, now, intake.form, reply.payload))
-        self.lengths.add(norms)
-        self.flights.end(flight)
-        self._standing.clear(task.client)
-        self.arrivals.append(Arrival(task, flight.started, now, False))
-        self._told.accepted(task.client, task, now - flight.sent, len(reply.payload), told.seconds)
+        self.norms.check(norms)
+        if isinstance(validator, SecureUploadValidator):
+            validator.examine(task, leaves)
+        self._journal.accept(AcceptedUpload(task, now, validator.form, reply.payload))
+        self.norms.add(norms)
+        self.in_flight.remove(pending)
+        self._cooldown.reset(task.client)
+        self.arrivals.append(Arrival(task, pending.started, now, False))
+        self._observer.accepted(task.client, task, now - pending.sent, len(reply.payload), message.seconds)
 
     def _expire(self, now: float) -> None:
-        for flight in self.flights:
-            if flight.number is None:
-                if not flight.sure and now - flight.started > self._terms.grace:
-                    self._lose(flight, Rejected(Reason.AWAY, "it left before its task was sent."), now)
-            elif now - flight.sent > self._terms.deadline:
-                self._lose(flight, Rejected(Reason.LATE, "it did not answer in time."), now)
-            elif flight.node is not None and not self._guests.has(flight.node):
-                self._lose(flight, Rejected(Reason.GONE, "its node has left."), now)
+        for pending in self.in_flight:
+            if pending.message_id is None:
+                if not pending.required and now - pending.started > self._config.grace:
+                    self._give_up(pending, Rejected(Reason.AWAY, "it left before its task was sent."), now)
+            elif now - pending.sent > self._config.deadline:
+                self._give_up(pending, Rejected(Reason.LATE, "it did not answer in time."), now)
+            elif pending.node is not None and pending.node not in self._nodes:
+                self._give_up(pending, Rejected(Reason.GONE, "its node has left."), now)
 
-    def _lose(self, flight: InFlightTask, rejected: Rejected, now: float) -> None:
-        self.flights.end(flight)
-        client = flight.task.client
-        node = flight.node if flight.node is not None else self._guests.node(client)
-        self._told.rejected(node or 0, client, rejected.reason, rejected.sentence)
-        self._told.lost(client, flight.task)
+    def _give_up(self, pending: InFlightTask, rejected: Rejected, now: float) -> None:
+        self.in_flight.remove(pending)
+        client = pending.task.client
+        node = pending.node if pending.node is not None else self._nodes.node(client)
+        self._observer.rejected(node or 0, client, rejected.reason, rejected.sentence)
+        self._observer.lost(client, pending.task)
         if rejected.reason not in _NO_COOLDOWN:
-            self._told.aside(client, self._standing.fail(client, now))
-        self.arrivals.append(Arrival(flight.task, flight.started, now, True))
-
-    def _fit(self, client: int, now: float) -> bool:
-        return self._standing.free(client, now)
+            self._observer.cooling_down(client, self._cooldown.fail(client))
+        self.arrivals.append(Arrival(pending.task, pending.started, now, True))

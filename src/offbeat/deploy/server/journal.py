@@ -1,9 +1,7 @@
-"""What a deployment must not lose between two checkpoints: accepted uploads, and where the flow was.
+"""What a deployment must not lose between two checkpoints: accepted uploads, and the scheduler's state.
 
-An upload is a file of its own, and that file's move into place is the moment of acceptance. What the
-flow has come to is a line of JSON; the last of its epoch counts, and every checkpoint begins an epoch.
-
-Uploads that were accepted and are not to be used after all, for they lead to no model.
+Each upload is a file of its own, and moving that file into place is the moment of acceptance. The scheduler's
+state is a line of JSON; the last line of an epoch counts, and every checkpoint begins a new epoch.
 """
 
 import json
@@ -21,11 +19,11 @@ from offbeat.deploy.protocol.wire import TensorSpecs
 from offbeat.errors import InputError
 
 _UPLOAD_SUFFIX = ".upload"
-_MAX_LINES = 256  # that are kept before all but the last are let go
+_MAX_LINES = 256  # before all but the last line of each epoch are removed
 
 
 class AcceptedUpload(NamedTuple):
-    """An accepted one; `form` is what the payload's bytes are."""
+    """An upload that passed every check; `form` describes its payload."""
 
     task: Task
     arrived: float
@@ -34,79 +32,81 @@ class AcceptedUpload(NamedTuple):
 
 
 class Journal:
-    """One folder, one process."""
+    """A folder that one process writes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._path = folder / "kept.jsonl"
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # single updates are for nobody else
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # nobody else may read a client's update
             for part in folder.glob(f"*{files.PART_SUFFIX}"):
                 part.unlink()
             self._path.touch()
-            self._lines = self._whole()
+            self._lines = self._repair()
         except OSError as error:
             raise files.unwritable(folder, error) from None
-        # tasks whose upload is here; each later one has a larger number
+        # The tasks whose upload is here, numbered in order of acceptance.
         self.orders = {_task_of(path): _order_of(path) for path in folder.glob(f"*{_UPLOAD_SUFFIX}")}
-        self.run = self._name()
+        self.run = self._run_id()
         self._file = self._path.open("ab")
 
     @property
     def tasks(self) -> set[Task]:
-        """Those whose upload is here."""
+        """The tasks whose upload is here."""
         return set(self.orders)
 
     def accept(self, upload: AcceptedUpload) -> None:
-        """From here on it is not lost."""
+        """Write an upload to disk; it cannot be lost after this returns."""
         order = 1 + max(self.orders.values(), default=0)
-        head = {
+        header = {
             "task": upload.task,
             "order": order,
             "arrived": upload.arrived,
             "form": upload.form,
             "checksum": zlib.crc32(upload.payload),
         }
-        files.write_atomic(self._place(upload.task), [json.dumps(head).encode(), b"\n", upload.payload])
+        files.write_atomic(
+            self._upload_path(upload.task), [json.dumps(header).encode(), b"\n", upload.payload]
+        )
         self.orders[upload.task] = order
 
     def read(self, task: Task) -> AcceptedUpload:
-        """One that was accepted."""
-        path = self._place(task)
+        """An upload that was accepted."""
+        path = self._upload_path(task)
         try:
             with path.open("rb") as file:
                 facts, payload = json.loads(file.readline()), file.read()
             if facts["checksum"] != zlib.crc32(payload) or Task(*facts["task"]) != task:
-                raise ValueError("its contents have changed since it was written")
+                raise ValueError("its checksum does not match")
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise _unreadable(path, error) from None
         form = tuple((name, tuple(shape)) for name, shape in facts["form"])
         return AcceptedUpload(task, facts["arrived"], form, payload)
 
     def drop(self, tasks: Iterable[Task]) -> None:
-        """These have been used, and a checkpoint says so; or they never will be."""
+        """Remove uploads that a checkpoint includes, or that will never be used."""
         for task in tasks:
-            self._place(task).unlink(missing_ok=True)
+            self._upload_path(task).unlink(missing_ok=True)
             self.orders.pop(task, None)
 
     def copy_aside(self, tasks: Iterable[Task]) -> None:
-        """Keep these beyond their use, for a person to look at."""
+        """Keep copies of these uploads for a person to inspect."""
         folder = self._folder / "set-aside"
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
             for task in tasks:
-                copy = folder / self._place(task).name
+                copy = folder / self._upload_path(task).name
                 copy.unlink(missing_ok=True)
-                os.link(self._place(task), copy)
+                os.link(self._upload_path(task), copy)
             files.fsync_dir(folder)
         except OSError as error:
             raise files.unwritable(folder, error) from None
 
-    def keep(self, epoch: int, facts: dict[str, Any]) -> None:
-        """One more line, on the disk when this is over."""
+    def append(self, epoch: int, facts: dict[str, Any]) -> None:
+        """Write one more line; it is on disk when this returns."""
         line = json.dumps(facts | {"epoch": epoch}, separators=(",", ":")).encode() + b"\n"
-        if self._lines >= _MAX_LINES:  # a step of so many arrivals loses most of them, and may go on doing so
-            self._rewrite([*(self._last() | {epoch: line}).values()])
+        if self._lines >= _MAX_LINES:  # a step that loses most of its tasks may take any number of lines
+            self._rewrite([*(self._last_lines() | {epoch: line}).values()])
             return
         try:
             self._file.write(line)
@@ -117,25 +117,25 @@ class Journal:
         self._lines += 1
 
     def last(self, epoch: int) -> dict[str, Any] | None:
-        """What was kept last in this epoch."""
-        line = self._last().get(epoch)
+        """The last line of this epoch."""
+        line = self._last_lines().get(epoch)
         return None if line is None else json.loads(line)
 
-    def cut(self, epoch: int) -> None:
-        """A checkpoint is in its place: lines from before this epoch are needed no more."""
+    def discard_before(self, epoch: int) -> None:
+        """Remove the lines of earlier epochs, which a checkpoint has made superfluous."""
         if self._lines:
-            self._rewrite([line for each, line in self._last().items() if each >= epoch])
+            self._rewrite([line for each, line in self._last_lines().items() if each >= epoch])
 
     def close(self) -> None:
         self._file.close()
 
-    def _last(self) -> dict[int, bytes]:
+    def _last_lines(self) -> dict[int, bytes]:
         """The last line of each epoch."""
         lines = self._path.read_bytes().splitlines(keepends=True)
         return {json.loads(line)["epoch"]: line for line in lines}
 
-    def _whole(self) -> int:
-        """Take away a line that a kill cut short; how many there are."""
+    def _repair(self) -> int:
+        """Remove an incomplete last line; the number of lines."""
         data = self._path.read_bytes()
         os.truncate(self._path, data.rfind(b"\n") + 1)
         return data.count(b"\n")
@@ -146,11 +146,11 @@ class Journal:
         self._file = self._path.open("ab")
         self._lines = len(lines)
 
-    def _place(self, task: Task) -> Path:
+    def _upload_path(self, task: Task) -> Path:
         return self._folder / f"{task.client}-{task.version}-{task.visit}{_UPLOAD_SUFFIX}"
 
-    def _name(self) -> str:
-        """The run's own name, so that nothing of another run is taken for its own."""
+    def _run_id(self) -> str:
+        """A random id, so that uploads of another run are recognised."""
         path = self._folder / "run"
         if not path.exists():
             files.write_atomic(path, [secrets.token_hex(16).encode()])
@@ -171,46 +171,48 @@ def _order_of(path: Path) -> int:
 
 
 def _unreadable(path: Path, error: Exception) -> InputError:
-    return InputError(f"the accepted upload {path} cannot be read ({error}): put it back as it was.")
+    return InputError(f"the accepted upload {path} cannot be read ({error}): restore it.")
 
 
 class SetAside:
-    """What waits in the buffer of a resumed run; copies of it stay in the journal's folder."""
+    """Resumes a run without the uploads in its buffer, because they made the model diverge.
 
-    def __init__(self, asked: Path, journal: Journal, told: Observer) -> None:
-        """A file `asked` stands for the wish."""
-        self._asked, self._journal, self._told = asked, journal, told
+    It was requested by a file at `request`. Copies of the uploads stay in the journal's folder.
+    """
 
-    def empty(self, flow: dict[str, Any]) -> dict[str, Any]:
-        """The same flow with its buffer lost; whoever writes it down may then drop the uploads."""
-        tasks = sorted(buffered_tasks(flow))
+    def __init__(self, request: Path, journal: Journal, observer: Observer) -> None:
+        self._request, self._journal, self._observer = request, journal, observer
+
+    def empty(self, state: dict[str, Any]) -> dict[str, Any]:
+        """The scheduler's state with an empty buffer; once it is written the uploads may be dropped."""
+        tasks = sorted(buffered_tasks(state))
         if not tasks:
-            return flow
-        if "turns" in flow:
+            return state
+        if "turns" in state:
             raise InputError(
-                "this run counts how often each site contributes, so none of it can be set aside: "
-                "resume it without --set-aside, or begin another with lower rates."
+                "this run limits how often each site contributes, so no upload can be set aside: "
+                "resume it without --set-aside, or start another run with lower learning rates."
             )
         self._journal.copy_aside(tasks)
         for task in tasks:
-            self._told.set_aside(task.client, task)
-        return _mark_lost(flow, tasks)
+            self._observer.set_aside(task.client, task)
+        return _mark_lost(state, tasks)
 
     def done(self) -> None:
-        """It is written down: a server that is started again uses what has come since."""
-        self._asked.unlink(missing_ok=True)
+        """The new state is on disk: if the server is restarted, it uses what has arrived since."""
+        self._request.unlink(missing_ok=True)
 
 
-def buffered_tasks(flow: dict[str, Any]) -> set[Task]:
-    """Tasks whose uploads are in the buffer."""
-    return {Task(*arrival[:3]) for arrival in flow.get("buffer", {}).get("waiting", ())}
+def buffered_tasks(state: dict[str, Any]) -> set[Task]:
+    """The tasks whose uploads are in the buffer of a scheduler's state."""
+    return {Task(*arrival[:3]) for arrival in state.get("buffer", {}).get("waiting", ())}
 
 
-def _mark_lost(flow: dict[str, Any], tasks: Iterable[Task]) -> dict[str, Any]:
-    started, consumed, dropped, lost = flow["counts"]
-    buffer = flow["buffer"]
-    gone = [list(task) for task in tasks]
-    return flow | {
-        "counts": [started, consumed, dropped, lost + len(gone)],
-        "buffer": buffer | {"waiting": [], "lost": [*buffer["lost"], *gone]},
+def _mark_lost(state: dict[str, Any], tasks: Iterable[Task]) -> dict[str, Any]:
+    started, consumed, dropped, lost = state["counts"]
+    buffer = state["buffer"]
+    removed = [list(task) for task in tasks]
+    return state | {
+        "counts": [started, consumed, dropped, lost + len(removed)],
+        "buffer": buffer | {"waiting": [], "lost": [*buffer["lost"], *removed]},
     }

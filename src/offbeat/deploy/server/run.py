@@ -28,7 +28,8 @@ from offbeat.deploy.monitor.http import serve_page
 from offbeat.deploy.monitor.observer import Monitor
 from offbeat.deploy.monitor.state import RunInfo
 from offbeat.deploy.protocol.transport import Transport
-from offbeat.deploy.server.registry import ClientRegistry, SessionConfig
+from offbeat.deploy.server.exchange import SessionConfig
+from offbeat.deploy.server.registry import ClientRegistry
 from offbeat.deploy.server.session import DeployedEngine, StopRequested, max_upload_bytes
 from offbeat.deploy.server.setup import ServerSetup, secure_summation, set_up
 from offbeat.errors import DivergedError, InputError

@@ -1,12 +1,8 @@
-"""Which clients can be given a task now.
+"""The deployed engine: client work at real sites, in a session that loses nothing that it accepted.
 
-One run over a network, which loses nothing that it accepted.
-
-Nothing is sent before the journal knows of it: `start` only notes a task, and `keep`, which writes down what
-the flow has come to, sends it off. So a server that was killed at any moment knows of every task that a site
-may have been given. What was in flight is lost then, except for what had been accepted.
-
-Client work at real sites, with a network between.
+No task is sent before the journal knows of it: `start` only records a task, and `keep`, which writes the
+scheduler's state, sends it. So a server that was killed at any moment knows of every task that a site may
+have been given. Tasks in flight are lost in a kill, except for those whose upload had been accepted.
 """
 
 import time
@@ -23,9 +19,15 @@ from offbeat.core import AnyAlgorithm, SavedState, Task, Vector
 from offbeat.deploy.monitor.observer import NullObserver, Observer
 from offbeat.deploy.protocol.transport import KeyedTransport, RetryingTransport, Transport
 from offbeat.deploy.protocol.wire import specs_of, unpack
-from offbeat.deploy.server.exchange import BroadcastCache, Exchange, InFlightTask, upload_byte_limit
+from offbeat.deploy.server.exchange import (
+    BroadcastCache,
+    Exchange,
+    InFlightTask,
+    SessionConfig,
+    upload_byte_limit,
+)
 from offbeat.deploy.server.journal import Journal, SetAside, buffered_tasks
-from offbeat.deploy.server.registry import ClientRegistry, ConnectedNodes, NameBinding, SessionConfig
+from offbeat.deploy.server.registry import ClientRegistry, ConnectedNodes, NameBinding
 from offbeat.deploy.server.validation import NormGuard, plain_validator
 from offbeat.engines.engine import ClientUpdates
 from offbeat.errors import InputError
@@ -37,14 +39,14 @@ from offbeat.trees import Tree
 
 
 class SiteAvailability:
-    """As a session sees it; before there is one, nobody is there."""
+    """The clients that can be given a task now: those that a session reports as idle."""
 
     def __init__(self) -> None:
         self._idle: Callable[[], set[int]] = set
         self.pause = 1.0
 
     def follow(self, idle: Callable[[], set[int]], pause: float) -> None:
-        """Ask this from now on; who is not there may be so many seconds later."""
+        """Ask this session from now on; other clients are looked at again after `pause` seconds."""
         self._idle, self.pause = idle, pause
 
     @property
@@ -55,38 +57,36 @@ class SiteAvailability:
         return lambda client, now: now if client in self._idle() else now + self.pause
 
 
-class StopRequested(Exception):  # noqa: N818 - somebody asked for it
+class StopRequested(Exception):  # noqa: N818 - a request, not a fault of the program
     """The run is to end here; its folder has everything that was accepted."""
 
 
 class DeployedSession:
-    """The session of a `Deployed` engine."""
+    """The session of a `DeployedEngine`."""
 
     def __init__(
         self,
-        terms: SessionConfig,
+        config: SessionConfig,
         exchange: Exchange,
-        published: BroadcastCache,
+        broadcasts: BroadcastCache,
         journal: Journal,
         stop: Callable[[], bool],
         clock: Callable[[], float],
         sleep: Callable[[float], None],
-        aside: SetAside | None = None,
+        set_aside: SetAside | None = None,
     ) -> None:
-        self._terms, self._exchange = terms, exchange
-        self._published, self._journal = published, journal
+        self._config, self._exchange = config, exchange
+        self._broadcasts, self._journal = broadcasts, journal
         self._stop, self._clock, self._sleep = stop, clock, sleep
-        self._aside = aside
+        self._set_aside = set_aside
         self._zero = clock()  # when the run began, by this clock
-        self._idle: set[int] = (
-            set()
-        )  # clients that waited for a task when the flow was last told of something
-        self._epoch = 0  # counts saves
-        self._beginning = False  # whether a task of the start of everybody was seen
-        self._begun = 0  # clients whose upload of that start has been gathered
-        self._spare: set[Task] = set()  # uploads that the last save has no need of
+        self._idle: set[int] = set()  # the idle clients when `next` looked last
+        self._epoch = 0  # the number of saves
+        self._has_start = False  # whether a task of the full-participation start was seen
+        self._gathered = 0  # clients whose upload of that start was gathered
+        self._superfluous: set[Task] = set()  # uploads that the last save does not need
         self._kept: dict[str, Any] | None = None
-        self._hiding: Callable[[], SecureEncoding | None] = lambda: None
+        self._encoding: Callable[[], SecureEncoding | None] = lambda: None
 
     @property
     def now(self) -> float:
@@ -94,81 +94,79 @@ class DeployedSession:
 
     @property
     def busy(self) -> int:
-        return len(self._exchange.flights) + len(self._exchange.arrivals)
+        return len(self._exchange.in_flight) + len(self._exchange.arrivals)
 
     def idle(self) -> set[int]:
-        """Who can be given a task now."""
-        return self._exchange.idle(self.now)
+        """The clients that can be given a task now."""
+        return self._exchange.idle()
 
     def start(self, task: Task, *, sure: bool = False) -> None:
-        if task.client in self._exchange.flights:
+        if task.client in self._exchange.in_flight:
             raise InputError(
-                f"client {task.client} was to be given a second task at once, which a site cannot take: "
+                f"client {task.client} was given a second task at once, which a site cannot run: "
                 "use another dispatch."
             )
-        if sure and self._aside is not None:
+        if sure and self._set_aside is not None:
             raise InputError(
-                "this run is in its start, for which the upload of everybody is needed: "
-                "resume it without --set-aside, or begin another."
+                "this run is in its full-participation start, which needs the upload of every client: "
+                "resume it without --set-aside, or start another run."
             )
-        self._beginning |= sure
-        if (
-            sure and task in self._journal.orders
-        ):  # the run was cut off in its start, and goes through it again
-            found, orders = Arrival(task, self.now, self.now, False), self._journal.orders
-            insort(self._exchange.arrivals, found, key=lambda arrival: orders[arrival.task])
+        self._has_start |= sure
+        if sure and task in self._journal.orders:  # the run was interrupted in its start, which is repeated
+            arrival, orders = Arrival(task, self.now, self.now, False), self._journal.orders
+            insort(self._exchange.arrivals, arrival, key=lambda each: orders[each.task])
         else:
-            self._exchange.flights.add(InFlightTask(task, self.now, sure))
+            self._exchange.in_flight.add(InFlightTask(task, self.now, sure))
 
     def next(self) -> Arrival | None:
         if not self.busy:
-            raise InputError("nothing is in flight, so nothing can arrive: start a task first.")
+            raise InputError("no task is in flight, so nothing can arrive: start a task first.")
         while not self._exchange.arrivals:
-            self._look()
+            self._poll()
             idle, before = self.idle(), self._idle
             self._idle = idle
             if not self._exchange.arrivals:
                 if idle - before:
                     return None
-                self._sleep(self._terms.poll)
+                self._sleep(self._config.poll)
         return self._exchange.arrivals.popleft()
 
     def wait(self, until: float) -> None:
-        self._look()
+        self._poll()
         while (rest := until - self.now) > 0:
-            self._sleep(min(self._terms.poll, rest))
-            self._look()
+            self._sleep(min(self._config.poll, rest))
+            self._poll()
 
     def publish(self, version: int, algorithm: AnyAlgorithm, message: Tree, statistics: Statistics) -> None:
-        needed = {flight.task.version for flight in self._exchange.flights if flight.number is None}
-        self._published.add(version, algorithm, message, statistics, self._hiding(), needed)
+        needed = {each.task.version for each in self._exchange.in_flight if each.message_id is None}
+        self._broadcasts.add(version, algorithm, message, statistics, self._encoding(), needed)
 
     def veil(self, hiding: Callable[[], SecureEncoding | None]) -> None:
-        self._hiding = hiding
+        self._encoding = hiding
 
     def gather(self, tasks: Sequence[Task], version: int) -> ClientUpdates:
-        intake = self._published.intake(version)
+        validator = self._broadcasts.validator(version)
         uploads = []
         for task in tasks:
             upload = self._journal.read(task)
-            if upload.form != intake.form:
+            if upload.form != validator.form:
                 raise InputError(
-                    f"the accepted upload of client {task.client} is of another method or model: "
-                    "resume the run with what it began with."
+                    f"the accepted upload of client {task.client} belongs to another method or model: "
+                    "resume the run with those it was started with."
                 )
             uploads.append(unpack(upload.payload, upload.form))
             self._exchange.commit(task)
-        if self._starting:
-            self._begun += len(tasks)
-        return intake.join(uploads)
+        if self._in_start:
+            self._gathered += len(tasks)
+        return validator.join(uploads)
 
     def forget(self, tasks: Sequence[Task]) -> None:
-        pass  # what was accepted of them goes with the next checkpoint
+        pass  # their accepted uploads are removed with the next checkpoint
 
     def keep(self, flow: dict[str, Any]) -> None:
         for task in buffered_tasks(flow):
             self._exchange.commit(task)
-        self._write(flow, self._exchange.flying, self.now)
+        self._append(flow, self._exchange.pending, self.now)
         self._exchange.send(self.now)
 
     def kept(self) -> dict[str, Any] | None:
@@ -176,29 +174,29 @@ class DeployedSession:
 
     def save(self) -> SavedState:
         needed = {arrival.task for arrival in self._exchange.arrivals}
-        self._spare = set() if self._starting else self._journal.tasks - needed
+        self._superfluous = set() if self._in_start else self._journal.tasks - needed
         self._epoch += 1
         facts = {
             "now": self.now,
             "epoch": self._epoch,
-            "flying": self._exchange.flying,
+            "flying": self._exchange.pending,
             "committed": sorted(self._exchange.committed.items()),
-            "begun": self._begun,
-            "norms": self._exchange.lengths.save(),
+            "begun": self._gathered,
+            "norms": self._exchange.norms.save(),
         }
         return SavedState(facts, {})
 
     def confirm(self) -> None:
-        self._journal.cut(self._epoch)
-        self._journal.drop(self._spare)
-        self._spare = set()
+        self._journal.discard_before(self._epoch)
+        self._journal.drop(self._superfluous)
+        self._superfluous = set()
 
     def load(self, saved: SavedState) -> None:
         facts = saved.facts
-        self._epoch, self._begun = facts["epoch"], facts["begun"]
+        self._epoch, self._gathered = facts["epoch"], facts["begun"]
         self._exchange.committed = dict(facts["committed"])
-        self._exchange.lengths.load(facts.get("norms", {}))  # less those that came after the checkpoint
-        if self._starting:  # everybody's uploads of the start were found, or asked for again
+        self._exchange.norms.load(facts.get("norms", {}))  # without those from after the checkpoint
+        if self._in_start:  # every client's upload of the start was found, or is requested again
             self._zero = min(self._zero, self._clock() - facts["now"])
             return
         line = self._journal.last(self._epoch)
@@ -208,28 +206,29 @@ class DeployedSession:
         self._exchange.committed |= dict(last.get("committed", ()))
         for task in buffered_tasks(self._kept or {}):
             self._exchange.commit(task)
-        if self._aside is not None:
+        if self._set_aside is not None:
             if self._kept is not None:
-                self._kept = self._aside.empty(self._kept)
-                self._write(self._kept, last["flying"], last["now"])
-            self._aside.done()
-        flying = [(Task(*task), started) for *task, started in last["flying"]]
-        needed = buffered_tasks(self._kept or {}) | {task for task, _ in flying}
+                self._kept = self._set_aside.empty(self._kept)
+                self._append(self._kept, last["flying"], last["now"])
+            self._set_aside.done()
+        pending = [(Task(*task), started) for *task, started in last["flying"]]
+        needed = buffered_tasks(self._kept or {}) | {task for task, _ in pending}
         self._journal.drop(self._journal.tasks - needed)
-        arrivals = [self._recover(task, started) for task, started in flying]
+        arrivals = [self._recover(task, started) for task, started in pending]
         self._exchange.arrivals = deque(sorted(arrivals, key=lambda arrival: arrival.time))
 
     def close(self) -> None:
         self._journal.close()
 
     @property
-    def _starting(self) -> bool:
-        """The start of everybody is not over: a run that is cut off goes through all its uploads again."""
-        return self._beginning and self._begun < self._terms.clients
+    def _in_start(self) -> bool:
+        """Whether the full-participation start is not over: an interrupted run repeats all of it."""
+        return self._has_start and self._gathered < self._config.clients
 
-    def _write(self, flow: dict[str, Any], flying: list[list[float]], now: float) -> None:
+    def _append(self, state: dict[str, Any], pending: list[list[float]], now: float) -> None:
         committed = sorted(self._exchange.committed.items())
-        self._journal.keep(self._epoch, {"flow": flow, "flying": flying, "now": now, "committed": committed})
+        facts = {"flow": state, "flying": pending, "now": now, "committed": committed}
+        self._journal.append(self._epoch, facts)
 
     def _recover(self, task: Task, started: float) -> Arrival:
         """A task that was in flight at a kill: it has arrived if its upload is on disk, else it is lost."""
@@ -237,38 +236,36 @@ class DeployedSession:
             return Arrival(task, started, self._journal.read(task).arrived, False)
         return Arrival(task, started, self.now, True)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         if self._stop():
             raise StopRequested
-        self._exchange.look(self.now)
+        self._exchange.poll(self.now)
 
 
 @dataclass(frozen=True)
 class DeployedEngine:
-    """One site is one client; what is accepted is written to `folder` before anything else is done with it.
+    """Runs tasks at sites, each of which is one client; accepted uploads are written to `folder` first.
 
-    The loop above has to take a checkpoint after every server step and confirm it (`save_every=1`). When
-    `stop` says so the session raises `Stopped` while it waits: all that was accepted is in the folder.
-    Where there is a file `set_aside`, a resumed run does not use the uploads that wait in its buffer, once.
+    The training loop must take a checkpoint after every server step and confirm it (`save_every=1`). When
+    `stop` returns True the session raises `StopRequested` while it waits; all that was accepted is in the
+    folder. If the file `set_aside` exists, a resumed run does not use the uploads in its buffer, once.
     """
 
-    post: Transport
+    transport: Transport
     problem: Problem
-    terms: SessionConfig
+    config: SessionConfig
     folder: Path
-    told: Observer = field(default_factory=NullObserver)
+    observer: Observer = field(default_factory=NullObserver)
     stop: Callable[[], bool] = lambda: False
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     set_aside: Path | None = None
-    sites: Path | None = None  # has the public keys of sites, by name
-    availability: SiteAvailability = field(
-        default_factory=SiteAvailability
-    )  # follows whatever session was opened last
+    sites: Path | None = None  # a folder with the public keys of sites, by name
+    availability: SiteAvailability = field(default_factory=SiteAvailability)  # of the newest session
 
     @property
     def clients(self) -> int:
-        return self.terms.clients
+        return self.config.clients
 
     def initial(self) -> tuple[Vector, Statistics]:
         return self.problem.initial()
@@ -276,33 +273,43 @@ class DeployedEngine:
     def open(self, algorithm: AnyAlgorithm, seed: int, source: Rng) -> DeployedSession:
         if clients_read_staleness(algorithm):
             raise InputError(
-                f"the clients of {type(algorithm).__name__} look at how stale their task will be, "
-                "which nobody knows before it is back: use another method, or the simulator."
+                f"the clients of {type(algorithm).__name__} need the staleness of their task, which is not "
+                "known before it arrives: use another method, or the simulator."
             )
         x, statistics = self.problem.initial()
-        terms, told = self.terms, self.told
-        roster = ClientRegistry(self.folder / "roster.json", self.clients, terms.bound)
-        claims = None
-        if terms.bound and self.sites is not None and isinstance(self.post, KeyedTransport):
-            claims = NameBinding(self.sites, self.post)
-        guests = ConnectedNodes(roster, specs_of((x, statistics)), terms, told, claims)
-        published = BroadcastCache(x, statistics)
-        journal = Journal(self.folder / "journal")
-        line = RetryingTransport(self.clock, terms.patience, told)
-        lengths = NormGuard(terms.most_norm, float(x.double().norm()))
-        exchange = Exchange(self.post, terms, line, guests, published, journal, lengths, told)
-        asked = self.set_aside is not None and self.set_aside.exists()
-        aside = SetAside(self.set_aside, journal, told) if self.set_aside and asked else None
-        session = DeployedSession(
-            terms, exchange, published, journal, self.stop, self.clock, self.sleep, aside
+        config, observer, clock = self.config, self.observer, self.clock
+        binding = None
+        if config.bound and self.sites is not None and isinstance(self.transport, KeyedTransport):
+            binding = NameBinding(self.sites, self.transport)
+        nodes = ConnectedNodes(
+            ClientRegistry(self.folder / "roster.json", self.clients, config.bound),
+            specs_of((x, statistics)),
+            observer,
+            config.grace,
+            config.greeting_timeout,
+            clock,
+            binding,
         )
-        self.availability.follow(session.idle, terms.poll)
+        broadcasts = BroadcastCache(x, statistics)
+        journal = Journal(self.folder / "journal")
+        transport = RetryingTransport(
+            self.transport, config.patience, clock, observer.unreachable, observer.reachable
+        )
+        norms = NormGuard(config.most_norm, float(x.double().norm()))
+        exchange = Exchange(config, transport, nodes, broadcasts, journal, norms, observer, clock)
+        set_aside = None
+        if self.set_aside is not None and self.set_aside.exists():
+            set_aside = SetAside(self.set_aside, journal, observer)
+        session = DeployedSession(
+            config, exchange, broadcasts, journal, self.stop, clock, self.sleep, set_aside
+        )
+        self.availability.follow(session.idle, config.poll)
         return session
 
 
-def max_upload_bytes(algorithm: AnyAlgorithm, problem: Problem, terms: SessionConfig) -> int:
-    """The most that an upload may have; what fetches uploads need not take in more."""
+def max_upload_bytes(algorithm: AnyAlgorithm, problem: Problem, config: SessionConfig) -> int:
+    """The most bytes that any upload may have; a transport need not fetch more."""
     x, statistics = problem.initial()
     return max(
-        upload_byte_limit(plain_validator(algorithm, x, statistics, version), terms) for version in (0, 1)
+        upload_byte_limit(plain_validator(algorithm, x, statistics, version), config) for version in (0, 1)
     )

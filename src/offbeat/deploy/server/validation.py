@@ -1,8 +1,7 @@
-"""How long uploads have been in this run, and which are longer than any client could come to.
+"""What an upload must satisfy before the server uses it, and how the uploads of a buffer are joined.
 
-What an upload must be before it touches anything of the server's.
-
-Uploads that their sites hid: what can still be checked of them, and what becomes of a buffer.
+`NormGuard` learns which norms are usual in a run. A `PlainUploadValidator` checks uploads that the server can
+read; a `SecureUploadValidator` checks as much as can be checked of secret shares.
 """
 
 import statistics
@@ -19,7 +18,7 @@ from offbeat.aggregate.mean import SecureEncoding
 from offbeat.aggregate.uploads import SecretShares, probe_upload
 from offbeat.core import AnyAlgorithm, Bounded, Task, Vector
 from offbeat.deploy.keys import SIGNATURE_BYTES
-from offbeat.deploy.protocol import messages
+from offbeat.deploy.protocol.messages import UploadMessage, decode_upload
 from offbeat.deploy.protocol.strict_json import Reason, Rejected, quote
 from offbeat.deploy.protocol.wire import TensorSpecs, describe_difference, is_finite, specs_of, unpack
 from offbeat.engines.engine import ClientUpdates
@@ -28,17 +27,18 @@ from offbeat.privacy import clipping
 from offbeat.privacy.secure.encoding import SEALED_BYTES
 from offbeat.privacy.secure.terms import BindingError, SignatureError
 
-_MIN_HISTORY = 10  # accepted ones, before they say anything
-_MAX_HISTORY = 100  # that are looked at
-_MEDIAN_FACTOR = (
-    100.0  # their median: honest updates differ by what a site has and by how far training is, not so much
-)
-_INITIAL_FACTOR = 1e6  # times the model, before enough are known: more is no step from it, whatever the rates
-_MIN_FACTOR = 1e-2  # times the model: where most are next to nothing, what is a little more does no harm
+_MIN_HISTORY = 10  # accepted norms before their median counts
+_MAX_HISTORY = 100  # recent norms that are kept
+_MEDIAN_FACTOR = 100.0  # honest updates differ by data and training progress, but not by this much
+_INITIAL_FACTOR = 1e6  # times the model's norm, before the median counts: no learning rate leads further
+_MIN_FACTOR = 1e-2  # times the model's norm: a norm below this does no harm, however small the others are
+_NORM_TOLERANCE = 1e-3  # relative, for rounding at a site
+_LONG_VECTOR = 2**20  # beyond so many numbers, single-precision norms are less exact: 0.8 % at 11 million
+_NON_NEGATIVE = ("var", "num_batches_tracked")  # suffixes of running statistics that are never negative
 
 
 class UploadNorms(NamedTuple):
-    """Of one upload that was not hidden: of its fields without a bound, and of its running statistics."""
+    """The norms of one plain upload: of its fields without a bound, and of its running statistics."""
 
     kind: str  # uploads of different kinds are not compared
     fields: dict[str, float]
@@ -46,40 +46,43 @@ class UploadNorms(NamedTuple):
 
 
 class NormGuard:
-    """`most` is the longest that a field may be; None: found out; 0: nobody looks.
+    """Rejects uploads with excessive norms.
 
-    Without any such limit one upload of huge numbers, each of them finite, ends the run or ruins its model.
+    `max_norm` limits every field; None means a limit relative to the norms that were accepted before, and 0
+    no limit. Without a limit one upload of huge but finite numbers could ruin the model.
     """
 
-    def __init__(self, most: float | None, model: float) -> None:
-        self._most = most
-        self._unit = 1 + model  # a model may begin as zeros
-        self._known: dict[str, deque[float]] = {}
+    def __init__(self, max_norm: float | None, model_norm: float) -> None:
+        self._max_norm = max_norm
+        self._unit = 1 + model_norm  # a model may be initialised with zeros
+        self._history: dict[str, deque[float]] = {}
 
     def check(self, norms: UploadNorms) -> None:
-        """Reject an upload that is too long."""
-        if self._most == 0:
+        """Reject an upload with an excessive norm."""
+        if self._max_norm == 0:
             return
         for name, norm in norms.fields.items():
-            bound = self._usual(f"{norms.kind}.{name}", _MIN_FACTOR) if self._most is None else self._most
+            bound = (
+                self._limit(f"{norms.kind}.{name}", _MIN_FACTOR) if self._max_norm is None else self._max_norm
+            )
             if not norm <= bound:
                 raise Rejected(
                     Reason.NORM,
                     f"the upload's {name} has norm {norm:.4g}, above {bound:.4g}: "
-                    "if that is right, set most_norm of [network].",
+                    "if that is correct, set most_norm of [network].",
                 )
         for name, norm in norms.statistics.items():
-            bound = self._usual(f"{norms.kind}/{name}", 1.0)
+            bound = self._limit(f"{norms.kind}/{name}", 1.0)
             if not norm <= bound:
                 raise Rejected(
                     Reason.NORM,
                     f"the running statistic {name} has norm {norm:.4g}, above {bound:.4g}: "
-                    "if that is right, set most_norm of [network] to 0.",
+                    "if that is correct, set most_norm of [network] to 0.",
                 )
 
     def add(self, norms: UploadNorms) -> None:
-        """These were accepted."""
-        if self._most == 0:
+        """Remember the norms of an accepted upload."""
+        if self._max_norm == 0:
             return
         for name, norm in norms.fields.items():
             self._add(f"{norms.kind}.{name}", [norm])
@@ -87,65 +90,57 @@ class NormGuard:
             self._add(f"{norms.kind}/{name}", [norm])
 
     def save(self) -> dict[str, list[float]]:
-        """As JSON."""
-        return {name: list(known) for name, known in self._known.items()}
+        """The history, as JSON."""
+        return {name: list(norms) for name, norms in self._history.items()}
 
     def load(self, saved: Mapping[str, list[float]]) -> None:
-        """Go on from what `save` gave; what was accepted since this began comes after it."""
-        since, self._known = self._known, {}
-        for known in (saved, since):
-            for name, norms in known.items():
+        """Continue from what `save` returned; norms that were added since then come after it."""
+        recent, self._history = self._history, {}
+        for history in (saved, recent):
+            for name, norms in history.items():
                 self._add(name, norms)
 
     def _add(self, name: str, norms: list[float] | deque[float]) -> None:
-        self._known.setdefault(name, deque(maxlen=_MAX_HISTORY)).extend(norms)
+        self._history.setdefault(name, deque(maxlen=_MAX_HISTORY)).extend(norms)
 
-    def _usual(self, name: str, least: float) -> float:
-        known = self._known.get(name, ())
-        if len(known) < _MIN_HISTORY:
+    def _limit(self, name: str, min_factor: float) -> float:
+        history = self._history.get(name, ())
+        if len(history) < _MIN_HISTORY:
             return _INITIAL_FACTOR * self._unit
-        return max(_MEDIAN_FACTOR * statistics.median(known), least * self._unit)
-
-
-_NORM_TOLERANCE = 1e-3  # of a norm, for what rounding adds at a site
-_LONG_VECTOR = (
-    2**20
-)  # numbers from which on a norm in single precision is further off: 0.8 % seen at 11 million
-_NON_NEGATIVE = (
-    "var",
-    "num_batches_tracked",
-)  # ends of the names of running statistics that cannot fall below 0
+        return max(_MEDIAN_FACTOR * statistics.median(history), min_factor * self._unit)
 
 
 class UploadValidator(Protocol):
-    """What uploads look like, what they must keep to, and what becomes of those of a buffer."""
+    """The layout of uploads, the checks they must pass, and how those of a buffer are joined."""
 
     @property
     def form(self) -> TensorSpecs: ...
 
     def check(self, leaves: list[Tensor]) -> None:
-        """Reject numbers that no client could have come to."""
+        """Reject numbers that no honest client could have computed."""
         ...
 
     def norms(self, leaves: list[Tensor]) -> UploadNorms:
-        """Of what has no bound, as far as it can be seen."""
+        """The norms of fields without a bound, as far as the server can see them."""
         ...
 
-    def join(self, uploads: Sequence[list[Tensor]]) -> ClientUpdates: ...
+    def join(self, uploads: Sequence[list[Tensor]]) -> ClientUpdates:
+        """The uploads of a buffer as one value."""
+        ...
 
 
 @dataclass(frozen=True)
 class PlainUploadValidator:
-    """Uploads in plain sight: leaves of (upload, statistics)."""
+    """For uploads that the server can read: leaves of (upload, statistics)."""
 
     form: TensorSpecs
-    shape: trees.Structure
-    bounds: tuple[tuple[str, tuple[int, ...], float], ...]  # field, the places of its leaves, norm at most
-    free: tuple[tuple[str, tuple[int, ...]], ...]  # fields without a bound
-    statistics: tuple[tuple[str, int], ...]  # those in floating point
-    counted: tuple[tuple[str, int], ...]  # running statistics that cannot fall below 0
-    kind: str  # of upload
-    device: torch.device  # where the server's half is computed
+    structure: trees.Structure
+    bounds: tuple[tuple[str, tuple[int, ...], float], ...]  # field, indices of its leaves, largest norm
+    unbounded: tuple[tuple[str, tuple[int, ...]], ...]  # fields without a bound
+    statistics: tuple[tuple[str, int], ...]  # running statistics in floating point, and their leaves' indices
+    non_negative: tuple[tuple[str, int], ...]  # running statistics that are never negative
+    kind: str  # the type of the upload
+    device: torch.device  # where the server's step is computed
 
     def check(self, leaves: list[Tensor]) -> None:
         for number, leaf in enumerate(leaves):
@@ -158,37 +153,37 @@ class PlainUploadValidator:
                 raise Rejected(
                     Reason.NORM, f"the upload's {field} has norm {norm:.4g}, which cannot exceed {bound:g}."
                 )
-        for name, place in self.counted:
-            if bool((leaves[place] < 0).any()):  # the root of a variance would be NaN
-                raise Rejected(Reason.RANGE, f"the running statistic {name} has fallen below 0.")
+        for name, place in self.non_negative:
+            if bool((leaves[place] < 0).any()):  # the square root of a variance would be NaN
+                raise Rejected(Reason.RANGE, f"the running statistic {name} is negative.")
 
     def norms(self, leaves: list[Tensor]) -> UploadNorms:
         fields = {
             field: float(clipping.norms([leaves[place][None] for place in places]))
-            for field, places in self.free
+            for field, places in self.unbounded
         }
         statistics = {name: float(clipping.norms([leaves[place][None]])) for name, place in self.statistics}
         return UploadNorms(self.kind, fields, statistics)
 
     def join(self, uploads: Sequence[list[Tensor]]) -> ClientUpdates:
         stacked = [torch.stack(each).to(self.device) for each in zip(*uploads, strict=True)]
-        joined, statistics = trees.unflatten(self.shape, stacked)
+        joined, statistics = trees.unflatten(self.structure, stacked)
         return ClientUpdates(joined, mean_statistics(statistics))
 
 
 def plain_validator(
     algorithm: AnyAlgorithm, x: Vector, statistics: Statistics, version: int = 0
 ) -> PlainUploadValidator:
-    """For uploads of this algorithm; which version matters to one of `TwoTrips` alone."""
+    """For uploads of this algorithm; the version matters for algorithms of `TwoTrips` only."""
     upload = probe_upload(algorithm, x, version)
     tree = (upload, statistics)
     bounds = dict(algorithm.bounds) if isinstance(algorithm, Bounded) else {}
-    shape, fields = trees.structure(tree), _fields(upload)
-    _, numbered = trees.unflatten(shape, [torch.tensor(place) for place in range(shape.num_leaves)])
+    structure, fields = trees.structure(tree), _fields(upload)
+    _, numbered = trees.unflatten(structure, [torch.tensor(n) for n in range(structure.num_leaves)])
     places = {name: int(place) for name, place in numbered.items()}
     return PlainUploadValidator(
         specs_of(tree),
-        shape,
+        structure,
         tuple((field, where, bounds[field]) for field, where in fields if field in bounds),
         tuple((field, where) for field, where in fields if field not in bounds),
         tuple((name, place) for name, place in places.items() if statistics[name].is_floating_point()),
@@ -199,37 +194,33 @@ def plain_validator(
 
 
 def validate_upload(
-    note: str, payload: bytes, expected: Task, run: str, intake: UploadValidator, limit: int
-) -> list[Tensor]:
-    """The leaves of the upload that answers a task, if nothing is wrong with it; sizes are checked first."""
+    header: str, payload: bytes, task: Task, run: str, validator: UploadValidator, limit: int
+) -> tuple[UploadMessage, list[Tensor]]:
+    """The header and the leaves of the upload that answers a task, or `Rejected`; sizes are checked first."""
     if len(payload) > limit:
         raise Rejected(Reason.SIZE, f"the payload has {len(payload)} bytes, more than the limit of {limit}.")
-    told = messages.decode_upload(note)
-    if told.error is not None:  # first, for a site that cannot read a task cannot name it either
-        raise Rejected(Reason.FAILED, told.error)
-    if told.run != run:
-        raise Rejected(Reason.RUN, f"the upload is of another run, {quote(told.run)}.")
-    if told.task._replace(version=expected.version) != expected:
+    message = decode_upload(header)
+    given = message.task
+    if message.error is not None:  # first, because a site that cannot read a task cannot name it either
+        raise Rejected(Reason.FAILED, message.error)
+    if message.run != run:
+        raise Rejected(Reason.RUN, f"the upload belongs to another run, {quote(message.run)}.")
+    if given._replace(version=task.version) != task:
+        raise Rejected(Reason.TASK, f"the upload is for {_task_name(given)}, not for {_task_name(task)}.")
+    if given.version != task.version:
         raise Rejected(
-            Reason.TASK, f"the upload is of {_task_name(told.task)}, and was asked of {_task_name(expected)}."
+            Reason.VERSION if given.version > task.version else Reason.TASK,
+            f"the upload starts from version {given.version}, but version {task.version} was sent.",
         )
-    if told.task.version != expected.version:
-        late = told.task.version > expected.version
-        raise Rejected(
-            Reason.VERSION if late else Reason.TASK,
-            f"the upload starts from version {told.task.version}, and version {expected.version} was sent.",
-        )
-    if told.form != intake.form:
-        raise Rejected(
-            Reason.FORM, f"the upload has another form: {describe_difference(told.form, intake.form)}."
-        )
-    leaves = unpack(payload, intake.form)
-    intake.check(leaves)
-    return leaves
+    if difference := describe_difference(message.form, validator.form):
+        raise Rejected(Reason.FORM, f"the upload has other tensors than expected: {difference}.")
+    leaves = unpack(payload, validator.form)
+    validator.check(leaves)
+    return message, leaves
 
 
 def _fields(upload: trees.Tree) -> list[tuple[str, tuple[int, ...]]]:
-    """Which leaves in floating point each field has; what is not a named tuple is one field."""
+    """The indices of each field's floating-point leaves; an upload that is no named tuple is one field."""
     names = getattr(upload, "_fields", None)
     parts = [("numbers", upload)] if names is None else zip(names, upload, strict=True)
     found, start = [], 0
@@ -259,11 +250,11 @@ def _task_name(task: Task) -> str:
 
 @dataclass(frozen=True)
 class SecureUploadValidator:
-    """Shares look random whatever they are of, so there is nothing to check in their numbers."""
+    """For secret shares, which look random whatever they encode, so their values are not checked."""
 
     form: TensorSpecs
     ask: Callable[[Task, bytes, bytes], None]
-    since: int = 0  # reports from before this version are of no use any more
+    since: int = 0  # reports from before this version are not summed any more
 
     def check(self, leaves: list[Tensor]) -> None:
         pass
@@ -272,7 +263,7 @@ class SecureUploadValidator:
         return UploadNorms("hidden", {}, {})
 
     def examine(self, task: Task, leaves: list[Tensor]) -> None:
-        """Reject what the helper could not add, so that it spoils no sum; waits for a helper that is down."""
+        """Reject what the helper could not add; waits while the helper is down."""
         if task.version < self.since:
             return
         sealed, signature = (leaf.numpy().tobytes() for leaf in leaves[1:])
@@ -281,7 +272,7 @@ class SecureUploadValidator:
         except (
             BindingError,
             SignatureError,
-        ) as refusal:  # all else is not of the site's making: the run ends
+        ) as refusal:  # else it is not the site's fault: the run ends
             raise Rejected(Reason.MALFORMED, f"the helper cannot use this report: {refusal}") from None
 
     def join(self, uploads: Sequence[list[Tensor]]) -> ClientUpdates:
@@ -289,10 +280,10 @@ class SecureUploadValidator:
         return ClientUpdates(SecretShares(share, sealed, signature if signature.numel() else None), {})
 
 
-def secure_validator(hiding: SecureEncoding, version: int = 0) -> SecureUploadValidator:
-    """For the uploads of clients that hide them so, told from this version on."""
-    facts = hiding.facts
+def secure_validator(encoding: SecureEncoding, version: int = 0) -> SecureUploadValidator:
+    """For uploads of clients that use this encoding from this version on."""
+    facts = encoding.facts
     signature = SIGNATURE_BYTES if facts["signed"] else 0
     form = (("int32", (facts["length"],)), ("uint8", (SEALED_BYTES,)), ("uint8", (signature,)))
-    # under bounds that move, stale reports were clipped to others: they open no more, and are not summed
-    return SecureUploadValidator(form, hiding.examine, version if facts["moving"] else 0)
+    # Under adaptive clipping, stale reports were clipped to other bounds: they cannot be opened or summed.
+    return SecureUploadValidator(form, encoding.examine, version if facts["moving"] else 0)

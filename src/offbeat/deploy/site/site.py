@@ -8,10 +8,11 @@ import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from msgspec import Meta, Struct, structs
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -20,9 +21,9 @@ from offbeat.algorithms import Setting, build
 from offbeat.core import AnyAlgorithm, Task, Visit
 from offbeat.data.population import Epochs, Population, Steps
 from offbeat.deploy.keys import read_signer
-from offbeat.deploy.protocol import messages, strict_json
+from offbeat.deploy.protocol import messages
 from offbeat.deploy.protocol.messages import HelloReply, TaskMessage, UploadMessage
-from offbeat.deploy.protocol.strict_json import Reason, Rejected
+from offbeat.deploy.protocol.strict_json import Rejected, convert, malformed, quote
 from offbeat.deploy.protocol.wire import TensorSpecs, describe_difference, is_finite, pack, specs_of, unpack
 from offbeat.deploy.site.secure_encode import read_helper_key, secure_encode
 from offbeat.deploy.site.secure_encode import read_secure_request as read_secure
@@ -40,26 +41,11 @@ from offbeat.errors import DivergedError, InputError
 from offbeat.nn.problem import Loss, Precision, Problem, Statistics
 from offbeat.trees import Tree
 
-_REQUIRED_KEYS = {
-    "algorithm",
-    "parameters",
-    "setting",
-    "work",
-    "weight_decay",
-    "precision",
-    "seed",
-    "clients",
-}
-_PRIVACY_KEYS = {
-    "bounds",
-    "moving",
-}  # of private sums in secret, where a client's upload is made ready for one
-_OPTIONAL_KEYS = {"frozen"}  # where some weights are not trained
-_MAX_INTEGER = 2**31
+_PositiveInt = Annotated[int, Meta(ge=1, lt=2**31)]
 
 
 class SitePlan(NamedTuple):
-    """The method, the local work, and the numbers that draws are keyed by."""
+    """The method, the local work, and the numbers that random draws are keyed by."""
 
     algorithm: AnyAlgorithm
     work: Steps | Epochs
@@ -67,60 +53,45 @@ class SitePlan(NamedTuple):
     precision: Precision
     seed: int
     clients: int
-    frozen: str | None = None  # what tells the server's weights that are not trained from others
+    frozen: str | None = None  # a digest of the server's frozen weights
+
+
+class _PlanFields(Struct, frozen=True):
+    """The keys of a plan; `bounds` and `moving` are read where uploads are encoded for secure aggregation."""
+
+    algorithm: Annotated[str, Meta(min_length=1, max_length=100)]
+    parameters: dict[str, Any]
+    setting: tuple[_PositiveInt, _PositiveInt, _PositiveInt]
+    work: tuple[Literal["steps", "epochs"], _PositiveInt, _PositiveInt]
+    weight_decay: float
+    precision: str
+    seed: int
+    clients: _PositiveInt
+    frozen: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
+    bounds: Any = None
+    moving: Any = None
 
 
 def read_plan(plan: dict[str, Any]) -> SitePlan:
-    """The assignment that a plan holds; nothing in it names code but the catalogue's methods."""
-    for name in sorted(_REQUIRED_KEYS - plan.keys()):
-        raise Rejected(Reason.MALFORMED, f"the server's plan has no {name}.")
-    for name in sorted(plan.keys() - _REQUIRED_KEYS - _PRIVACY_KEYS - _OPTIONAL_KEYS):
+    """Decode the plan in a task's header; nothing in it names code except methods of the catalogue."""
+    for name in sorted(plan.keys() - set(_PlanFields.__struct_fields__)):
         raise InputError(
             f"the server's plan has '{name[:40]}', which this site does not know: "
             "install the same version of offbeat on both."
         )
-    setting = Setting(*_positive_integers("setting", plan["setting"], 3))
-    algorithm = build(
-        strict_json.printable_text("algorithm", plan["algorithm"], 100),
-        setting,
-        strict_json.json_object("parameters", plan["parameters"], _MAX_INTEGER),
-    )
-    weight_decay = plan["weight_decay"]
-    if type(weight_decay) not in (int, float):
-        raise strict_json.malformed("weight_decay", "a number", weight_decay)
+    fields = convert(plan, _PlanFields)
+    if fields.precision.upper() not in Precision.__members__:
+        raise malformed(f"the server's plan has the unknown precision {quote(fields.precision)}.")
+    kind, count, size = fields.work
     return SitePlan(
-        algorithm,
-        _work(plan["work"]),
-        float(weight_decay),
-        _precision(plan["precision"]),
-        strict_json.integer("seed", plan["seed"], -(2**63), 2**63),
-        strict_json.integer("clients", plan["clients"], 1, _MAX_INTEGER),
-        strict_json.printable_text("frozen", plan["frozen"], 64) if "frozen" in plan else None,
+        build(fields.algorithm, Setting(*fields.setting), fields.parameters),
+        Steps(count, size) if kind == "steps" else Epochs(count, size),
+        fields.weight_decay,
+        Precision[fields.precision.upper()],
+        fields.seed,
+        fields.clients,
+        fields.frozen,
     )
-
-
-def _work(value: Any) -> Steps | Epochs:
-    kind = value[0] if type(value) is list and len(value) == 3 else None
-    count, size = _positive_integers("work", value[1:] if kind else value, 2)
-    match kind:
-        case "steps":
-            return Steps(count, size)
-        case "epochs":
-            return Epochs(count, size)
-        case _:
-            raise strict_json.malformed("work", "a number of steps or of epochs, and a batch size", value)
-
-
-def _precision(value: Any) -> Precision:
-    if type(value) is not str or value.upper() not in Precision.__members__:
-        raise strict_json.malformed("precision", "a known one", value)
-    return Precision[value.upper()]
-
-
-def _positive_integers(what: str, value: Any, count: int) -> list[int]:
-    if type(value) is not list or len(value) != count:
-        raise strict_json.malformed(what, f"a list of {count} numbers", value)
-    return [strict_json.integer(what, number, 1, _MAX_INTEGER) for number in value]
 
 
 _UNKNOWN_TASK = UploadMessage("unknown", Task(0, 0, 0), (), "none", 0.0, None)  # where a note cannot be read
@@ -222,10 +193,11 @@ class Site:
             if kind != "task":
                 raise InputError("a site answers hello and task alone: install the server's version of it.")
             asked = messages.decode_task(note)
-            known = known._replace(run=asked.run, task=asked.task)
+            known = structs.replace(known, run=asked.run, task=asked.task)
             began = time.perf_counter()
             computed = self._do(asked, payload)
-            upload = known._replace(
+            upload = structs.replace(
+                known,
                 form=specs_of(computed.upload),
                 memory=computed.remembered,
                 seconds=time.perf_counter() - began,
@@ -240,7 +212,7 @@ class Site:
                 sentence,
                 exc_info=not isinstance(error, _OWN_ERRORS),
             )
-            return messages.encode_message(known._replace(error=sentence)), b""
+            return messages.encode_message(structs.replace(known, error=sentence)), b""
 
     def close(self) -> None:
         """Let go of the folder."""

@@ -72,7 +72,7 @@ def test_a_package_says_in_a_sentence_what_is_in_it(path: Path) -> None:
 def test_no_file_names_a_place_on_a_machine() -> None:
     """Apart from `/home/somebody`, which tests use as an example."""
     own = re.compile(r"(?<![\w.])/(?:work|root|mnt|Users|home/(?!somebody))\b/?\w")
-    paths = [*ROOT.iterdir(), *(path for name in FOLDERS for path in sorted((ROOT / name).rglob("*")))]
+    paths = [*ROOT.glob("[!.]*"), *(path for name in FOLDERS for path in sorted((ROOT / name).rglob("*")))]
     files = [path for path in paths if path.is_file() and path.suffix in TEXT]
     assert len(files) > 300
     assert [str(path.relative_to(ROOT)) for path in files if own.search(path.read_text())] == []

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_trajectories import CASES
 
 import offbeat
 
@@ -127,14 +126,6 @@ def test_there_are_oracles_to_check() -> None:
 )
 def test_time_does_not_touch_tensors(path: Path) -> None:
     assert "torch" not in set(imported(path))
-
-
-def test_every_method_of_the_catalogue_is_compared_with_its_oracle() -> None:
-    elsewhere = {
-        "mime",  # takes two server steps a round, so it has a test of its own beside the cases
-        "defedavg-iid",  # is defedavg under another dispatch, which the cases try
-    }
-    assert offbeat.CATALOGUE.keys() - {case.method for case in CASES.values()} == elsewhere
 
 
 def test_the_design_names_every_module() -> None:

@@ -153,7 +153,7 @@ def run(cell: dict[str, Any], given: argparse.Namespace) -> dict[str, Any]:
     else:
         how = "compiled" if at["model"] == "resnet18" else given.how
         engine = Vectorised(problem, population, delays, how=EXECUTIONS[how])
-    limit = None if at["method"] == "unit" else find(at["method"]).limit
+    limit = None if at["method"] == "unit" else find(at["method"]).max_staleness
     averages: dict[float, Tensor] = {}
     record: dict[str, Any] = {"device": given.device, "failure": None}
     try:

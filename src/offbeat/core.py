@@ -1,19 +1,25 @@
-"""The nouns that every part shares, and the two loops that algorithms are written with.
+"""The types that every part shares, and the loops that algorithms are written with.
 
-A model is one flat vector. An algorithm is six pure functions over vectors: what the server
-holds at first (`init`), what a client keeps (`memory`), what goes down (`broadcast`), what a
-client does (`local`), what the server does with the mean of the uploads (`step`), and what is done
-once before training (`warmup`).
+A model is one flat vector. An algorithm is six pure functions over vectors: the server's initial state
+(`init`), a client's initial memory (`memory`), what the server sends (`broadcast`), a client's local work
+(`local`), the server's step with the mean of the uploads (`step`), and an optional first step in which every
+client takes part (`warmup`).
+
+Torch is imported where tensors are made, so that names and schedules are there without it.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
-
-import torch
-from torch import Tensor
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 from offbeat import trees
+from offbeat.errors import InputError
 from offbeat.trees import Tree
+
+if TYPE_CHECKING:
+    from torch import Tensor as Tensor
+else:
+    Tensor = Any
 
 Vector: TypeAlias = Tensor  # (d,)
 
@@ -34,26 +40,26 @@ class Batches(NamedTuple):
     """The minibatches of one task, in order."""
 
     items: tuple[Batch, ...]
-    whole: tuple[Batch, ...] = ()  # all the client's examples once, for an algorithm that is a `WholePass`
+    whole: tuple[Batch, ...] = ()  # all the client's examples once, for `Traits.full_pass`
 
     @property
     def steps(self) -> Tensor | int:
         """How many are real."""
-        counts = [1 if batch.active is None else batch.active.to(torch.int64) for batch in self.items]
+        counts = [1 if batch.active is None else batch.active.long() for batch in self.items]
         return sum(counts)
 
 
 class Gradient(Protocol):
-    """The slope of a minibatch's loss at x."""
+    """The gradient of a minibatch's loss at x."""
 
     def __call__(self, x: Vector, batch: Batch, /) -> Vector: ...
 
     def with_loss(self, x: Vector, batch: Batch, /) -> tuple[Vector, Tensor]:
-        """The same and the loss itself."""
+        """The gradient and the loss."""
         ...
 
     def descend(self, x: Vector, batch: Batch, lr: float, /) -> Vector:
-        """X less lr times the slope."""
+        """One SGD step: x minus lr times the gradient."""
         ...
 
 
@@ -70,7 +76,7 @@ class Visit(NamedTuple):
 
     version: Tensor  # ()
     staleness: Tensor  # ()
-    rank: Tensor | tuple[()] = ()  # () tasks of this version that started before; for `ReadsRank` alone
+    rank: Tensor | tuple[()] = ()  # () tasks of this version that started before; for `Traits.reads_rank`
 
 
 class Cohort(NamedTuple):
@@ -129,67 +135,21 @@ class Algorithm(Protocol[State, Message, Memory, Upload]):
         ...
 
 
-@runtime_checkable
-class WholePass(Protocol):
-    """An algorithm whose local half may also look at all the client's examples at once."""
+class Traits(NamedTuple):
+    """What an algorithm needs or promises beyond its six functions; it says so in a field `traits`."""
 
-    @property
-    def whole(self) -> bool: ...
-
-
-@runtime_checkable
-class Repeats(Protocol):
-    """An algorithm that takes two gradients of one minibatch, and so needs a loss that repeats itself."""
-
-    @property
-    def repeats(self) -> bool: ...
-
-
-@runtime_checkable
-class TwoTrips(Protocol):
-    """An algorithm that asks each cohort twice in a row, in an even and in an odd version."""
-
-    @property
-    def two_trips(self) -> bool: ...
-
-
-@runtime_checkable
-class ReadsStaleness(Protocol):
-    """An algorithm whose local half looks at `Visit.staleness`, which is not known until the task is due."""
-
-    @property
-    def reads_staleness(self) -> bool: ...
-
-
-@runtime_checkable
-class ReadsRank(Protocol):
-    """An algorithm whose local half looks at `Visit.rank`, which only a simulation of all tasks knows."""
-
-    @property
-    def reads_rank(self) -> bool: ...
-
-
-@runtime_checkable
-class Spans(Protocol):
-    """An algorithm that takes updates which began fewer than `span` versions ago; None: it takes all."""
-
-    @property
-    def span(self) -> int | None: ...
-
-
-@runtime_checkable
-class Bounded(Protocol):
-    """An algorithm some fields of whose upload have a norm that cannot exceed a known bound."""
-
-    @property
-    def bounds(self) -> Mapping[str, float]:
-        """Field to bound."""
-        ...
-
-    @property
-    def shares(self) -> Mapping[str, float]:
-        """Field to its part of the sensitivity under noise, where it is not to be an equal one."""
-        ...
+    full_pass: bool = False  # `local` reads `Batches.whole`, all the client's examples at once
+    repeats_batches: bool = (
+        False  # `local` takes two gradients of one minibatch, so the loss must be repeatable
+    )
+    two_phases: bool = False  # each cohort is asked twice in a row, in an even and in an odd version
+    reads_staleness: bool = False  # `local` reads `Visit.staleness`, which is known only when the task is due
+    reads_rank: bool = False  # `local` reads `Visit.rank`, which only a simulation of all tasks knows
+    span: int | None = None  # updates must have begun fewer than so many versions ago; None: any
+    bounds: Mapping[str, float] = MappingProxyType({})  # fields of the upload whose norm has a known bound
+    shares: Mapping[str, float] = MappingProxyType(
+        {}
+    )  # of the sensitivity under noise; the other fields: equal
 
 
 AnyAlgorithm: TypeAlias = Algorithm[Any, Any, Any, Any]
@@ -207,8 +167,13 @@ def scan(step: Callable[[Carry, Batch], Carry], carry: Carry, batches: Batches) 
 
 def where(condition: Tensor, yes: Carry, no: Carry) -> Carry:
     """`torch.where` over trees."""
-    chosen: Carry = trees.map(lambda a, b: torch.where(condition, a, b), yes, no)
+    chosen: Carry = trees.map(lambda a, b: a.where(condition, b), yes, no)
     return chosen
+
+
+def zeros_like(x: Vector) -> Vector:
+    """A vector of zeros."""
+    return x.new_zeros(x.shape)
 
 
 def sgd(x: Vector, batches: Batches, grad: Gradient, lr: float) -> Vector:
@@ -216,19 +181,17 @@ def sgd(x: Vector, batches: Batches, grad: Gradient, lr: float) -> Vector:
     return scan(lambda y, batch: grad.descend(y, batch, lr), x, batches)
 
 
-def wants_whole(algorithm: AnyAlgorithm) -> bool:
-    """Whether `Batches.whole` is to be filled for it."""
-    return isinstance(algorithm, WholePass) and algorithm.whole
+def traits_of(algorithm: AnyAlgorithm) -> Traits:
+    """Its `traits`, or the defaults where it has none."""
+    traits = getattr(algorithm, "traits", Traits())
+    if not isinstance(traits, Traits):
+        raise InputError(f"the traits of {type(algorithm).__name__} must be a Traits value, not {traits!r}.")
+    return traits
 
 
-def wants_rank(algorithm: AnyAlgorithm) -> bool:
-    """Whether `Visit.rank` is to be filled for it."""
-    return isinstance(algorithm, ReadsRank) and algorithm.reads_rank
-
-
-def whole_gradient(x: Vector, batches: Batches, grad: Gradient) -> Vector:
-    """The slope at x of the client's loss over all its examples."""
-    total, count = torch.zeros_like(x), torch.zeros((), dtype=x.dtype, device=x.device)
+def full_gradient(x: Vector, batches: Batches, grad: Gradient) -> Vector:
+    """The gradient at x of the client's loss over all its examples."""
+    total, count = zeros_like(x), x.new_zeros(())
     for batch in batches.whole:
         size = len(trees.leaves(batch.data)[0]) if batch.mask is None else batch.mask.sum()
         total = total + size * grad(x, batch)

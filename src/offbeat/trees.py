@@ -1,11 +1,14 @@
 """Nested tuples, named tuples, lists and dicts of tensors, taken leaf by leaf."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import optree
-import torch
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Tree: TypeAlias = Any
 Structure: TypeAlias = Any  # a tree without its leaves
@@ -33,6 +36,8 @@ def unflatten(shape: Structure, leaves: Sequence[Tensor]) -> Any:
 
 def stack(trees: Sequence[Tree]) -> Any:
     """Trees of one shape as one, each leaf stacked on axis 0."""
+    import torch
+
     return map(lambda *parts: torch.stack(parts), *trees)
 
 

@@ -355,10 +355,10 @@ def test_noise_asks_for_a_larger_penalty() -> None:
 
 def test_the_catalogue_counts_vectors_of_the_models_size_alone() -> None:
     sent = {"down": 1, "up": 1, "client": 0}
-    assert CATALOGUE["ma-fedavgm"].vectors() == sent | {"server": 81}
-    assert CATALOGUE["ma-fedadam"].vectors() == sent | {"server": 82}
-    assert CATALOGUE["ma-light-fedavgm"].vectors() == sent | {"server": 2}
-    assert CATALOGUE["fedavgm"].vectors() == sent | {"server": 2}
+    assert CATALOGUE["ma-fedavgm"].cost.vectors() == sent | {"server": 81}
+    assert CATALOGUE["ma-fedadam"].cost.vectors() == sent | {"server": 82}
+    assert CATALOGUE["ma-light-fedavgm"].cost.vectors() == sent | {"server": 2}
+    assert CATALOGUE["fedavgm"].cost.vectors() == sent | {"server": 2}
 
 
 def test_an_experiment_takes_the_papers_staleness_limit_unless_told() -> None:

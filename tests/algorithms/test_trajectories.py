@@ -1,8 +1,5 @@
 """Every method against its oracle, under every dispatch, on both engines."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
-
 import numpy as np
 import pytest
 
@@ -12,10 +9,8 @@ from offbeat import (
     Cycle,
     Dropout,
     Epochs,
-    Equal,
     Exponential,
     FedOpt,
-    Hinge,
     InputError,
     Poisson,
     Polynomial,
@@ -35,26 +30,12 @@ from offbeat.algorithms.momentum_approximation import Ridge, Solver, Truncated, 
 from offbeat.algorithms.padamfed_vr import PAdaMFedVR
 from offbeat.algorithms.scaffold import Scaffold
 from offbeat.algorithms.weight_prediction import Foreseen, Foresight, Remembered, StepDrift, WeightPrediction
-from offbeat.core import AnyAlgorithm
 from offbeat.schedule.dispatch import Phases, Queues
-from offbeat.schedule.staleness import StalenessWeights
+from offbeat.schedule.staleness import parse_weights
+from offbeat.training.loop import Snapshot
 from oracles.adamasfl import adamasfl, theorem_2
-from oracles.ca2fl import ca2fl
-from oracles.cadence import cadence
-from oracles.defedavg import defedavg
-from oracles.dude import dude
-from oracles.fadas import equation_4, equation_77
-from oracles.fadas import fadas as fadas_oracle
-from oracles.fafed import fafed
-from oracles.fedams import fedams, fedams_additive
-from oracles.fedasync import fedasync
-from oracles.fedavg import fedavg, fedavgm, fedavgm_ema
-from oracles.fedavg_m import fedavg_m, fedavg_m_vr
-from oracles.fedbuff import fedbuff
-from oracles.fedopt import fedadagrad, fedadam, fedyogi
-from oracles.fedsps import fedsps
+from oracles.cases import ADAPTIVE, MOMENTUM, RATES, SYSTEM, Case, load_cases
 from oracles.masfl import masfl, masfl_theory
-from oracles.mime import mime
 from oracles.momentum_approximation import (
     arrivals,
     full,
@@ -63,199 +44,15 @@ from oracles.momentum_approximation import (
     momentum_approximation,
     relative_error,
 )
-from oracles.padamfed import padamfed, padamfed_theory, padamfed_vr, padamfed_vr_theory
-from oracles.scaffold import scaffold
+from oracles.padamfed import padamfed, padamfed_vr, padamfed_vr_theory
 from oracles.scaffold_m import scaffold_m, scaffold_m_vr
-from oracles.server_rules import adagrad, adam, amsgrad, identity
+from oracles.server_rules import adam
 from oracles.softmax import Softmax
 from oracles.weight_prediction import weight_prediction
-from oracles.weights import constant, hinge, polynomial
-from worlds import make_world, play, trace
+from oracles.weights import polynomial
+from worlds import World, make_world, play, trace
 
-
-class Case(NamedTuple):
-    method: str
-    given: dict[str, Any]
-    oracle: Callable[..., list[np.ndarray]]
-    known: dict[str, Any]
-    weights: StalenessWeights = Equal()
-    prompt: bool = False  # whether the method is defined without staleness alone
-    limit: float = float("inf")  # the largest staleness that is let in
-    only: frozenset[str] = frozenset()  # dispatches that are enough for this case; none: all
-
-    def build(self) -> AnyAlgorithm:
-        return build(self.method, Setting(3, 3, 8), self.given)
-
-    def meets(self, dispatch: str) -> bool:
-        return dispatch == "synchronous" if self.prompt else not self.only or dispatch in self.only
-
-
-RATES = {"local_lr": 0.2, "server_lr": 0.5}
-ADAPTIVE = {"local_lr": 0.2, "server_lr": 0.03}
-SYSTEM = {"local_steps": 3}
-CASES = {
-    "fedavg": Case("fedavg", RATES, fedavg, RATES),
-    "fedavgm": Case("fedavgm", RATES | {"beta": 0.7}, fedavgm, RATES | {"beta": 0.7}),
-    "fedavgm averaged": Case("fedavgm", RATES | {"averaged": True}, fedavgm_ema, RATES),
-    "fedadam": Case("fedadam", ADAPTIVE, fedadam, ADAPTIVE),
-    "fedadam unbiased": Case(
-        "fedadam", ADAPTIVE | {"unbiased": True}, fedadam, ADAPTIVE | {"correct": True, "v0": 0.0}
-    ),
-    "fedyogi": Case("fedyogi", ADAPTIVE | {"eps": 0.02}, fedyogi, ADAPTIVE | {"tau": 0.02}),
-    "fedyogi unbiased": Case(
-        "fedyogi", ADAPTIVE | {"unbiased": True}, fedyogi, ADAPTIVE | {"correct": True, "v0": 0.0}
-    ),
-    "fedadagrad": Case("fedadagrad", ADAPTIVE | {"beta1": 0.4}, fedadagrad, ADAPTIVE | {"beta1": 0.4}),
-    "fedams": Case("fedams", ADAPTIVE, fedams, ADAPTIVE),
-    "fedams unbiased": Case("fedams", ADAPTIVE | {"unbiased": True}, fedams, ADAPTIVE | {"correct": True}),
-    "fedams additive": Case(
-        "fedams", ADAPTIVE | {"floor": 0.0, "eps": 1e-4}, fedams_additive, ADAPTIVE | {"eps": 1e-4}
-    ),
-    "fedbuff": Case("fedbuff", RATES, fedbuff, RATES | {"weight": constant}),
-    "fedbuff fading": Case("fedbuff", RATES, fedbuff, RATES | {"weight": polynomial(0.5)}, Polynomial(0.5)),
-    "fedasync": Case("fedasync", {"alpha": 0.7}, fedasync, {"local_lr": 0.1, "alpha": 0.7}),
-    "fedasync proximal": Case(
-        "fedasync",
-        {"rho": 0.3},
-        fedasync,
-        {"local_lr": 0.1, "rho": 0.3, "weight": polynomial(0.5)},
-        Polynomial(0.5),
-    ),
-    "fedasync hinge": Case("fedasync", {}, fedasync, {"local_lr": 0.1, "weight": hinge(10, 1)}, Hinge(10, 1)),
-    "fadas": Case("fadas", ADAPTIVE, fadas_oracle, ADAPTIVE),
-    "fadas unbiased": Case(
-        "fadas", ADAPTIVE | {"unbiased": True}, fadas_oracle, ADAPTIVE | {"correct": True}
-    ),
-    "fadas-da": Case("fadas-da", ADAPTIVE, fadas_oracle, ADAPTIVE | {"rate": equation_77(1)}),
-    "fadas-da capped": Case(
-        "fadas-da",
-        ADAPTIVE | {"server_lr": 0.6, "capped": True},
-        fadas_oracle,
-        ADAPTIVE | {"server_lr": 0.6, "rate": equation_4(1)},
-    ),
-    "adamasfl": Case("adamasfl", {}, adamasfl, theorem_2(3, 3, 8)._asdict()),
-    "cadence": Case("cadence", {}, cadence, SYSTEM),
-    "cadence without variates": Case("cadence", {"variates": False}, cadence, SYSTEM | {"variates": False}),
-    "cadence for noise": Case("cadence", {"noisy": True}, cadence, SYSTEM | {"noisy": True}),
-    "adamasfl small beta": Case(
-        "adamasfl", {"beta": 0.3}, adamasfl, theorem_2(3, 3, 8)._asdict() | {"beta": 0.3}
-    ),
-}
-MOMENTUM = {"local_lr": 0.2, "server_lr": 0.3, "beta": 0.4}
-CASES |= {
-    "masfl": Case("masfl", MOMENTUM, masfl, MOMENTUM),
-    "padamfed": Case("padamfed", {}, padamfed, padamfed_theory(3, 3, 8)._asdict(), prompt=True),
-    "padamfed-vr": Case("padamfed-vr", {}, padamfed_vr, padamfed_vr_theory(3, 3, 8)._asdict()),
-    "scaffold I": Case("scaffold", RATES | {"whole": True}, scaffold, RATES | {"option": 1}),
-    "scaffold II": Case("scaffold", RATES, scaffold, RATES | {"option": 2}),
-    "scaffold-m": Case("scaffold-m", MOMENTUM, scaffold_m, MOMENTUM, prompt=True),
-    "scaffold-m-vr": Case("scaffold-m-vr", MOMENTUM, scaffold_m_vr, MOMENTUM),
-    "fedavg-m": Case("fedavg-m", MOMENTUM, fedavg_m, MOMENTUM),
-    "fedavg-m-vr": Case("fedavg-m-vr", MOMENTUM, fedavg_m_vr, MOMENTUM),
-    "ca2fl": Case("ca2fl", RATES, ca2fl, RATES),
-    "dude": Case("dude", RATES, dude, RATES),
-    "defedavg": Case("defedavg", RATES, defedavg, RATES),
-    "fedsps": Case("fedsps", {"bound": 0.4}, fedsps, {"bound": 0.4}),
-    "mimelite": Case("mimelite", RATES, mime, RATES | {"lite": True}, prompt=True),
-    "fafed": Case(
-        "fafed",
-        {"local_lr": 0.02, "alpha": 0.3},
-        fafed,
-        {"lr": 0.02, "alpha": 0.3, "rho_v": 0.9, "eps": 1e-3},
-        prompt=True,
-    ),
-}
-MA = {"beta": 0.8, "penalty": 1e-3, "span": 5}
-MA_LIGHT = {"beta": 0.8, "span": 5}
-LATE = frozenset({"asynchronous everybody"})
-SCALES = {  # by the method underneath: its parameters, the oracle's rule, whether rates are small
-    "fedavgm": ({}, identity, RATES),
-    "fedadam": ({"beta2": 0.95, "eps": 0.02}, adam(0.95, 0.02), ADAPTIVE),
-    "fedadagrad": ({"eps": 0.02}, adagrad(0.02), ADAPTIVE),
-    "fadas": ({"beta2": 0.95, "eps": 1e-4}, amsgrad(0.95, 1e-4), ADAPTIVE),
-}
-CASES |= {
-    f"ma-{name}": Case(
-        f"ma-{name}",
-        rates | MA | given,
-        momentum_approximation,
-        rates | MA | {"rule": rule},
-        limit=4,
-        only=frozenset() if name == "fedavgm" else LATE,
-    )
-    for name, (given, rule, rates) in SCALES.items()
-}
-CASES |= {
-    f"ma-light-{name}": Case(
-        f"ma-light-{name}",
-        rates | MA_LIGHT | given,
-        light_momentum_approximation,
-        rates | MA_LIGHT | {"rule": rule},
-        limit=4,
-        only=LATE,
-    )
-    for name, (given, rule, rates) in SCALES.items()
-}
-CASES |= {
-    "ma-fedavgm by default": Case("ma-fedavgm", RATES, momentum_approximation, RATES, limit=20, only=LATE),
-    "ma-fedavgm truncated": Case(
-        "ma-fedavgm",
-        RATES | {"rcond": 0.1},
-        momentum_approximation,
-        RATES | {"rcond": 0.1},
-        limit=9,
-        only=LATE,
-    ),
-    "ma-fedavgm windowed": Case(
-        "ma-fedavgm", RATES | {"window": 3}, momentum_approximation, RATES | {"window": 3}, limit=9, only=LATE
-    ),
-    "ma-fedadam fading": Case(
-        "ma-fedadam",
-        ADAPTIVE | {"beta2": 0.95, "eps": 0.02} | MA,
-        momentum_approximation,
-        ADAPTIVE | MA | {"rule": adam(0.95, 0.02), "weight": polynomial(0.5)},
-        Polynomial(0.5),
-        limit=4,
-        only=LATE,
-    ),
-    "ma-light-fedavgm fading": Case(
-        "ma-light-fedavgm",
-        RATES | MA_LIGHT,
-        light_momentum_approximation,
-        RATES | MA_LIGHT | {"weight": polynomial(0.5)},
-        Polynomial(0.5),
-        limit=4,
-        only=LATE,
-    ),
-}
-PREDICTED = ADAPTIVE | {"beta": 0.7}
-CASES |= {
-    "weight-prediction": Case("weight-prediction", RATES, weight_prediction, RATES, limit=20),
-    "weight-prediction remembered": Case(
-        "weight-prediction",
-        RATES | {"remembered": True, "alpha": 0.6},
-        weight_prediction,
-        RATES | {"previous": True, "decay": 0.6},
-        limit=20,
-        only=LATE,
-    ),
-    "weight-prediction fedadam": Case(
-        "weight-prediction",
-        PREDICTED | {"rule": "fedadam", "beta2": 0.95, "eps": 0.02},
-        weight_prediction,
-        PREDICTED | {"rule": adam(0.95, 0.02)},
-        only=LATE,
-    ),
-    "weight-prediction fading": Case(
-        "weight-prediction",
-        PREDICTED | {"rule": "fedadam"},
-        weight_prediction,
-        PREDICTED | {"rule": adam(0.99, 0.01), "weight": polynomial(0.5)},
-        Polynomial(0.5),
-        limit=3,
-        only=LATE,
-    ),
-}
+CASES = load_cases()
 DISPATCH = {
     "synchronous": Synchronous(3),
     "asynchronous before": Asynchronous(5, eager=True),
@@ -264,27 +61,42 @@ DISPATCH = {
     "rounds": RoundRefill(5),
     "poisson": Poisson(0.4),
     "queues": Queues(6),
+    "phases": Phases(3),
 }
 ENGINES = {"sequential": Sequential, "vectorised": Vectorised}
 WORK = {"steps": Steps(3, 4), "epochs": Epochs(1, 4)}
 
 
-@pytest.mark.parametrize("work", WORK)
+def assert_equal_models(shots: list[Snapshot], case: Case, world: World) -> None:
+    """Every model of a run is the oracle's; where two server steps make a round, every second one."""
+    shots, steps = shots[:: 1 + case.two_phases], trace(shots)
+    if case.two_phases:
+        steps = [[(client, version // 2, visit) for client, version, visit in step] for step in steps[1::2]]
+    models = case.oracle(world.oracle, 8, shots[0].x.numpy(), steps, **case.known)
+    for shot, model in zip(shots, models, strict=True):
+        np.testing.assert_allclose(shot.x.numpy(), model, rtol=0, atol=case.tolerance)
+    assert np.abs(models[-1] - models[0]).max() > 1e-3
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
-    ("case", "dispatch"),
-    [(case, dispatch) for case in CASES for dispatch in DISPATCH if CASES[case].meets(dispatch)],
+    ("case", "dispatch", "work"),
+    [
+        (name, dispatch, work)
+        for name, case in CASES.items()
+        for dispatch in DISPATCH
+        if case.meets(dispatch)
+        for work in sorted(case.work)
+    ],
 )
 def test_a_run_equals_its_oracle(case: str, dispatch: str, engine: str, work: str) -> None:
-    world = make_world(work=WORK[work])
+    world, chosen = make_world(work=WORK[work]), CASES[case]
     made = ENGINES[engine](world.problem, world.population, Exponential(1.0))
-    weights, limit = CASES[case].weights, CASES[case].limit
-    shots = play(CASES[case].build(), made, DISPATCH[dispatch], weights=weights, limit=limit)
-    models = CASES[case].oracle(world.oracle, 8, shots[0].x.numpy(), trace(shots), **CASES[case].known)
-    assert len(models) == len(shots) == 9
-    for shot, model in zip(shots, models, strict=True):
-        np.testing.assert_allclose(shot.x.numpy(), model, rtol=0, atol=1e-10)
-    assert np.abs(models[-1] - models[0]).max() > 1e-3
+    weights, limit = parse_weights(chosen.weights), chosen.max_staleness
+    algorithm = build(chosen.method, Setting(*SYSTEM), chosen.given)
+    shots = play(algorithm, made, DISPATCH[dispatch], weights=weights, limit=limit)
+    assert len(shots) == 9
+    assert_equal_models(shots, chosen, world)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -292,10 +104,11 @@ def test_a_run_equals_its_oracle(case: str, dispatch: str, engine: str, work: st
     "case", ["adamasfl", "fadas-da", "fedbuff fading", "ma-fedadam fading", "weight-prediction remembered"]
 )
 def test_losses_drops_and_absences_do_not_break_a_method(case: str, engine: str) -> None:
-    world = make_world()
+    world, chosen = make_world(), CASES[case]
     made = ENGINES[engine](world.problem, world.population, Exponential(1.0), Cycle(5.0, 0.6), Dropout(0.2))
-    shots = play(CASES[case].build(), made, Asynchronous(6), rounds=20, weights=CASES[case].weights, limit=2)
-    models = CASES[case].oracle(world.oracle, 8, shots[0].x.numpy(), trace(shots), **CASES[case].known)
+    algorithm, weights = build(chosen.method, Setting(*SYSTEM), chosen.given), parse_weights(chosen.weights)
+    shots = play(algorithm, made, Asynchronous(6), rounds=20, weights=weights, limit=2)
+    models = chosen.oracle(world.oracle, 8, shots[0].x.numpy(), trace(shots), **chosen.known)
     np.testing.assert_allclose(shots[-1].x.numpy(), models[-1], rtol=0, atol=1e-10)
     assert shots[-1].counts.lost > 0
     assert shots[-1].counts.dropped > 0
@@ -328,7 +141,7 @@ def test_prediction_by_the_servers_own_steps_equals_its_oracle(foresight: Foresi
     made = Vectorised(world.problem, world.population, Exponential(1.0))
     algorithm = WeightPrediction(FedOpt(0.2, 0.03, Ema(0.7), Adam(0.95, 0.02)), StepDrift(0.6), foresight)
     shots = play(algorithm, made, Asynchronous(8))
-    known = PREDICTED | {"rule": adam(0.95, 0.02), "decay": 0.6, "stepwise": True}
+    known = ADAPTIVE | {"beta": 0.7, "rule": adam(0.95, 0.02), "decay": 0.6, "stepwise": True}
     known |= {"previous": foresight == Remembered()}
     models = weight_prediction(world.oracle, 8, shots[0].x.numpy(), trace(shots), **known)
     for shot, model in zip(shots, models, strict=True):
@@ -352,20 +165,6 @@ def test_the_relative_errors_of_a_schedule_are_those_of_the_oracle(
     assert errors.light == pytest.approx(relative_error(light(rows, 0.8), rows, 0.8), rel=1e-9)
     naive = full(np.eye(30), 0.8, penalty=0.0)
     assert errors.naive == pytest.approx(relative_error(naive, rows, 0.8), rel=1e-9)
-
-
-@pytest.mark.parametrize("work", WORK)
-@pytest.mark.parametrize("engine", ENGINES)
-def test_mime_equals_its_oracle_with_two_server_steps_a_round(engine: str, work: str) -> None:
-    world = make_world(work=WORK[work])
-    made = ENGINES[engine](world.problem, world.population, Exponential(1.0))
-    shots = play(build("mime", Setting(3, 3, 8), RATES), made, Phases(3))
-    rounds = [
-        [(client, version // 2, visit) for client, version, visit in step] for step in trace(shots)[1::2]
-    ]
-    models = mime(world.oracle, 8, shots[0].x.numpy(), rounds, **RATES)
-    for shot, model in zip(shots[::2], models, strict=True):
-        np.testing.assert_allclose(shot.x.numpy(), model, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

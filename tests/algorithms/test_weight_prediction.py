@@ -38,7 +38,7 @@ from offbeat.algorithms.weight_prediction import (
     WeightPrediction,
 )
 from offbeat.cli.main import main
-from offbeat.core import AnyAlgorithm, Bounded, ReadsStaleness
+from offbeat.core import AnyAlgorithm, traits_of
 from offbeat.training import checkpoint
 from worlds import make_world, play
 
@@ -159,18 +159,16 @@ def test_a_cut_run_goes_on_with_the_same_bits(
 
 
 def test_it_needs_what_its_inner_method_needs() -> None:
-    around = WeightPrediction(FedOpt(0.1, 1.0, Approximation(0.9, span=5)))
-    assert isinstance(around, ReadsStaleness)
+    around = traits_of(WeightPrediction(FedOpt(0.1, 1.0, Approximation(0.9, span=5))))
     assert around.reads_staleness
     assert around.span == 5
-    assert isinstance(around, Bounded)
-    assert around.bounds == FedOpt(0.1, 1.0).bounds
-    assert WeightPrediction(Mime(0.1)).two_trips
-    assert WeightPrediction(Mime(0.1)).whole
-    assert not WeightPrediction(FedOpt(0.1, 1.0)).two_trips
-    assert build("padamfed-vr", Setting(3, 3, 8), {}).repeats
-    assert WeightPrediction(build("padamfed-vr", Setting(3, 3, 8), {})).repeats
-    assert not isinstance(FedOpt(0.1, 1.0), ReadsStaleness)
+    assert around.bounds == traits_of(FedOpt(0.1, 1.0)).bounds
+    assert traits_of(WeightPrediction(Mime(0.1))).two_phases
+    assert traits_of(WeightPrediction(Mime(0.1))).full_pass
+    assert not traits_of(WeightPrediction(FedOpt(0.1, 1.0))).two_phases
+    assert traits_of(build("padamfed-vr", Setting(3, 3, 8), {})).repeats_batches
+    assert traits_of(WeightPrediction(build("padamfed-vr", Setting(3, 3, 8), {}))).repeats_batches
+    assert not traits_of(FedOpt(0.1, 1.0)).reads_staleness
 
 
 def test_the_start_of_the_inner_method_is_kept() -> None:

@@ -14,7 +14,7 @@ from torch import nn
 
 from deploy_world import Deployment, Letter, ramdisk
 from offbeat import Asynchronous, Examples, Problem, Sequential, Synchronous, build, trees
-from offbeat.core import Bounded, Task
+from offbeat.core import Task, traits_of
 from offbeat.deploy.monitor.observer import NullObserver
 from offbeat.deploy.protocol import messages
 from offbeat.deploy.protocol.messages import HelloReply, UploadMessage
@@ -322,7 +322,7 @@ def test_a_bad_upload_is_rejected_by_its_reason_and_loses_nothing_else(
 
 def test_an_upload_beyond_the_methods_own_bound_is_rejected(place: Path) -> None:
     run = Deployment(place, "adamasfl", rounds=3)
-    assert isinstance(run.algorithm, Bounded)
+    assert traits_of(run.algorithm).bounds
     done: list[Letter] = []
 
     def meddle(letter: Letter, reply: Reply) -> list[Reply]:

@@ -259,7 +259,7 @@ def test_a_private_run_keeps_its_noise_and_tells_what_it_spent(
     assert serve(ask(settings, folder), lambda most: AtOnce(sites, stop)).stopped
     kept = json.loads((folder / "settings.json").read_text())
     assert kept["resolved"]["noise"] > 0
-    assert kept["parameters"] == dict((*find(method).private, *find(method).bare))
+    assert kept["parameters"] == dict((*find(method).private_defaults, *find(method).unclipped_defaults))
     outcome = serve(ask(settings, folder, resume=True), lambda most: AtOnce(sites))
     assert outcome.version == 6
     assert outcome.spent is not None

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from offbeat import CATALOGUE, AdaMasFL, FedOpt, Setting, build, trees
 from offbeat.algorithms.adamasfl import Upload
 from offbeat.algorithms.mime import GradientUpload, UpdateUpload
-from offbeat.core import AnyAlgorithm, Task, Visit, WholePass
+from offbeat.core import AnyAlgorithm, Task, Visit, traits_of
 from offbeat.deploy.protocol.messages import UploadMessage, encode_message
 from offbeat.deploy.protocol.strict_json import Reason, Rejected
 from offbeat.deploy.protocol.wire import pack, specs_of
@@ -94,7 +94,7 @@ def test_the_form_is_that_of_what_clients_send_with_every_method_of_the_catalogu
 
 def test_methods_of_two_trips_and_of_a_whole_pass_were_among_them() -> None:
     mime = build("mime", Setting(3, 3, 8), {})
-    assert isinstance(mime, WholePass)
+    assert traits_of(mime).full_pass
     kinds = [
         plain_validator(mime, torch.zeros(2), {}, version).join([[torch.zeros(2)]]) for version in (0, 1)
     ]

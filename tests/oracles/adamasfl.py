@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from oracles.cases import SYSTEM, Case
 from oracles.replay import Problem, Step, Vector
 
 
@@ -128,3 +129,11 @@ def work(
         gradients += gradient
         directions += u
     return Upload((handed.x - y) / (local_lr * count), gradients / count, directions / count)
+
+
+CASES = {
+    "adamasfl": Case("adamasfl", {}, adamasfl, theorem_2(*SYSTEM)._asdict()),
+    "adamasfl small beta": Case(
+        "adamasfl", {"beta": 0.3}, adamasfl, theorem_2(*SYSTEM)._asdict() | {"beta": 0.3}
+    ),
+}

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from oracles.cases import RATES, Case
 from oracles.replay import Problem, Step, Vector, local_sgd
 
 
@@ -60,3 +61,6 @@ def ca2fl_states(
         v = h + delta / len(step)
         states.append(State(x + server_lr * v, h + delta / population, cache, v))
     return states
+
+
+CASES = {"ca2fl": Case("ca2fl", RATES, ca2fl, RATES)}

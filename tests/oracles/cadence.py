@@ -21,6 +21,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from oracles.cases import Case
 from oracles.replay import Problem, Step, Vector
 
 
@@ -92,3 +93,12 @@ def cadence(
         units_of.append(min(unit, 2 * norm))
         models.append(models[-1] + 9 / (t + 10) * (path[-1] - models[-1]))
     return models
+
+
+CASES = {
+    "cadence": Case("cadence", {}, cadence, {"local_steps": 3}),
+    "cadence without variates": Case(
+        "cadence", {"variates": False}, cadence, {"local_steps": 3, "variates": False}
+    ),
+    "cadence for noise": Case("cadence", {"noisy": True}, cadence, {"local_steps": 3, "noisy": True}),
+}

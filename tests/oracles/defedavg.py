@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from oracles.cases import RATES, Case
 from oracles.replay import Problem, Step, Vector, begin
 
 
@@ -33,3 +34,9 @@ def defedavg(
                 walked += local_lr * slope
         models.append(models[-1] - server_lr * walked / len(step))
     return models
+
+
+CASES = {
+    "defedavg": Case("defedavg", RATES, defedavg, RATES),
+    "defedavg-iid": Case("defedavg-iid", RATES, defedavg, RATES, only=frozenset({"rounds"})),
+}

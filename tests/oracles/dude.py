@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from oracles.cases import RATES, Case
 from oracles.replay import Problem, Step, Vector, local_sgd, mean_gradient
 
 
@@ -57,3 +58,6 @@ def dude_states(
             table[client] = fresh
         states.append(State(x - server_lr * mean, mean, table))
     return states
+
+
+CASES = {"dude": Case("dude", RATES, dude, RATES)}

@@ -11,6 +11,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from oracles.cases import ADAPTIVE, Case
 from oracles.replay import Problem, Step, Vector, begin, mean_change
 from oracles.weights import Weight, constant
 
@@ -76,3 +77,16 @@ def fadas(
         x = x + rate(server_lr, latest) * direction / (scale + eps)
         models.append(x)
     return models
+
+
+CASES = {
+    "fadas": Case("fadas", ADAPTIVE, fadas, ADAPTIVE),
+    "fadas unbiased": Case("fadas", ADAPTIVE | {"unbiased": True}, fadas, ADAPTIVE | {"correct": True}),
+    "fadas-da": Case("fadas-da", ADAPTIVE, fadas, ADAPTIVE | {"rate": equation_77(1)}),
+    "fadas-da capped": Case(
+        "fadas-da",
+        ADAPTIVE | {"server_lr": 0.6, "capped": True},
+        fadas,
+        ADAPTIVE | {"server_lr": 0.6, "rate": equation_4(1)},
+    ),
+}

@@ -21,6 +21,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from oracles.cases import Case
 from oracles.replay import Problem, Step, Vector, begin, mean_gradient, require_prompt
 
 Schedule: TypeAlias = float | Callable[[int], float]
@@ -65,3 +66,14 @@ def fafed(
 def at(schedule: Schedule, n: int) -> float:
     """A schedule's value in the n-th local step."""
     return schedule(n) if callable(schedule) else schedule
+
+
+CASES = {
+    "fafed": Case(
+        "fafed",
+        {"local_lr": 0.02, "alpha": 0.3},
+        fafed,
+        {"lr": 0.02, "alpha": 0.3, "rho_v": 0.9, "eps": 1e-3},
+        prompt=True,
+    ),
+}

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from oracles.cases import ADAPTIVE, Case
 from oracles.replay import Problem, Step, Vector, begin, mean_change
 from oracles.weights import Weight, constant
 
@@ -78,3 +79,12 @@ def fedams_additive(
         else:
             models.append(models[-1] + server_lr * m / (np.sqrt(vhat) + eps))
     return models
+
+
+CASES = {
+    "fedams": Case("fedams", ADAPTIVE, fedams, ADAPTIVE),
+    "fedams unbiased": Case("fedams", ADAPTIVE | {"unbiased": True}, fedams, ADAPTIVE | {"correct": True}),
+    "fedams additive": Case(
+        "fedams", ADAPTIVE | {"floor": 0.0, "eps": 1e-4}, fedams_additive, ADAPTIVE | {"eps": 1e-4}
+    ),
+}

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from oracles.cases import Case
 from oracles.replay import Problem, Step, Vector, begin
-from oracles.weights import Weight, constant
+from oracles.weights import Weight, constant, hinge, polynomial
 
 
 def fedasync(
@@ -39,3 +40,16 @@ def fedasync(
         wbar = total_weight / len(step)
         models.append((1 - alpha * wbar) * models[t] + alpha * total_model / len(step))
     return models
+
+
+CASES = {
+    "fedasync": Case("fedasync", {"alpha": 0.7}, fedasync, {"local_lr": 0.1, "alpha": 0.7}),
+    "fedasync proximal": Case(
+        "fedasync",
+        {"rho": 0.3},
+        fedasync,
+        {"local_lr": 0.1, "rho": 0.3, "weight": polynomial(0.5)},
+        "polynomial:0.5",
+    ),
+    "fedasync hinge": Case("fedasync", {}, fedasync, {"local_lr": 0.1, "weight": hinge(10, 1)}, "hinge:10:1"),
+}

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from oracles.cases import RATES, Case
 from oracles.replay import Problem, Step, Vector, begin, local_sgd, mean_change
 from oracles.weights import Weight, constant
 
@@ -68,3 +69,10 @@ def fedavgm_ema(
         m = beta * m + (1 - beta) * delta
         models.append(models[-1] + server_lr * m)
     return models
+
+
+CASES = {
+    "fedavg": Case("fedavg", RATES, fedavg, RATES),
+    "fedavgm": Case("fedavgm", RATES | {"beta": 0.7}, fedavgm, RATES | {"beta": 0.7}),
+    "fedavgm averaged": Case("fedavgm", RATES | {"averaged": True}, fedavgm_ema, RATES),
+}

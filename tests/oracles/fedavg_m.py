@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from oracles.cases import MOMENTUM, Case
 from oracles.replay import Problem, Step, Vector, begin
 
 
@@ -66,3 +67,9 @@ def fedavg_m_vr(
         momenta.append(total / len(step))
         models.append(models[-1] - server_lr * momenta[-1])
     return models
+
+
+CASES = {
+    "fedavg-m": Case("fedavg-m", MOMENTUM, fedavg_m, MOMENTUM),
+    "fedavg-m-vr": Case("fedavg-m-vr", MOMENTUM, fedavg_m_vr, MOMENTUM),
+}

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from oracles.cases import RATES, Case
 from oracles.replay import Problem, Step, Vector, begin, local_sgd
-from oracles.weights import Weight, constant
+from oracles.weights import Weight, constant, polynomial
 
 
 def fedbuff(
@@ -29,3 +30,9 @@ def fedbuff(
             descents.append(weight(t - version) * (start - end))
         models.append(models[t] - server_lr * np.sum(descents, axis=0) / len(step))
     return models
+
+
+CASES = {
+    "fedbuff": Case("fedbuff", RATES, fedbuff, RATES | {"weight": constant}),
+    "fedbuff fading": Case("fedbuff", RATES, fedbuff, RATES | {"weight": polynomial(0.5)}, "polynomial:0.5"),
+}

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from oracles.cases import ADAPTIVE, Case
 from oracles.replay import Problem, Step, Vector, begin, mean_change
 from oracles.weights import Weight, constant
 
@@ -93,3 +94,16 @@ def fedadagrad(
         v = v + delta**2
         models.append(models[-1] + server_lr * m / (np.sqrt(v) + tau))
     return models
+
+
+CASES = {
+    "fedadam": Case("fedadam", ADAPTIVE, fedadam, ADAPTIVE),
+    "fedadam unbiased": Case(
+        "fedadam", ADAPTIVE | {"unbiased": True}, fedadam, ADAPTIVE | {"correct": True, "v0": 0.0}
+    ),
+    "fedyogi": Case("fedyogi", ADAPTIVE | {"eps": 0.02}, fedyogi, ADAPTIVE | {"tau": 0.02}),
+    "fedyogi unbiased": Case(
+        "fedyogi", ADAPTIVE | {"unbiased": True}, fedyogi, ADAPTIVE | {"correct": True, "v0": 0.0}
+    ),
+    "fedadagrad": Case("fedadagrad", ADAPTIVE | {"beta1": 0.4}, fedadagrad, ADAPTIVE | {"beta1": 0.4}),
+}

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from oracles.cases import Case
 from oracles.replay import Problem, Step, Vector, begin
 
 
@@ -38,3 +39,6 @@ def fedsps(
             total += models[version] - y
         models.append(models[-1] - server_lr * total / len(step))
     return models
+
+
+CASES = {"fedsps": Case("fedsps", {"bound": 0.4}, fedsps, {"bound": 0.4})}

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from oracles.adamasfl import Rates
+from oracles.cases import MOMENTUM, Case
 from oracles.replay import Problem, Step, Vector
 from oracles.variates import State, start
 
@@ -84,3 +85,6 @@ def masfl_states(
         c = now.c + shift / population
         states.append(State(now.x - server_lr * g, c, g, own, gradients, directions))
     return states
+
+
+CASES = {"masfl": Case("masfl", MOMENTUM, masfl, MOMENTUM)}

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from oracles.cases import RATES, Case
 from oracles.replay import Problem, Step, Vector, begin, require_prompt
 
 
@@ -42,3 +43,9 @@ def mime(
         models.append(x - server_lr * total / len(step))
         m = (1 - beta) * c + beta * m
     return models
+
+
+CASES = {
+    "mime": Case("mime", RATES, mime, RATES, two_phases=True),
+    "mimelite": Case("mimelite", RATES, mime, RATES | {"lite": True}, prompt=True),
+}

@@ -12,9 +12,10 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from oracles.cases import ADAPTIVE, LATE, RATES, Case
 from oracles.replay import Problem, Step, Vector, begin, local_sgd
-from oracles.server_rules import Rule, identity
-from oracles.weights import Weight, constant
+from oracles.server_rules import Rule, adagrad, adam, amsgrad, identity
+from oracles.weights import Weight, constant, polynomial
 
 Matrix: TypeAlias = npt.NDArray[np.float64]
 
@@ -152,3 +153,74 @@ def follow(
             m += A[t, s] * history[s]
         models.append(models[t] - server_lr * m / rule(history))
     return models
+
+
+FULL = {"beta": 0.8, "penalty": 1e-3, "span": 5}
+LIGHT = {"beta": 0.8, "span": 5}
+RULES = {  # by the method underneath: its parameters, the rule, its rates
+    "fedavgm": ({}, identity, RATES),
+    "fedadam": ({"beta2": 0.95, "eps": 0.02}, adam(0.95, 0.02), ADAPTIVE),
+    "fedadagrad": ({"eps": 0.02}, adagrad(0.02), ADAPTIVE),
+    "fadas": ({"beta2": 0.95, "eps": 1e-4}, amsgrad(0.95, 1e-4), ADAPTIVE),
+}
+CASES = {
+    f"ma-{name}": Case(
+        f"ma-{name}",
+        rates | FULL | given,
+        momentum_approximation,
+        rates | FULL | {"rule": rule},
+        max_staleness=4,
+        only=frozenset() if name == "fedavgm" else LATE,
+    )
+    for name, (given, rule, rates) in RULES.items()
+}
+CASES |= {
+    f"ma-light-{name}": Case(
+        f"ma-light-{name}",
+        rates | LIGHT | given,
+        light_momentum_approximation,
+        rates | LIGHT | {"rule": rule},
+        max_staleness=4,
+        only=LATE,
+    )
+    for name, (given, rule, rates) in RULES.items()
+}
+CASES |= {
+    "ma-fedavgm by default": Case(
+        "ma-fedavgm", RATES, momentum_approximation, RATES, max_staleness=20, only=LATE
+    ),
+    "ma-fedavgm truncated": Case(
+        "ma-fedavgm",
+        RATES | {"rcond": 0.1},
+        momentum_approximation,
+        RATES | {"rcond": 0.1},
+        max_staleness=9,
+        only=LATE,
+    ),
+    "ma-fedavgm windowed": Case(
+        "ma-fedavgm",
+        RATES | {"window": 3},
+        momentum_approximation,
+        RATES | {"window": 3},
+        max_staleness=9,
+        only=LATE,
+    ),
+    "ma-fedadam fading": Case(
+        "ma-fedadam",
+        ADAPTIVE | {"beta2": 0.95, "eps": 0.02} | FULL,
+        momentum_approximation,
+        ADAPTIVE | FULL | {"rule": adam(0.95, 0.02), "weight": polynomial(0.5)},
+        "polynomial:0.5",
+        max_staleness=4,
+        only=LATE,
+    ),
+    "ma-light-fedavgm fading": Case(
+        "ma-light-fedavgm",
+        RATES | LIGHT,
+        light_momentum_approximation,
+        RATES | LIGHT | {"weight": polynomial(0.5)},
+        "polynomial:0.5",
+        max_staleness=4,
+        only=LATE,
+    ),
+}

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from oracles.adamasfl import Rates
+from oracles.cases import SYSTEM, Case
 from oracles.replay import Problem, Step, Vector
 from oracles.variates import State
 
@@ -113,3 +114,9 @@ def padamfed_states(
             g[t] = beta * (np.mean(new, axis=0) - np.mean(old, axis=0) + c[t - 1]) + (1 - beta) * g[t - 1]
         states.append(State(theta[t + 1], c[t], g[t], list(own), new, raised))
     return states
+
+
+CASES = {
+    "padamfed": Case("padamfed", {}, padamfed, padamfed_theory(*SYSTEM)._asdict(), prompt=True),
+    "padamfed-vr": Case("padamfed-vr", {}, padamfed_vr, padamfed_vr_theory(*SYSTEM)._asdict()),
+}

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from oracles.cases import RATES, Case
 from oracles.replay import Problem, Step, Vector
 
 
@@ -75,3 +76,9 @@ def scaffold_states(
         x, c, _ = states[-1]
         states.append(State(x + server_lr * delta_y / len(step), c + delta_c / population, own))
     return states
+
+
+CASES = {
+    "scaffold I": Case("scaffold", RATES | {"whole": True}, scaffold, RATES | {"option": 1}),
+    "scaffold II": Case("scaffold", RATES, scaffold, RATES | {"option": 2}),
+}

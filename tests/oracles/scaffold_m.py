@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from oracles.cases import MOMENTUM, Case
 from oracles.replay import Problem, Step, Vector
 from oracles.variates import State, start
 
@@ -99,3 +100,9 @@ def scaffold_m_states(
             )
         )
     return states
+
+
+CASES = {
+    "scaffold-m": Case("scaffold-m", MOMENTUM, scaffold_m, MOMENTUM, prompt=True),
+    "scaffold-m-vr": Case("scaffold-m-vr", MOMENTUM, scaffold_m_vr, MOMENTUM),
+}

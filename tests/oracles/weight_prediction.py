@@ -14,9 +14,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from oracles.cases import ADAPTIVE, LATE, RATES, Case
 from oracles.replay import Problem, Step, Vector, begin, local_sgd
-from oracles.server_rules import Rule, identity
-from oracles.weights import Weight, constant
+from oracles.server_rules import Rule, adam, identity
+from oracles.weights import Weight, constant, polynomial
 
 
 def weight_prediction(
@@ -58,3 +59,33 @@ def weight_prediction(
             x_h = decay * x_h + (1 - decay) * history[t]
             drifts.append(server_lr * x_h / H)
     return models
+
+
+PREDICTED = ADAPTIVE | {"beta": 0.7}
+CASES = {
+    "weight-prediction": Case("weight-prediction", RATES, weight_prediction, RATES, max_staleness=20),
+    "weight-prediction remembered": Case(
+        "weight-prediction",
+        RATES | {"remembered": True, "alpha": 0.6},
+        weight_prediction,
+        RATES | {"previous": True, "decay": 0.6},
+        max_staleness=20,
+        only=LATE,
+    ),
+    "weight-prediction fedadam": Case(
+        "weight-prediction",
+        PREDICTED | {"rule": "fedadam", "beta2": 0.95, "eps": 0.02},
+        weight_prediction,
+        PREDICTED | {"rule": adam(0.95, 0.02)},
+        only=LATE,
+    ),
+    "weight-prediction fading": Case(
+        "weight-prediction",
+        PREDICTED | {"rule": "fedadam"},
+        weight_prediction,
+        PREDICTED | {"rule": adam(0.99, 0.01), "weight": polynomial(0.5)},
+        "polynomial:0.5",
+        max_staleness=3,
+        only=LATE,
+    ),
+}

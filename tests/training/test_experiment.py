@@ -153,8 +153,8 @@ def test_a_private_run_takes_the_parameters_that_its_method_has_for_it_unless_th
 @pytest.mark.parametrize("name", sorted(CATALOGUE))
 def test_what_a_method_has_for_private_runs_are_parameters_that_it_takes(name):
     entry = CATALOGUE[name]
-    assert entry.build(Setting(1, 1, 1), **dict(entry.private))
-    assert dict(entry.private).keys() <= entry.parameters().keys()
+    assert entry.build(Setting(1, 1, 1), **dict(entry.private_defaults))
+    assert dict(entry.private_defaults).keys() <= entry.parameters().keys()
 
 
 @pytest.mark.parametrize("name", sorted(CATALOGUE.keys() - {"cadence"}))

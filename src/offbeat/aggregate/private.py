@@ -33,7 +33,7 @@ from offbeat.aggregate.uploads import (
     server_reads_staleness,
     upload_fields,
 )
-from offbeat.core import AnyAlgorithm, Bounded, Cohort, SavedState, Task
+from offbeat.core import AnyAlgorithm, Cohort, SavedState, Task, traits_of
 from offbeat.errors import InputError
 from offbeat.privacy import clipping
 from offbeat.privacy.accountant import Accountant, PldAccountant, Releases, check_delta, check_epsilon
@@ -406,7 +406,7 @@ class Private:
 
 def declared_bounds(algorithm: AnyAlgorithm) -> tuple[Mapping[str, float], Mapping[str, float]]:
     """The bounds that an algorithm guarantees, and the shares it asks for."""
-    return (algorithm.bounds, algorithm.shares) if isinstance(algorithm, Bounded) else ({}, {})
+    return traits_of(algorithm).bounds, traits_of(algorithm).shares
 
 
 def own_bounds(algorithm: AnyAlgorithm) -> Mapping[str, float] | None:

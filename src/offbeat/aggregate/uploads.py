@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from offbeat import trees
-from offbeat.core import AnyAlgorithm, Batch, Batches, Cohort, ReadsStaleness, Vector, Visit
+from offbeat.core import AnyAlgorithm, Batch, Batches, Cohort, Vector, Visit, traits_of
 from offbeat.errors import InputError
 from offbeat.privacy import clipping
 from offbeat.trees import Tree
@@ -82,7 +82,7 @@ def server_reads_staleness(algorithm: AnyAlgorithm) -> bool:
 
 def clients_read_staleness(algorithm: AnyAlgorithm) -> bool:
     """Whether its local half looks at `Visit.staleness`: said by itself, or seen in what a task leaves."""
-    if isinstance(algorithm, ReadsStaleness) and algorithm.reads_staleness:
+    if traits_of(algorithm).reads_staleness:
         return True
     x = torch.zeros(1)
     state = algorithm.init(x)

@@ -1,6 +1,36 @@
-"""One paper, one file; and the catalogue that names them all."""
+"""Federated optimisers, one paper to a file, and the catalogue of them all."""
 
-from offbeat.algorithms.catalogue import CATALOGUE, build, find
-from offbeat.algorithms.entry import Method, Setting
+from collections.abc import Mapping
+from typing import Any
 
-__all__ = ["CATALOGUE", "Method", "Setting", "build", "find"]
+from offbeat.algorithms.registry import Cost, Method, Setting, discover
+from offbeat.core import AnyAlgorithm
+from offbeat.errors import InputError, unknown_name
+
+__all__ = ["CATALOGUE", "Cost", "Method", "Setting", "build", "current_name", "find"]
+
+CATALOGUE: Mapping[str, Method] = discover(__name__, __path__)
+_FORMER = {method.former_name: name for name, method in CATALOGUE.items() if method.former_name}
+
+
+def current_name(name: str) -> str:
+    """The name that a method has now; files of earlier versions may hold its former one."""
+    return _FORMER.get(name, name)
+
+
+def find(name: str) -> Method:
+    """The entry of that name."""
+    if name in _FORMER:
+        raise InputError(f"the algorithm '{name}' is now called '{_FORMER[name]}': use that name.")
+    if name not in CATALOGUE:
+        raise unknown_name("algorithm", name, CATALOGUE)
+    return CATALOGUE[name]
+
+
+def build(name: str, setting: Setting, given: Mapping[str, Any]) -> AnyAlgorithm:
+    """A method by name, with some hyperparameters given."""
+    method = find(name)
+    for key in given:
+        if key not in method.parameters():
+            raise unknown_name(f"parameter of {name}", key, method.parameters())
+    return method.build(setting, **given)

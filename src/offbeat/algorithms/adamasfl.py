@@ -12,20 +12,15 @@ beta = sqrt(SK/T) is capped at 1. `lazy` leaves the pass out, which the paper do
 the mean of all c_i, with zeros for clients not yet seen.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import ClassVar, NamedTuple, Self
 
-import torch
-from torch import zeros_like
-
-from offbeat.algorithms.ranges import cap_beta, check_ranges
-from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
+from offbeat.algorithms.registry import Cost, Method, cap_beta, check_ranges, tuned_constructor
+from offbeat.core import Batch, Batches, Cohort, Gradient, Traits, Vector, Visit, scan, zeros_like
 
 
 class State(NamedTuple):
-    """The server's."""
+    """Server state."""
 
     x: Vector
     g: Vector  # momentum
@@ -33,14 +28,14 @@ class State(NamedTuple):
 
 
 class Message(NamedTuple):
-    """Down."""
+    """Server to client."""
 
     x: Vector
     anchor: Vector  # beta c + (1 - beta) g
 
 
 class Upload(NamedTuple):
-    """Up."""
+    """Client to server."""
 
     descent: Vector  # mean unit step, norm at most 1
     shift: Vector  # change of the control variate
@@ -53,9 +48,10 @@ class AdaMasFL:
     local_lr: float
     server_lr: float
     beta: float
-    lazy: bool = False  # no start: everything at zero, and each client's first task fills its own
-    bounds: ClassVar[Mapping[str, float]] = MappingProxyType({"descent": 1.0})
-    shares: ClassVar[Mapping[str, float]] = MappingProxyType({})
+    lazy: bool = (
+        False  # without the full-participation start: all zero, and a client's first task fills its own
+    )
+    traits: ClassVar[Traits] = Traits(bounds={"descent": 1.0})
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -89,8 +85,8 @@ class AdaMasFL:
 
         def step(carry: tuple[Vector, Vector], batch: Batch) -> tuple[Vector, Vector]:
             descent, total = carry
-            g = grad(torch.sub(message.x, descent, alpha=self.local_lr), batch)
-            return add_unit(descent, torch.add(rest, g, alpha=self.beta)), total + g
+            g = grad(message.x.sub(descent, alpha=self.local_lr), batch)
+            return add_unit(descent, rest.add(g, alpha=self.beta)), total + g
 
         zero = zeros_like(c_i)
         descent, total = scan(step, (zero, zero), batches)
@@ -108,4 +104,24 @@ class AdaMasFL:
 
 def add_unit(total: Vector, u: Vector) -> Vector:
     """Total + u / |u|, or total where u is zero; in one pass, for vectors are long."""
-    return torch.addcmul(total, u, 1 / u.norm().clamp_min(1e-12))
+    return total.addcmul(u, 1 / u.norm().clamp_min(1e-12))
+
+
+METHODS = {
+    "adamasfl": Method(
+        tuned_constructor(AdaMasFL.tuned),
+        "momentum, control variates and unit steps; rates from S, K, T",
+        "ICML 2025, PMLR 267:70410",
+        "asynchronous",
+        Cost(down=2, up=2, client=1, server=3),
+        theory="local 1/(K sqrt T), server (SK)^(1/4) / T^(3/4), beta sqrt(SK/T), at most 1",
+    ),
+    "padamfed": Method(
+        tuned_constructor(AdaMasFL.tuned),
+        "AdaMasFL in synchronous rounds",
+        "ICLR 2025",
+        "synchronous",
+        Cost(down=2, up=2, client=1, server=3),
+        theory="as adamasfl",
+    ),
+}

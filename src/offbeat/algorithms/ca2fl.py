@@ -10,22 +10,20 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
-from torch import zeros_like
-
 from offbeat.algorithms.fedopt import Message
-from offbeat.algorithms.ranges import check_ranges
-from offbeat.core import Batches, Cohort, Gradient, Vector, Visit, sgd
+from offbeat.algorithms.registry import Cost, Method, check_ranges, constructor
+from offbeat.core import Batches, Cohort, Gradient, Vector, Visit, sgd, zeros_like
 
 
 class State(NamedTuple):
-    """The server's."""
+    """Server state."""
 
     x: Vector
     h: Vector  # mean of the clients' last updates
 
 
 class Upload(NamedTuple):
-    """Up."""
+    """Client to server."""
 
     shift: Vector  # the update less the last one
 
@@ -67,3 +65,15 @@ class CA2FL:
     def step(self, state: State, mean: Upload, cohort: Cohort) -> State:
         x, h = state
         return State(x - self.server_lr * (h + mean.shift), h + cohort.share * mean.shift)
+
+
+METHODS = {
+    "ca2fl": Method(
+        constructor(CA2FL, local_lr=0.1),
+        "each client's last update calibrates the mean",
+        "ICLR 2024",
+        "asynchronous",
+        Cost(client=1, server=2),
+        theory="CA2FL.tuned: local <= 1/(36 K L sqrt(tau)), local x server <= S/(36 K L^2 tau^2)",
+    ),
+}

@@ -11,23 +11,20 @@ Reconstructed from the literature, not confirmed against the paper's own listing
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
-import torch
-from torch import zeros_like
-
 from offbeat.algorithms.fedopt import Message
-from offbeat.algorithms.ranges import check_ranges
-from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
+from offbeat.algorithms.registry import Cost, Method, check_ranges, constructor
+from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan, zeros_like
 
 
 class State(NamedTuple):
-    """The server's."""
+    """Server state."""
 
     x: Vector
     g: Vector  # mean of the clients' latest gradients
 
 
 class Upload(NamedTuple):
-    """Up."""
+    """Client to server."""
 
     shift: Vector  # the gradient less the last one
 
@@ -38,7 +35,9 @@ class DuDe:
 
     local_lr: float
     server_lr: float
-    lazy: bool = False  # no start: everything at zero, and each client's first task fills its own
+    lazy: bool = (
+        False  # without the full-participation start: all zero, and a client's first task fills its own
+    )
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -59,7 +58,7 @@ class DuDe:
         self, message: Message, last: Vector, batches: Batches, visit: Visit, grad: Gradient
     ) -> tuple[Upload, Vector]:
         def step(total: Vector, batch: Batch) -> Vector:
-            return total + grad(torch.sub(message.x, total, alpha=self.local_lr), batch)
+            return total + grad(message.x.sub(total, alpha=self.local_lr), batch)
 
         g = scan(step, zeros_like(last), batches) / batches.steps
         return Upload(g - last), g
@@ -67,3 +66,14 @@ class DuDe:
     def step(self, state: State, mean: Upload, cohort: Cohort) -> State:
         g = state.g + cohort.share * mean.shift
         return State(state.x - self.server_lr * g, g)
+
+
+METHODS = {
+    "dude": Method(
+        constructor(DuDe, local_lr=0.05, server_lr=0.1),
+        "the mean of everybody's latest gradient",
+        "arXiv 2405.16966",
+        "rounds",
+        Cost(client=1, server=2),
+    ),
+}

@@ -19,13 +19,10 @@ the others is one less than it was. In the paper's Algorithm 1 an update is meas
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-import torch
-from torch import Tensor
-
 from offbeat.algorithms import fedopt
 from offbeat.algorithms.fedopt import AmsGrad, Ema, FedOpt, Steady, Upload
-from offbeat.algorithms.ranges import check_ranges
-from offbeat.core import Batches, Cohort, Gradient, Vector, Visit, sgd
+from offbeat.algorithms.registry import Cost, Method, Setting, check_ranges
+from offbeat.core import Batches, Cohort, Gradient, Traits, Vector, Visit, sgd
 from offbeat.errors import InputError
 
 
@@ -71,7 +68,7 @@ def fadas(
 
 
 class State(NamedTuple):
-    """The server's."""
+    """Server state."""
 
     x: Vector
     before: Vector  # x of the version before; at version 0, x
@@ -79,7 +76,7 @@ class State(NamedTuple):
 
 
 class Message(NamedTuple):
-    """Down."""
+    """Server to client."""
 
     x: Vector
     before: Vector
@@ -95,7 +92,7 @@ class Trailing:
 
     inner: FedOpt
     buffer: int
-    reads_rank: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(reads_rank=True)
 
     def warmup(self) -> None:
         return None
@@ -112,11 +109,66 @@ class Trailing:
     def local(
         self, message: Message, memory: tuple[()], batches: Batches, visit: Visit, grad: Gradient
     ) -> tuple[Upload, tuple[()]]:
-        if not isinstance(visit.rank, Tensor):
+        if isinstance(visit.rank, tuple):
             raise InputError("this engine does not tell in which order tasks start: use a simulated one.")
-        start = torch.where(visit.rank < self.buffer - 1, message.before, message.x)
+        start = message.before.where(visit.rank < self.buffer - 1, message.x)
         return Upload(message.x - sgd(start, batches, grad, self.inner.local_lr)), memory
 
     def step(self, state: State, mean: Upload, cohort: Cohort) -> State:
         inner = self.inner.step(state.inner, mean, cohort)
         return State(inner.x, state.x, inner)
+
+
+def build_fadas(
+    setting: Setting,
+    *,
+    local_lr: float = 0.1,
+    server_lr: float = 1e-3,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    eps: float = 1e-8,
+    unbiased: bool = False,
+    trailing: bool = False,
+) -> FedOpt | Trailing:
+    """FADAS, or what its authors' scripts compute (`trailing`)."""
+    method = fadas(local_lr, server_lr, beta1, beta2, eps, unbiased=unbiased)
+    return Trailing(method, setting.cohort) if trailing else method
+
+
+def build_fadas_da(
+    setting: Setting,
+    *,
+    local_lr: float = 0.1,
+    server_lr: float = 1e-3,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    eps: float = 1e-8,
+    tau_c: float = 1.0,
+    capped: bool = False,
+    unbiased: bool = False,
+    trailing: bool = False,
+) -> FedOpt | Trailing:
+    """The delay-adaptive form, by eq. 77 or by eq. 4 (`capped`)."""
+    damp = Cap(tau_c) if capped else Shrink(tau_c)
+    method = fadas(local_lr, server_lr, beta1, beta2, eps, damp, unbiased)
+    return Trailing(method, setting.cohort) if trailing else method
+
+
+METHODS = {
+    "fadas": Method(
+        build_fadas,
+        "AMSGrad on the server of a buffer",
+        "ICML 2024, arXiv 2407.18365",
+        "asynchronous",
+        Cost(server=4),
+        theory="server of the order of sqrt(S)",
+    ),
+    "fadas-da": Method(
+        build_fadas_da,
+        "FADAS, its rate lowered for stale buffers",
+        "ICML 2024, arXiv 2407.18365",
+        "asynchronous",
+        Cost(server=4),
+        theory="server of the order of sqrt(S) / tau_c, tau_c the median staleness",
+    ),
+}

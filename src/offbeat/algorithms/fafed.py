@@ -11,15 +11,12 @@ One pass over all clients at the initial model gives m its mean gradient and v i
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple, Self
 
-import torch
-from torch import zeros_like
-
-from offbeat.algorithms.ranges import check_ranges
-from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
+from offbeat.algorithms.registry import Cost, Method, check_ranges, constructor
+from offbeat.core import Batch, Batches, Cohort, Gradient, Traits, Vector, Visit, scan, zeros_like
 
 
 class Triple(NamedTuple):
-    """State, message and upload alike."""
+    """Server state, message and upload."""
 
     x: Vector
     m: Vector  # momentum
@@ -35,7 +32,7 @@ class FAFED:
     rho: float = 0.9
     eps: float = 1e-3
     starting: bool = False
-    repeats: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(repeats_batches=True)
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -65,10 +62,22 @@ class FAFED:
             x, m, v = carry
             y = x - self.local_lr * m / h
             g = grad(y, batch)
-            m = torch.add(g, m - grad(x, batch), alpha=1 - self.alpha)
+            m = g.add(m - grad(x, batch), alpha=1 - self.alpha)
             return Triple(y, m, self.rho * v + (1 - self.rho) * g**2)
 
         return scan(step, message, batches), memory
 
     def step(self, state: Triple, mean: Triple, cohort: Cohort) -> Triple:
         return Triple(*(leaf / cohort.mean_weight for leaf in mean))
+
+
+METHODS = {
+    "fafed": Method(
+        constructor(FAFED, ("starting",), local_lr=0.01, alpha=0.1),
+        "adaptive local steps along recursive momentum",
+        "AAAI 2023",
+        "synchronous",
+        Cost(down=3, up=3, server=3),
+        theory="local falls as N^(2/3) / (L t^(1/3)), alpha as its square",
+    ),
+}

@@ -8,12 +8,12 @@ With a buffer of M models the same rule mixes their weighted mean. It uploads mo
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from offbeat.algorithms.ranges import check_ranges
+from offbeat.algorithms.registry import Method, check_ranges, constructor
 from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
 
 
 class Model(NamedTuple):
-    """State, message and upload alike."""
+    """Server state, message and upload."""
 
     x: Vector
 
@@ -51,3 +51,15 @@ class FedAsync:
 
     def step(self, state: Model, mean: Model, cohort: Cohort) -> Model:
         return Model((1 - self.alpha * cohort.mean_weight) * state.x + self.alpha * mean.x)
+
+
+METHODS = {
+    "fedasync": Method(
+        constructor(FedAsync, local_lr=0.1),
+        "mixes each arriving model",
+        "arXiv 1903.03934",
+        "asynchronous",
+        weights="polynomial:0.5",
+        buffer=1,
+    ),
+}

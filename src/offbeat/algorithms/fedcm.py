@@ -10,22 +10,19 @@ the papers that build on it, not confirmed against its own listing.
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-import torch
-from torch import zeros_like
-
-from offbeat.algorithms.ranges import check_ranges
-from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
+from offbeat.algorithms.registry import Cost, Method, check_ranges, constructor
+from offbeat.core import Batch, Batches, Cohort, Gradient, Traits, Vector, Visit, scan, zeros_like
 
 
 class State(NamedTuple):
-    """The server's; with the message of the plain form."""
+    """Server state, and the message of the plain form."""
 
     x: Vector
     g: Vector  # momentum
 
 
 class Upload(NamedTuple):
-    """Up."""
+    """Client to server."""
 
     direction: Vector  # mean of the local steps' directions
 
@@ -59,8 +56,8 @@ class FedCM:
         rest = (1 - self.beta) * message.g
 
         def step(direction: Vector, batch: Batch) -> Vector:
-            g = grad(torch.sub(message.x, direction, alpha=self.local_lr), batch)
-            return direction + torch.add(rest, g, alpha=self.beta)
+            g = grad(message.x.sub(direction, alpha=self.local_lr), batch)
+            return direction + rest.add(g, alpha=self.beta)
 
         return Upload(scan(step, zeros_like(message.x), batches) / batches.steps), memory
 
@@ -69,7 +66,7 @@ class FedCM:
 
 
 class ReducedState(NamedTuple):
-    """The server's in the VR form, and its message."""
+    """Server state and message of the VR form."""
 
     x: Vector
     before: Vector  # the model one version earlier
@@ -83,7 +80,7 @@ class FedCMVR:
     local_lr: float
     server_lr: float
     beta: float
-    repeats: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(repeats_batches=True)
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -104,10 +101,28 @@ class FedCMVR:
         self, message: ReducedState, memory: tuple[()], batches: Batches, visit: Visit, grad: Gradient
     ) -> tuple[Upload, tuple[()]]:
         def step(direction: Vector, batch: Batch) -> Vector:
-            g = grad(torch.sub(message.x, direction, alpha=self.local_lr), batch)
-            return direction + torch.add(g, message.g - grad(message.before, batch), alpha=1 - self.beta)
+            g = grad(message.x.sub(direction, alpha=self.local_lr), batch)
+            return direction + g.add(message.g - grad(message.before, batch), alpha=1 - self.beta)
 
         return Upload(scan(step, zeros_like(message.x), batches) / batches.steps), memory
 
     def step(self, state: ReducedState, mean: Upload, cohort: Cohort) -> ReducedState:
         return ReducedState(state.x - self.server_lr * mean.direction, state.x, mean.direction)
+
+
+METHODS = {
+    "fedavg-m": Method(
+        constructor(FedCM, local_lr=0.1, server_lr=1.0, beta=0.1),
+        "momentum inside local steps (FedCM)",
+        "ICLR 2024; arXiv 2106.10874",
+        "synchronous",
+        Cost(down=2, server=2),
+    ),
+    "fedavg-m-vr": Method(
+        constructor(FedCMVR, local_lr=0.1, server_lr=1.0, beta=0.1),
+        "the same with variance reduction",
+        "ICLR 2024",
+        "synchronous",
+        Cost(down=3, server=3),
+    ),
+}

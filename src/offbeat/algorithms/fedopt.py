@@ -17,21 +17,23 @@ code differ; the papers' rule, without, is the default.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-import torch
-from torch import Tensor, ones_like, zeros_like
-
-from offbeat.algorithms.ranges import check_interval, check_ranges
-from offbeat.core import Batches, Cohort, Gradient, Spans, Vector, Visit, sgd
+from offbeat.algorithms.registry import Cost, Method, Setting, check_interval, check_ranges
+from offbeat.core import Batches, Cohort, Gradient, Tensor, Traits, Vector, Visit, sgd, zeros_like
 from offbeat.trees import Tree
+
+STAMP_SHARE = math.sqrt(1 - 1 / 1.1**2)  # makes the joint sensitivity 1.1 times that of the update
 
 
 class Momentum(Protocol):
     """The history of mean updates, as a direction."""
+
+    @property
+    def span(self) -> int | None:
+        """Versions that an update may be old, less one; None: any number."""
+        ...
 
     def init(self, x: Vector) -> Any: ...
 
@@ -60,6 +62,8 @@ class Damp(Protocol):
 class Plain:
     """m = r."""
 
+    span: ClassVar[None] = None
+
     def init(self, x: Vector) -> tuple[()]:
         return ()
 
@@ -75,6 +79,7 @@ class HeavyBall:
     """m <- beta m + r."""
 
     beta: float
+    span: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         check_interval("momentum beta", self.beta, "(-1, 1)")
@@ -96,6 +101,7 @@ class Ema:
 
     beta: float
     unbiased: bool = False
+    span: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         check_interval("momentum beta", self.beta, "(-1, 1)")
@@ -158,7 +164,7 @@ class Yogi:
         return _initial_square(x, self.eps, self.unbiased)
 
     def __call__(self, past: Vector, r: Vector, cohort: Cohort) -> tuple[Vector, Vector]:
-        v = past - (1 - self.beta) * r**2 * torch.sign(past - r**2)
+        v = past - (1 - self.beta) * r**2 * (past - r**2).sign()
         return (v / _bias_correction(self.beta, cohort, self.unbiased)).sqrt() + self.eps, v
 
 
@@ -194,14 +200,14 @@ class AmsGrad:
         check_interval("sum of eps and floor of AmsGrad", self.eps + self.floor, "(0, inf)")
 
     def init(self, x: Vector) -> tuple[Vector, Vector]:
-        return zeros_like(x), self.floor * ones_like(x)
+        return zeros_like(x), x.new_full(x.shape, self.floor)
 
     def __call__(
         self, past: tuple[Vector, Vector], r: Vector, cohort: Cohort
     ) -> tuple[Vector, tuple[Vector, Vector]]:
         v, peak = past
         v = self.beta * v + (1 - self.beta) * r**2
-        peak = torch.maximum(peak, v)
+        peak = peak.maximum(v)
         return (peak / _bias_correction(self.beta, cohort, self.unbiased)).sqrt() + self.eps, (v, peak)
 
 
@@ -214,7 +220,7 @@ class Steady:
 
 
 class State(NamedTuple):
-    """The server's."""
+    """Server state."""
 
     x: Vector
     momentum: Any
@@ -222,14 +228,14 @@ class State(NamedTuple):
 
 
 class Message(NamedTuple):
-    """Down."""
+    """Server to client."""
 
     x: Vector
     stamp: Tree = ()  # of the version, where the momentum wants one; clients send it back
 
 
 class Upload(NamedTuple):
-    """Up."""
+    """Client to server."""
 
     delta: Vector  # start minus end
     stamp: Tree = ()
@@ -244,17 +250,14 @@ class FedOpt:
     momentum: Momentum = Plain()
     scale: Scale = Identity()
     damp: Damp = Steady()
-    bounds: ClassVar[Mapping[str, float]] = MappingProxyType({"stamp": 1.0})  # a one-hot, where there is one
-    shares: ClassVar[Mapping[str, float]] = MappingProxyType(
-        {"stamp": math.sqrt(1 - 1 / 1.1**2)}
-    )  # S = 1.1 S_delta
 
     def __post_init__(self) -> None:
         check_ranges(self)
 
     @property
-    def span(self) -> int | None:
-        return self.momentum.span if isinstance(self.momentum, Spans) else None
+    def traits(self) -> Traits:
+        # A stamp is a one-hot vector, where there is one.
+        return Traits(span=self.momentum.span, bounds={"stamp": 1.0}, shares={"stamp": STAMP_SHARE})
 
     def warmup(self) -> None:
         return None
@@ -286,4 +289,124 @@ def _bias_correction(beta: float, cohort: Cohort, unbiased: bool) -> float:
 
 
 def _initial_square(x: Vector, eps: float, unbiased: bool) -> Vector:
-    return zeros_like(x) if unbiased else eps**2 * ones_like(x)
+    return zeros_like(x) if unbiased else x.new_full(x.shape, eps**2)
+
+
+def fedavg(setting: Setting, *, local_lr: float = 0.1, server_lr: float = 1.0) -> FedOpt:
+    """The mean of the updates."""
+    return FedOpt(local_lr, server_lr)
+
+
+def fedavgm(
+    setting: Setting,
+    *,
+    local_lr: float = 0.1,
+    server_lr: float = 1.0,
+    beta: float = 0.9,
+    averaged: bool = False,
+) -> FedOpt:
+    """Momentum on the server: heavy-ball, or an exponential average (`averaged`)."""
+    return FedOpt(local_lr, server_lr, Ema(beta) if averaged else HeavyBall(beta))
+
+
+def fedadam(
+    setting: Setting,
+    *,
+    local_lr: float = 0.1,
+    server_lr: float = 0.01,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    eps: float = 1e-3,
+    unbiased: bool = False,
+) -> FedOpt:
+    """Adam on the server."""
+    return FedOpt(local_lr, server_lr, Ema(beta1, unbiased), Adam(beta2, eps, unbiased))
+
+
+def fedyogi(
+    setting: Setting,
+    *,
+    local_lr: float = 0.1,
+    server_lr: float = 0.01,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    eps: float = 1e-3,
+    unbiased: bool = False,
+) -> FedOpt:
+    """Yogi on the server."""
+    return FedOpt(local_lr, server_lr, Ema(beta1, unbiased), Yogi(beta2, eps, unbiased))
+
+
+def fedadagrad(
+    setting: Setting,
+    *,
+    local_lr: float = 0.1,
+    server_lr: float = 0.03,
+    beta1: float = 0.0,
+    eps: float = 1e-3,
+) -> FedOpt:
+    """Adagrad on the server."""
+    return FedOpt(local_lr, server_lr, Ema(beta1), Adagrad(eps))
+
+
+def fedams(
+    setting: Setting,
+    *,
+    local_lr: float = 0.1,
+    server_lr: float = 0.01,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    floor: float = 1e-3,
+    eps: float = 0.0,
+    unbiased: bool = False,
+) -> FedOpt:
+    """AMSGrad with a floor on the server."""
+    return FedOpt(local_lr, server_lr, Ema(beta1, unbiased), AmsGrad(beta2, eps, floor, unbiased))
+
+
+METHODS = {
+    "defedavg": Method(
+        fedavg,
+        "FedAvg where clients queue what they are sent",
+        "arXiv 2402.11198",
+        "queues",
+        theory="local <= 1/(4 sqrt(3) K L), local x server <= 1/(4 K L tau)",
+    ),
+    "defedavg-iid": Method(
+        fedavg,
+        "the same, the new model going back to those who reported",
+        "arXiv 2402.11198",
+        "rounds",
+        theory="local x server <= 1/(4 K L tau)",
+    ),
+    "fedadagrad": Method(
+        fedadagrad, "Adagrad on the server", "ICLR 2021, arXiv 2003.00295", "synchronous", Cost(server=3)
+    ),
+    "fedadam": Method(
+        fedadam, "Adam on the server", "ICLR 2021, arXiv 2003.00295", "synchronous", Cost(server=3)
+    ),
+    "fedams": Method(
+        fedams,
+        "AMSGrad with a floor on the server",
+        "ICML 2022, arXiv 2205.02719",
+        "synchronous",
+        Cost(server=4),
+    ),
+    "fedavg": Method(
+        fedavg, "local SGD, the mean of the updates", "AISTATS 2017, arXiv 1602.05629", "synchronous"
+    ),
+    "fedavgm": Method(
+        fedavgm, "FedAvg with momentum on the server", "arXiv 1909.06335", "synchronous", Cost(server=2)
+    ),
+    "fedbuff": Method(
+        fedavg,
+        "the mean of a buffer, stale updates fading",
+        "AISTATS 2022, arXiv 2106.06639",
+        "asynchronous",
+        weights="polynomial:0.5",
+        theory="local x server <= 1/(4 K tau^(3/2))",
+    ),
+    "fedyogi": Method(
+        fedyogi, "Yogi on the server", "ICLR 2021, arXiv 2003.00295", "synchronous", Cost(server=3)
+    ),
+}

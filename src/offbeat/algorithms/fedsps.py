@@ -8,11 +8,9 @@ paper's own listing. Its theory has all clients take part.
 from dataclasses import dataclass
 from typing import Self
 
-import torch
-
 from offbeat.algorithms.fedasync import Model
 from offbeat.algorithms.fedopt import Upload
-from offbeat.algorithms.ranges import check_ranges
+from offbeat.algorithms.registry import Method, check_ranges, constructor
 from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
 
 
@@ -48,9 +46,13 @@ class FedSPS:
     def local(
         self, message: Model, memory: tuple[()], batches: Batches, visit: Visit, grad: Gradient
     ) -> tuple[Upload, tuple[()]]:
+        import torch
+
+        tiny = torch.finfo(message.x.dtype).tiny
+
         def step(x: Vector, batch: Batch) -> Vector:
             g, loss = grad.with_loss(x, batch)
-            square = (g @ g).clamp_min(torch.finfo(g.dtype).tiny)  # without a slope the step is zero anyway
+            square = (g @ g).clamp_min(tiny)  # where the gradient is zero, so is the step
             lr = ((loss - self.lower) / (self.c * square)).clamp(max=self.bound)
             return x - lr * g
 
@@ -58,3 +60,14 @@ class FedSPS:
 
     def step(self, state: Model, mean: Upload, cohort: Cohort) -> Model:
         return Model(state.x - self.server_lr * mean.delta)
+
+
+METHODS = {
+    "fedsps": Method(
+        constructor(FedSPS),
+        "local steps as long as the loss allows",
+        "arXiv 2307.06306",
+        "synchronous",
+        theory="FedSPS.tuned: bound <= min(1/(2 c L), 1/(25 K L))",
+    ),
+}

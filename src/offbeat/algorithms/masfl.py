@@ -15,17 +15,14 @@ import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
-import torch
-from torch import zeros_like
-
 from offbeat.algorithms.adamasfl import Message, State
-from offbeat.algorithms.ranges import check_ranges
-from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
+from offbeat.algorithms.registry import Cost, Method, Setting, cap_beta, check_ranges, constructor
+from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan, zeros_like
 from offbeat.errors import InputError
 
 
 class Upload(NamedTuple):
-    """Up."""
+    """Client to server."""
 
     shift: Vector  # change of the control variate
 
@@ -38,7 +35,9 @@ class MasFL:
     server_lr: float
     beta: float
     start: float = 1.0  # what part of c the momentum starts from
-    lazy: bool = False  # no start: everything at zero, and each client's first task fills its own
+    lazy: bool = (
+        False  # without the full-participation start: all zero, and a client's first task fills its own
+    )
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -77,8 +76,8 @@ class MasFL:
         def step(carry: tuple[Vector, Vector], batch: Batch) -> tuple[Vector, Vector]:
             x, total = carry
             g = grad(x, batch)
-            u = torch.add(rest, g, alpha=self.beta)
-            return torch.sub(x, u, alpha=self.local_lr), total + g
+            u = rest.add(g, alpha=self.beta)
+            return x.sub(u, alpha=self.local_lr), total + g
 
         _, total = scan(step, (message.x, zeros_like(c_i)), batches)
         c_new = total / batches.steps
@@ -88,3 +87,37 @@ class MasFL:
         x, g, c = state
         g = self.beta * (mean.shift + c) + (1 - self.beta) * g
         return State(x - self.server_lr * g, g, c + cohort.share * mean.shift)
+
+
+def masfl(
+    setting: Setting,
+    *,
+    local_lr: float = 0.05,
+    server_lr: float = 0.1,
+    beta: float | None = None,
+    lazy: bool = False,
+) -> MasFL:
+    """Beta from S, K and T unless it is given."""
+    if beta is None:
+        beta = cap_beta("MasFL", (setting.cohort * setting.steps / setting.rounds) ** 0.5)
+    return MasFL(local_lr, server_lr, beta, lazy=lazy)
+
+
+METHODS = {
+    "masfl": Method(
+        masfl,
+        "momentum and control variates under delay",
+        "ICML 2025, PMLR 267:70410",
+        "asynchronous",
+        Cost(down=2, client=1, server=3),
+        theory="MasFL.tuned: beta sqrt(SK/T), server beta/(4 L), local from L and the worst staleness",
+    ),
+    "scaffold-m": Method(
+        constructor(MasFL, local_lr=0.05, server_lr=0.1, beta=0.3, start=0.0),
+        "control variates and client-side momentum",
+        "ICLR 2024",
+        "synchronous",
+        Cost(down=2, client=1, server=3),
+        theory="server of the order of beta/L",
+    ),
+}

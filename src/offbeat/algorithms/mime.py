@@ -1,25 +1,33 @@
 """MIME and MIMELite (Karimireddy et al. 2020): the server's momentum, frozen, inside local steps.
 
-A round of MIME is two trips of one cohort: first its clients send the gradient of all their
+A round of MIME has two phases with one cohort: first its clients send the gradient of all their
 examples at x, whose mean is c; then they take local steps along (1 - beta) u + beta m with
 u = gradient(y) - gradient(x) + c on one minibatch, m frozen. So a round is two server steps, an
 even and an odd version, and wants `phases` dispatch. MIMELite's u is the plain gradient; it needs no c
-before it starts, so its round is one trip that also brings the gradient for m. Afterwards
+before it starts, so its round has one phase, which also brings the gradient for m. Afterwards
 m <- (1 - beta) c + beta m. `beta` weighs the *old* momentum.
 """
 
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-import torch
-from torch import zeros_like
-
-from offbeat.algorithms.ranges import check_ranges
-from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan, whole_gradient
+from offbeat.algorithms.registry import Cost, Method, check_ranges, constructor
+from offbeat.core import (
+    Batch,
+    Batches,
+    Cohort,
+    Gradient,
+    Traits,
+    Vector,
+    Visit,
+    full_gradient,
+    scan,
+    zeros_like,
+)
 
 
 class State(NamedTuple):
-    """The server's."""
+    """Server state."""
 
     x: Vector
     c: Vector  # the cohort's gradient at x
@@ -27,33 +35,31 @@ class State(NamedTuple):
 
 
 class GradientRequest(NamedTuple):
-    """Down on the first trip."""
+    """Server to client in the first phase."""
 
     x: Vector
 
 
 class GradientUpload(NamedTuple):
-    """Up on the first trip."""
+    """Client to server in the first phase."""
 
     gradient: Vector
 
 
 class UpdateUpload(NamedTuple):
-    """Up on the second trip."""
+    """Client to server in the second phase."""
 
     delta: Vector  # start minus end
 
 
 @dataclass(frozen=True)
 class Mime:
-    """Two trips a round: gradients at x first, then corrected local steps."""
+    """Two phases a round: gradients at x first, then corrected local steps."""
 
     local_lr: float
     server_lr: float = 1.0
     beta: float = 0.9
-    whole: ClassVar[bool] = True
-    repeats: ClassVar[bool] = True
-    two_trips: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(full_pass=True, repeats_batches=True, two_phases=True)
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -80,12 +86,12 @@ class Mime:
     ) -> tuple[GradientUpload | UpdateUpload, tuple[()]]:
         x = message.x
         if isinstance(message, GradientRequest):
-            return GradientUpload(whole_gradient(x, batches, grad)), memory
+            return GradientUpload(full_gradient(x, batches, grad)), memory
         rest = (1 - self.beta) * message.c + self.beta * message.m
 
         def step(y: Vector, batch: Batch) -> Vector:
-            u = torch.add(rest, grad(y, batch) - grad(x, batch), alpha=1 - self.beta)
-            return torch.sub(y, u, alpha=self.local_lr)
+            u = rest.add(grad(y, batch) - grad(x, batch), alpha=1 - self.beta)
+            return y.sub(u, alpha=self.local_lr)
 
         return UpdateUpload(x - scan(step, x, batches)), memory
 
@@ -97,14 +103,14 @@ class Mime:
 
 
 class LiteState(NamedTuple):
-    """The server's, and the message."""
+    """Server state and message."""
 
     x: Vector
     m: Vector
 
 
 class LiteUpload(NamedTuple):
-    """Up."""
+    """Client to server."""
 
     delta: Vector
     gradient: Vector  # of all the client's examples at the start
@@ -117,7 +123,7 @@ class MimeLite:
     local_lr: float
     server_lr: float = 1.0
     beta: float = 0.9
-    whole: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(full_pass=True)
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -140,11 +146,30 @@ class MimeLite:
         rest = self.beta * message.m
 
         def step(y: Vector, batch: Batch) -> Vector:
-            return torch.sub(y, torch.add(rest, grad(y, batch), alpha=1 - self.beta), alpha=self.local_lr)
+            return y.sub(rest.add(grad(y, batch), alpha=1 - self.beta), alpha=self.local_lr)
 
         delta = message.x - scan(step, message.x, batches)
-        return LiteUpload(delta, whole_gradient(message.x, batches, grad)), memory
+        return LiteUpload(delta, full_gradient(message.x, batches, grad)), memory
 
     def step(self, state: LiteState, mean: LiteUpload, cohort: Cohort) -> LiteState:
         m = (1 - self.beta) * mean.gradient + self.beta * state.m
         return LiteState(state.x - self.server_lr * mean.delta, m)
+
+
+METHODS = {
+    "mime": Method(
+        constructor(Mime, local_lr=0.1),
+        "frozen server momentum and corrected local steps, two phases a round",
+        "arXiv 2008.03606",
+        "phases",
+        Cost(down=4, up=2, server=3),
+        theory="local sqrt(S D / (L G T K^2)), G = sigma_h^2 + sigma^2/K",
+    ),
+    "mimelite": Method(
+        constructor(MimeLite, local_lr=0.1),
+        "frozen server momentum inside local steps",
+        "arXiv 2008.03606",
+        "synchronous",
+        Cost(down=2, up=2, server=2),
+    ),
+}

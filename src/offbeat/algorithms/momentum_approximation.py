@@ -1,14 +1,10 @@
-"""Weights that bring the rows of a basis near a target, kept bounded where rows are nearly dependent.
-
-Plain least squares fits best and may take weights of 10^3 to 10^10 to do so, which then multiply
-noisy vectors. Both solvers here bound that; `Truncated(0)` is plain least squares.
-
-Momentum approximation (Yu et al., arXiv 2402.09247, Algorithm 1): momentum that undoes staleness.
+"""Momentum approximation (Yu et al., arXiv 2402.09247, Algorithm 1): momentum that undoes staleness.
 
 A buffer's mean r_t mixes updates that began at versions s <= t in shares W[t, s]. Momentum over
 such means weighs the versions by M W, not by M[t, s] = (1 - beta) beta^(t-s) as it would without
 delay. `Approximation` (eq. 11) weighs the past means by the a_t for which a_t W is nearest to
 row t of M, and `LightApproximation` (eq. 15) mixes r_t and the last m in the proportion that is.
+`relative_errors` says how near both come under a schedule (table 4).
 
 Where this departs from the paper:
 
@@ -16,28 +12,27 @@ Where this departs from the paper:
   all T. An update that is accepted began less than `span` versions ago, so nothing is lost: the
   rows of W are the same, by post-processing, and what is sent and kept does not grow with T.
 - a_t reaches back over the last `window` means, not all (beta^80 is 2e-4 for beta = 0.9).
-- The least squares are regularised, or the weights explode where delays are broad.
+- The least squares are regularised. Plain least squares (`Truncated(0)`) fits best, but where delays are
+  broad it may take weights of 10^3 to 10^10 to do so, which then multiply noisy vectors.
 - Weights of stale updates are in W as they are in r_t: one-hot vectors are averaged as updates are.
-- A row is mended by what is known without it: shares lie between 0 and their sum, their sum is
+- A row is corrected by what is known without it: shares lie between 0 and their sum, their sum is
   the cohort's mean weight, and no update began before version 0. Without noise that changes nothing.
 
-A scale (Adam's, FADAS's) sees the mean itself, as in Algorithm 1.
-
-How far momentum under a schedule is from momentum without delay (arXiv 2402.09247, table 4).
+A scale (Adam's, FADAS's) sees the mean itself, as in Algorithm 1. The hyperparameters in the catalogue are
+those of section B.1.
 """
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, Self
 
-import torch
-from torch import Tensor, zeros_like
+from offbeat.algorithms.fedopt import Adagrad, Adam, AmsGrad, FedOpt, Identity, Scale, Upload
+from offbeat.algorithms.registry import Cost, Method, check_interval, constructor
+from offbeat.core import Cohort, Tensor, Vector, zeros_like
 
-from offbeat.algorithms.fedopt import Upload
-from offbeat.algorithms.ranges import check_interval
-from offbeat.core import Cohort, Vector
+_NEGLIGIBLE = 1e-12  # of momentum's weights, against its first
 
 
 class Solver(Protocol):
@@ -66,6 +61,8 @@ class Ridge:
         return cls(max(least, (deviation / cohort) ** 2))
 
     def __call__(self, rows: Tensor, target: Tensor) -> Tensor:
+        import torch
+
         gram = rows @ rows.T
         gram.diagonal().add_(self.penalty)
         return torch.cholesky_solve((rows @ target)[:, None], torch.linalg.cholesky(gram))[:, 0]
@@ -81,15 +78,14 @@ class Truncated:
         check_interval("rcond of Truncated", self.rcond, "[0, 1)")
 
     def __call__(self, rows: Tensor, target: Tensor) -> Tensor:
+        import torch
+
         left, values, right = torch.linalg.svd(rows, full_matrices=False)
         rounding = max(rows.shape) * torch.finfo(rows.dtype).eps
         kept = values >= max(self.rcond, rounding) * values.max()
         inverse = torch.where(kept & (values > 0), 1 / values, 0.0)
         weights: Tensor = left @ (inverse * (right @ target))
         return weights
-
-
-_NEGLIGIBLE = 1e-12  # of momentum's weights, against its first
 
 
 class History(NamedTuple):
@@ -127,6 +123,8 @@ class Approximation:
         return version_stamp(x, version, self.span)
 
     def __call__(self, past: History, mean: Upload, cohort: Cohort) -> tuple[Vector, History]:
+        import torch
+
         means = (*past.means[1:], mean.delta)
         rows = torch.cat([past.rows[1:].cpu(), staleness_shares(mean.stamp, cohort)[None]])
         known = sum(r.numel() > 0 for r in means)
@@ -170,6 +168,8 @@ def version_stamp(x: Vector, version: int, span: int) -> Tensor:
 
 def staleness_shares(counted: Tensor, cohort: Cohort) -> Tensor:
     """(span,) the part of each staleness in a mean, from the mean of the stamps, noisy or not."""
+    import torch
+
     ring = counted.to("cpu", torch.float64)
     staleness = torch.arange(len(ring))
     row = ring[(cohort.version - staleness) % len(ring)]
@@ -180,12 +180,16 @@ def staleness_shares(counted: Tensor, cohort: Cohort) -> Tensor:
 
 def momentum_weights(beta: float, version: int, ages: int) -> Tensor:
     """(ages,) row `version` of M, newest first."""
+    import torch
+
     age = torch.arange(ages, dtype=torch.float64)
     return torch.where(age <= version, (1 - beta) * beta**age, 0.0)
 
 
 def shares_by_age(rows: Tensor) -> Tensor:
     """Shares by staleness (n, span), newest last, to shares by the age of the version (n, n + span - 1)."""
+    import torch
+
     n, span = rows.shape
     age = torch.arange(n - 1, -1, -1)[:, None] + torch.arange(span)
     return rows.new_zeros(n, n + span - 1).scatter_(1, age, rows)
@@ -199,6 +203,8 @@ def fit_weights(rows: Tensor, beta: float, version: int, solver: Solver) -> Tens
 
 def fit_blend(row: Tensor, origins: Tensor, beta: float, version: int) -> tuple[tuple[float, float], Tensor]:
     """The weights of the mean and of the last direction; and of versions, (reach,), which they lead to."""
+    import torch
+
     now = zeros_like(origins)
     now[: len(row)] = row
     basis = torch.stack([now, torch.cat([origins.new_zeros(1), origins[:-1]])])
@@ -215,6 +221,8 @@ def momentum_reach(beta: float, span: int) -> int:
 
 
 def _float64_zeros(*shape: int) -> Tensor:
+    import torch
+
     return torch.zeros(shape, dtype=torch.float64)
 
 
@@ -230,6 +238,8 @@ def relative_errors(
     staleness: Iterable[Sequence[int]], beta: float, span: int, window: int = 80, solver: Solver = Ridge()
 ) -> RelativeErrors:
     """From the staleness of each server step's updates, all below `span`."""
+    import torch
+
     rows: deque[Tensor] = deque(maxlen=window)
     ages = momentum_reach(beta, span)
     light = naive = torch.zeros(ages, dtype=torch.float64)
@@ -252,3 +262,58 @@ def relative_errors(
 def _squared_distance(target: Tensor, made: Tensor) -> Tensor:
     """Squared; `made` is 0 beyond its end."""
     return (target[: len(made)] - made).square().sum() + target[len(made) :].square().sum()
+
+
+def approximated(
+    scale: Callable[[float, float], Scale],
+    light: bool = False,
+    local_lr: float = 0.1,
+    server_lr: float = 0.01,
+    beta: float = 0.9,
+    beta2: float = 0.99,
+    eps: float = 0.01,
+    penalty: float = 1e-4,
+    rcond: float | None = None,
+    window: int = 80,
+    span: int = 21,
+) -> FedOpt:
+    """`FedOpt` with a scale of (beta2, eps) and an approximated momentum."""
+    if light:
+        return FedOpt(local_lr, server_lr, LightApproximation(beta, span), scale(beta2, eps))
+    solver = Ridge(penalty) if rcond is None else Truncated(rcond)
+    return FedOpt(local_lr, server_lr, Approximation(beta, span, window, solver), scale(beta2, eps))
+
+
+class _Rule(NamedTuple):
+    title: str
+    scale: Callable[[float, float], Scale]
+    vectors: int  # that the scale keeps
+    defaults: dict[str, float]
+    unused: tuple[str, ...] = ()  # parameters
+
+
+_RULES = {
+    "fedavgm": _Rule("FedAvgM", lambda beta2, eps: Identity(), 0, {"server_lr": 1.0}, ("beta2", "eps")),
+    "fedadam": _Rule("FedAdam", Adam, 1, {}),
+    "fedadagrad": _Rule("FedAdagrad", lambda beta2, eps: Adagrad(eps), 1, {"server_lr": 0.03}, ("beta2",)),
+    "fadas": _Rule("FADAS", AmsGrad, 2, {"server_lr": 1e-3, "eps": 1e-8}),
+}
+
+
+def _method(name: str, rule: _Rule, light: bool) -> Method:
+    unused = ("scale", "light", *rule.unused, *(("penalty", "rcond", "window") if light else ()))
+    return Method(
+        constructor(approximated, unused, scale=rule.scale, light=light, **rule.defaults),
+        f"as ma-{name}, without a history of updates"
+        if light
+        else f"{rule.title}, its momentum cleared of staleness",
+        "arXiv 2402.09247",
+        "poisson",
+        Cost(server=(2 if light else 81) + rule.vectors, extra_down=21, extra_up=21),
+        max_staleness=20,
+    )
+
+
+METHODS = {f"ma-{name}": _method(name, rule, light=False) for name, rule in _RULES.items()} | {
+    f"ma-light-{name}": _method(name, rule, light=True) for name, rule in _RULES.items()
+}

@@ -10,21 +10,16 @@ Start as PAdaMFed's, with x_before = x at version 0. Rates follow from S, K and 
 beta is capped at 1.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import ClassVar, NamedTuple, Self
 
-import torch
-from torch import zeros_like
-
 from offbeat.algorithms.adamasfl import add_unit
-from offbeat.algorithms.ranges import cap_beta, check_ranges
-from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
+from offbeat.algorithms.registry import Cost, Method, cap_beta, check_ranges, tuned_constructor
+from offbeat.core import Batch, Batches, Cohort, Gradient, Traits, Vector, Visit, scan, zeros_like
 
 
 class State(NamedTuple):
-    """The server's."""
+    """Server state."""
 
     x: Vector
     before: Vector  # the model one version earlier
@@ -33,7 +28,7 @@ class State(NamedTuple):
 
 
 class Message(NamedTuple):
-    """Down."""
+    """Server to client."""
 
     x: Vector
     before: Vector
@@ -41,7 +36,7 @@ class Message(NamedTuple):
 
 
 class Upload(NamedTuple):
-    """Up."""
+    """Client to server."""
 
     descent: Vector  # mean unit step, norm at most 1
     news: Vector  # mean of the steps before they are normalised, less beta c + (1 - beta) g
@@ -55,10 +50,10 @@ class PAdaMFedVR:
     local_lr: float
     server_lr: float
     beta: float
-    lazy: bool = False  # no start: everything at zero, and each client's first task fills its own
-    repeats: ClassVar[bool] = True
-    bounds: ClassVar[Mapping[str, float]] = MappingProxyType({"descent": 1.0})
-    shares: ClassVar[Mapping[str, float]] = MappingProxyType({})
+    lazy: bool = (
+        False  # without the full-participation start: all zero, and a client's first task fills its own
+    )
+    traits: ClassVar[Traits] = Traits(repeats_batches=True, bounds={"descent": 1.0})
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -92,8 +87,8 @@ class PAdaMFedVR:
 
         def step(carry: tuple[Vector, Vector, Vector], batch: Batch) -> tuple[Vector, Vector, Vector]:
             descent, news, total = carry
-            g = grad(torch.sub(message.x, descent, alpha=self.local_lr), batch)
-            new = g - torch.add(known, grad(message.before, batch), alpha=1 - self.beta)
+            g = grad(message.x.sub(descent, alpha=self.local_lr), batch)
+            new = g - known.add(grad(message.before, batch), alpha=1 - self.beta)
             return add_unit(descent, new + message.anchor), news + new, total + g
 
         zero = zeros_like(c_i)
@@ -108,3 +103,15 @@ class PAdaMFedVR:
             g=mean.news + self.beta * state.c + (1 - self.beta) * state.g,
             c=state.c + cohort.share * mean.shift,
         )
+
+
+METHODS = {
+    "padamfed-vr": Method(
+        tuned_constructor(PAdaMFedVR.tuned),
+        "PAdaMFed with variance reduction; rates from S, K, T",
+        "ICLR 2025",
+        "synchronous",
+        Cost(down=3, up=3, client=1, server=4),
+        theory="local 1/(K T), server and beta (SK)^(1/3) / T^(2/3), beta at most 1",
+    ),
+}

@@ -9,22 +9,30 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
-import torch
-from torch import zeros_like
-
-from offbeat.algorithms.ranges import check_ranges
-from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan, whole_gradient
+from offbeat.algorithms.registry import Cost, Method, check_ranges, constructor
+from offbeat.core import (
+    Batch,
+    Batches,
+    Cohort,
+    Gradient,
+    Traits,
+    Vector,
+    Visit,
+    full_gradient,
+    scan,
+    zeros_like,
+)
 
 
 class State(NamedTuple):
-    """The server's."""
+    """Server state."""
 
     x: Vector
     c: Vector  # mean of the clients' control variates
 
 
 class Upload(NamedTuple):
-    """Up."""
+    """Client to server."""
 
     delta: Vector  # start minus end
     shift: Vector  # change of the control variate
@@ -40,6 +48,10 @@ class Scaffold:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(full_pass=self.whole)
 
     @classmethod
     def tuned(cls, cohort: int, steps: int, population: int, smoothness: float) -> Self:
@@ -67,11 +79,23 @@ class Scaffold:
         def step(carry: tuple[Vector, Vector], batch: Batch) -> tuple[Vector, Vector]:
             x, total = carry
             g = grad(x, batch)
-            return torch.sub(x, g + rest, alpha=self.local_lr), total + g
+            return x.sub(g + rest, alpha=self.local_lr), total + g
 
         x, total = scan(step, (message.x, zeros_like(c_i)), batches)
-        c_new = whole_gradient(message.x, batches, grad) if self.whole else total / batches.steps
+        c_new = full_gradient(message.x, batches, grad) if self.whole else total / batches.steps
         return Upload(message.x - x, c_new - c_i), c_new
 
     def step(self, state: State, mean: Upload, cohort: Cohort) -> State:
         return State(state.x - self.server_lr * mean.delta, state.c + cohort.share * mean.shift)
+
+
+METHODS = {
+    "scaffold": Method(
+        constructor(Scaffold, local_lr=0.1),
+        "control variates for local SGD",
+        "ICML 2020, arXiv 1910.06378",
+        "synchronous",
+        Cost(down=2, up=2, client=1, server=2),
+        theory="Scaffold.tuned: server sqrt(S), local <= (S/N)^(2/3) / (24 K L server)",
+    ),
+}

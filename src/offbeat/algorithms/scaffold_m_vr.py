@@ -10,16 +10,13 @@ listing. One pass over all clients at the initial model fills c_i and c; g start
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple, Self
 
-import torch
-from torch import zeros_like
-
 from offbeat.algorithms.padamfed_vr import Message, State
-from offbeat.algorithms.ranges import check_ranges
-from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
+from offbeat.algorithms.registry import Cost, Method, check_ranges, constructor
+from offbeat.core import Batch, Batches, Cohort, Gradient, Traits, Vector, Visit, scan, zeros_like
 
 
 class Upload(NamedTuple):
-    """Up."""
+    """Client to server."""
 
     direction: Vector  # mean of the local steps' directions
     shift: Vector  # change of the control variate
@@ -33,8 +30,10 @@ class ScaffoldMVR:
     server_lr: float
     beta: float
     momentum: float = 1.0  # what part of the mean direction is kept: 0 in the start alone
-    lazy: bool = False  # no start: everything at zero, and each client's first task fills its own
-    repeats: ClassVar[bool] = True
+    lazy: bool = (
+        False  # without the full-participation start: all zero, and a client's first task fills its own
+    )
+    traits: ClassVar[Traits] = Traits(repeats_batches=True)
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -58,8 +57,8 @@ class ScaffoldMVR:
 
         def step(carry: tuple[Vector, Vector], batch: Batch) -> tuple[Vector, Vector]:
             direction, total = carry
-            g = grad(torch.sub(message.x, direction, alpha=self.local_lr), batch)
-            u = g + torch.sub(rest, grad(message.before, batch), alpha=1 - self.beta)
+            g = grad(message.x.sub(direction, alpha=self.local_lr), batch)
+            u = g + rest.sub(grad(message.before, batch), alpha=1 - self.beta)
             return direction + u, total + g
 
         zero = zeros_like(c_i)
@@ -70,3 +69,14 @@ class ScaffoldMVR:
     def step(self, state: State, mean: Upload, cohort: Cohort) -> State:
         g = self.momentum * mean.direction
         return State(state.x - self.server_lr * g, state.x, g, state.c + cohort.share * mean.shift)
+
+
+METHODS = {
+    "scaffold-m-vr": Method(
+        constructor(ScaffoldMVR, ("momentum",), local_lr=0.05, server_lr=0.1, beta=0.3),
+        "SCAFFOLD-M with variance reduction",
+        "ICLR 2024",
+        "synchronous",
+        Cost(down=3, up=2, client=1, server=4),
+    ),
+}

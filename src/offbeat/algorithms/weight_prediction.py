@@ -19,29 +19,24 @@ The paper gives no decay of the average; 0.9 is this project's choice. Two ways 
 Both read `Visit.staleness`, the one before local work and the other for the memory after it.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, Self
 
-from torch import Tensor, zeros_like
-
-from offbeat.algorithms.fedopt import FedOpt
-from offbeat.algorithms.ranges import check_interval
+from offbeat.algorithms.fedopt import Adam, Ema, FedOpt, Identity
+from offbeat.algorithms.registry import Cost, Method, Setting, check_interval
 from offbeat.core import (
     AnyAlgorithm,
     Batches,
-    Bounded,
     Cohort,
     Gradient,
-    Repeats,
-    Spans,
-    TwoTrips,
+    Tensor,
+    Traits,
     Vector,
     Visit,
-    wants_whole,
+    traits_of,
+    zeros_like,
 )
-from offbeat.errors import InputError
+from offbeat.errors import InputError, unknown_name
 from offbeat.trees import Tree
 
 
@@ -132,7 +127,7 @@ class Remembered:
 
 
 class State(NamedTuple):
-    """The server's."""
+    """Server state."""
 
     inner: Any
     drift: Vector
@@ -146,7 +141,7 @@ class State(NamedTuple):
 
 
 class Message(NamedTuple):
-    """Down."""
+    """Server to client."""
 
     inner: Any
     drift: Vector
@@ -173,32 +168,8 @@ class WeightPrediction:
             raise InputError(f"MeanDrift goes with FedOpt, and this is around {name}: use StepDrift.")
 
     @property
-    def reads_staleness(self) -> bool:
-        return True
-
-    @property
-    def whole(self) -> bool:
-        return wants_whole(self.inner)
-
-    @property
-    def repeats(self) -> bool:
-        return isinstance(self.inner, Repeats) and self.inner.repeats
-
-    @property
-    def two_trips(self) -> bool:
-        return isinstance(self.inner, TwoTrips) and self.inner.two_trips
-
-    @property
-    def span(self) -> int | None:
-        return self.inner.span if isinstance(self.inner, Spans) else None
-
-    @property
-    def bounds(self) -> Mapping[str, float]:
-        return self.inner.bounds if isinstance(self.inner, Bounded) else MappingProxyType({})
-
-    @property
-    def shares(self) -> Mapping[str, float]:
-        return self.inner.shares if isinstance(self.inner, Bounded) else MappingProxyType({})
+    def traits(self) -> Traits:
+        return traits_of(self.inner)._replace(reads_staleness=True)
 
     def warmup(self) -> Self | None:
         inner = self.inner.warmup()
@@ -227,3 +198,35 @@ class WeightPrediction:
             state.drift, state.past, InnerStep(self.inner, state.inner, inner, mean, cohort)
         )
         return State(inner, drift, past)
+
+
+def weight_prediction(
+    setting: Setting,
+    *,
+    rule: str = "fedavgm",
+    local_lr: float = 0.1,
+    server_lr: float = 0.1,
+    beta: float = 0.9,
+    beta2: float = 0.99,
+    eps: float = 0.01,
+    alpha: float = 0.9,
+    remembered: bool = False,
+) -> WeightPrediction:
+    """This rate is in the paper's range for either rule."""
+    if rule not in ("fedavgm", "fedadam"):
+        raise unknown_name("rule of weight-prediction", rule, ("fedavgm", "fedadam"))
+    scale = Adam(beta2, eps) if rule == "fedadam" else Identity()
+    inner = FedOpt(local_lr, server_lr, Ema(beta), scale)
+    return WeightPrediction(inner, MeanDrift(alpha), Remembered() if remembered else Foreseen())
+
+
+METHODS = {
+    "weight-prediction": Method(
+        weight_prediction,
+        "clients start where the server will be; over FedAvgM or FedAdam",
+        "arXiv 2402.09247",
+        "poisson",
+        Cost(down=2, server=4),
+        max_staleness=20,
+    ),
+}

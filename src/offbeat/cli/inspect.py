@@ -14,7 +14,7 @@ from typing import Any
 
 from offbeat.algorithms import CATALOGUE, find
 from offbeat.algorithms.momentum_approximation import relative_errors
-from offbeat.algorithms.ranges import check_interval
+from offbeat.algorithms.registry import check_interval
 from offbeat.cli import terminal
 from offbeat.cli.options import experiment_options, warn_of_unused_concurrency
 from offbeat.report.build import make_report
@@ -57,13 +57,13 @@ def _describe(name: str) -> dict[str, Any]:
         "paper": entry.paper,
         "protocol": entry.dispatch,
         "weights of stale updates": entry.weights,
-        "staleness limit": entry.limit,
+        "staleness limit": entry.max_staleness,
         "buffer": entry.buffer,
         "rates in theory": entry.theory or _NO_THEORY,
-        "vectors": entry.vectors(),
+        "vectors": entry.cost.vectors(),
         "parameters": {key: each.default for key, each in entry.parameters().items()},
-        "parameters of private runs": dict(entry.private),
-        "parameters of private runs without a clip": dict(entry.bare),
+        "parameters of private runs": dict(entry.private_defaults),
+        "parameters of private runs without a clip": dict(entry.unclipped_defaults),
     }
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from offbeat import draws, trees
-from offbeat.core import AnyAlgorithm, Batch, Batches, Repeats, Task, Visit, wants_whole
+from offbeat.core import AnyAlgorithm, Batch, Batches, Task, Visit, traits_of
 from offbeat.data.population import Indices, Population
 from offbeat.errors import InputError
 from offbeat.nn.problem import GradientFn, Problem, Statistics, TaskGradient
@@ -135,7 +135,7 @@ class SequentialExecutor:
 
     def _one(self, algorithm: AnyAlgorithm, task: Task, start: TaskStart, seed: int) -> TaskResults:
         indices = self._population.indices(task.client, task.visit, seed)
-        whole = self._population.everything(task.client) if wants_whole(algorithm) else []
+        whole = self._population.everything(task.client) if traits_of(algorithm).full_pass else []
         batches = Batches(self._load(indices), self._load(whole))
         problem = self._problem
         own = draws.torch_seed(seed, "module", task.client, task.visit)
@@ -167,7 +167,7 @@ def load_examples(population: Population, places: Tensor, problem: Problem) -> T
 
 def check_module(algorithm: AnyAlgorithm, problem: Problem, population: Population, seed: int) -> None:
     """Refuse a module that cannot do what the algorithm needs."""
-    if isinstance(algorithm, Repeats) and algorithm.repeats:
+    if traits_of(algorithm).repeats_batches:
         places = torch.from_numpy(population.indices(0, 0, seed)[0])
         if not problem.is_deterministic(Batch(load_examples(population, places, problem))):
             name = type(algorithm).__name__
@@ -212,7 +212,7 @@ class TaskDraws(NamedTuple):
         cls, algorithm: AnyAlgorithm, tasks: Sequence[Task], population: Population, seed: int
     ) -> "TaskDraws":
         """What these tasks train on."""
-        whole = wants_whole(algorithm)
+        whole = traits_of(algorithm).full_pass
         return cls(
             [dropout_key(draws.torch_seed(seed, "module", task.client, task.visit)) for task in tasks],
             [population.indices(task.client, task.visit, seed) for task in tasks],

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from offbeat import trees
 from offbeat.aggregate.uploads import clients_read_staleness
-from offbeat.core import AnyAlgorithm, SavedState, Task, Visit, wants_rank
+from offbeat.core import AnyAlgorithm, SavedState, Task, Visit, traits_of
 from offbeat.data.client_store import MemoryBackend, make_client_store
 from offbeat.engines.cuda import Completion, CurrentStream, compute_stream
 from offbeat.engines.engine import ClientUpdates
@@ -37,7 +37,7 @@ class TaskRanks:
     """Counted from 0 as tasks start; where nobody asks, nothing is kept."""
 
     def __init__(self, algorithm: AnyAlgorithm) -> None:
-        self._wanted = wants_rank(algorithm)
+        self._wanted = traits_of(algorithm).reads_rank
         self._known: dict[Task, int] = {}  # tasks in flight or waiting
         self._version = -1  # the newest; tasks start from no other
         self._started = 0  # from it

@@ -42,10 +42,8 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
-from offbeat.core import SavedState
+from offbeat.core import SavedState, Tensor
 from offbeat.errors import InputError, unknown_name
 from offbeat.privacy.accountant import Accountant, PldAccountant, RdpAccountant
 from offbeat.privacy.mechanism import standard_normal
@@ -289,7 +287,7 @@ class _TreeStream:
             used = [_completing_step(step, level) for level in range(step.bit_length()) if step >> level & 1]
             self._marks = {each: self._marks[each] for each in used} | {step: mark}
         level = 0
-        taken = torch.zeros_like(like)
+        taken = like.new_zeros(like.shape)
         while step >> level & 1:  # nodes that the next prefix no longer uses, for a larger one holds them
             taken += self._node(step, level, field, like)
             level += 1

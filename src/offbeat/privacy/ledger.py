@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from offbeat.core import SavedState
 from offbeat.errors import InputError
@@ -68,6 +67,8 @@ class Ledger:
 
     def save(self) -> SavedState:
         """Only those who contributed."""
+        import torch
+
         clients = self._counts.nonzero()[0]
         tensors = {
             "clients": torch.from_numpy(clients),

@@ -30,12 +30,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CTR
-from torch import Tensor
 
+from offbeat.core import Tensor
 from offbeat.errors import InputError, unknown_name
 
 KEY_BYTES = 32
@@ -58,6 +57,8 @@ def subkey(key: bytes, purpose: str) -> bytes:
 
 def fingerprint(key: bytes, leaves: Iterable[Tensor]) -> bytes:
     """What tells these numbers from any others, and nothing about them to who has no key."""
+    import torch
+
     digest = hashlib.blake2b(key=key, digest_size=KEY_BYTES, person=b"mark")
     for leaf in leaves:
         digest.update(f"{leaf.dtype} {tuple(leaf.shape)}".encode())
@@ -67,6 +68,8 @@ def fingerprint(key: bytes, leaves: Iterable[Tensor]) -> bytes:
 
 def standard_normal(key: bytes, numbers: tuple[int, ...], like: Tensor, mark: bytes = b"") -> Tensor:
     """Independent draws of mean 0 and standard deviation 1, in the shape, type and place of `like`."""
+    import torch
+
     count = like.numel()
     pairs = (count + 1) // 2
     packed = struct.pack(f"<{len(numbers)}q", *numbers) + mark

@@ -18,7 +18,7 @@ from offbeat.aggregate.mean import AggregationContext, Aggregator, Mean, PlainSu
 from offbeat.aggregate.private import Private, sampling_rate
 from offbeat.aggregate.secure import Secure
 from offbeat.algorithms import Setting, build, find
-from offbeat.algorithms.fedopt import FedOpt
+from offbeat.algorithms.fedopt import STAMP_SHARE
 from offbeat.algorithms.momentum_approximation import Ridge
 from offbeat.core import AnyAlgorithm
 from offbeat.data.client_store import make_client_store, parse_memory_backend, with_folder
@@ -130,7 +130,7 @@ def parameters_under_noise(experiment: Experiment, aggregate: Aggregator) -> dic
         or chosen
     ):
         return given
-    share = dict(aggregate.shares).get("stamp", FedOpt.shares["stamp"])
+    share = dict(aggregate.shares).get("stamp", STAMP_SHARE)
     scale = 1.0 if aggregate.nominal is None else experiment.buffer / aggregate.nominal
     solver = Ridge.under_noise(aggregate.noise * scale / share, experiment.buffer)
     return given | {"penalty": solver.penalty}

@@ -111,7 +111,7 @@ class Experiment:
             "dispatch": entry.dispatch,
             "buffer": entry.buffer or cls.buffer,
             "weights": entry.weights,
-            "limit": entry.limit,
+            "limit": entry.max_staleness,
             "model": models.default_model(given.get("data", cls.data)),
             "every": max(1, given.get("rounds", cls.rounds) // 20),
         }
@@ -119,7 +119,7 @@ class Experiment:
         private = any(values.get(name, getattr(cls, name)) != getattr(cls, name) for name in _PRIVATE)
         if private:
             bare = values.get("clip") is None
-            chosen = (*entry.private, *entry.bare) if bare else entry.private
+            chosen = (*entry.private_defaults, *entry.unclipped_defaults) if bare else entry.private_defaults
             parameters = dict(chosen) | dict(values.get("parameters", ()))
             values["parameters"] = tuple(sorted(parameters.items()))
             if bare:

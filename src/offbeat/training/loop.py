@@ -19,7 +19,7 @@ from torch import Tensor
 from offbeat import trees
 from offbeat.aggregate.mean import AggregationContext, Aggregator, Mean, PrivacyCost
 from offbeat.algorithms import Setting, build
-from offbeat.core import AnyAlgorithm, Cohort, SavedState, Spans, Task, TwoTrips, Vector, wants_rank
+from offbeat.core import AnyAlgorithm, Cohort, SavedState, Task, Vector, traits_of
 from offbeat.engines.engine import ClientUpdates, Engine, PersistentSession, SecureEncodingSession, Session
 from offbeat.errors import DivergedError, InputError
 from offbeat.nn.problem import Statistics
@@ -76,20 +76,20 @@ def check_fit(
     if not isinstance(weights, Equal) and trees.leaves(algorithm.memory(torch.zeros(1))):
         # sums over what clients keep, such as the mean of control variates, would break
         raise InputError(f"{name} has no staleness weights, since its clients keep memory: use constant.")
-    if isinstance(algorithm, TwoTrips) and algorithm.two_trips:
+    if traits_of(algorithm).two_phases:
         if not isinstance(dispatch, Phases):
             raise InputError(f"{name} asks each cohort twice in a row: use phases dispatch.")
         if rounds % 2:
             raise InputError(
                 f"{name} takes two server steps a round: give an even number of rounds, not {rounds}."
             )
-    if wants_rank(algorithm) and not isinstance(dispatch, RoundRefill):
+    if traits_of(algorithm).reads_rank and not isinstance(dispatch, RoundRefill):
         raise InputError("trailing is defined where tasks are replaced by rounds: use --dispatch rounds.")
-    if isinstance(algorithm, Spans) and algorithm.span is not None:
+    if (span := traits_of(algorithm).span) is not None:
         oldest = min(limit, rounds - 1)
-        if oldest >= algorithm.span:
+        if oldest >= span:
             raise InputError(
-                f"{name} with a span of {algorithm.span} takes updates of a staleness below that, "
+                f"{name} with a span of {span} takes updates of a staleness below that, "
                 f"and here it may reach {oldest:.0f}: lower the staleness limit, or raise the span."
             )
 

@@ -13,7 +13,7 @@ from typing import Any, TypeGuard
 
 from offbeat.aggregate.mean import Aggregator, Mean
 from offbeat.aggregate.private import Private
-from offbeat.core import AnyAlgorithm, Task, wants_rank
+from offbeat.core import AnyAlgorithm, Task, traits_of
 from offbeat.engines.engine import Engine, Session
 from offbeat.errors import InputError
 from offbeat.schedule.dispatch import Dispatch
@@ -48,7 +48,7 @@ def replay(
     """
     if isinstance(aggregate, Private) and aggregate.noise and aggregate.noise_seed is None:
         raise secret_noise_error()
-    if wants_rank(algorithm):
+    if traits_of(algorithm).reads_rank:
         raise InputError(
             "a trace does not tell in which order tasks began, and trailing does ask: run it again."
         )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from offbeat.aggregate.mean import SecureEncoding
-from offbeat.core import AnyAlgorithm, Task, TwoTrips, Vector
+from offbeat.core import AnyAlgorithm, Task, Vector, traits_of
 from offbeat.deploy.monitor.observer import Observer
 from offbeat.deploy.protocol import messages
 from offbeat.deploy.protocol.messages import TaskMessage
@@ -164,7 +164,7 @@ class BroadcastCache:
         if self._encoding is not None:
             return secure_validator(self._encoding, self._newest)
         assert self._algorithm is not None
-        kind = version % 2 if isinstance(self._algorithm, TwoTrips) and self._algorithm.two_trips else 0
+        kind = version % 2 if traits_of(self._algorithm).two_phases else 0
         if kind not in self._validators:
             self._validators[kind] = plain_validator(self._algorithm, *self._model, version)
         return self._validators[kind]

@@ -24,7 +24,7 @@ from offbeat.aggregate.secure import RemoteSecure, Secure
 from offbeat.aggregate.secure import Secure as InSecret
 from offbeat.aggregate.uploads import clients_read_staleness
 from offbeat.algorithms import build
-from offbeat.core import AnyAlgorithm, wants_rank
+from offbeat.core import AnyAlgorithm, traits_of
 from offbeat.data.population import Epochs, Examples, Population, Steps
 from offbeat.deploy.config import CodeConfig, ServeConfig, as_toml_keys
 from offbeat.deploy.helper.client import HttpsHelperConnection
@@ -149,7 +149,7 @@ def check_deployable(name: str, algorithm: AnyAlgorithm) -> None:
             f"clients of {name} read how stale their update is, which nobody knows before it arrives: "
             "use another method, or other parameters."
         )
-    if wants_rank(algorithm):
+    if traits_of(algorithm).reads_rank:
         raise InputError(
             f"clients of {name} with these parameters depend on the order in which tasks begin, "
             "which a site is not told: use other parameters."

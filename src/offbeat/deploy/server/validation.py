@@ -16,7 +16,7 @@ from torch import Tensor
 from offbeat import trees
 from offbeat.aggregate.mean import SecureEncoding
 from offbeat.aggregate.uploads import SecretShares, probe_upload
-from offbeat.core import AnyAlgorithm, Bounded, Task, Vector
+from offbeat.core import AnyAlgorithm, Task, Vector, traits_of
 from offbeat.deploy.keys import SIGNATURE_BYTES
 from offbeat.deploy.protocol.messages import UploadMessage, decode_upload
 from offbeat.deploy.protocol.strict_json import Reason, Rejected, quote
@@ -177,7 +177,7 @@ def plain_validator(
     """For uploads of this algorithm; the version matters for algorithms of `TwoTrips` only."""
     upload = probe_upload(algorithm, x, version)
     tree = (upload, statistics)
-    bounds = dict(algorithm.bounds) if isinstance(algorithm, Bounded) else {}
+    bounds = dict(traits_of(algorithm).bounds)
     structure, fields = trees.structure(tree), _fields(upload)
     _, numbered = trees.unflatten(structure, [torch.tensor(n) for n in range(structure.num_leaves)])
     places = {name: int(place) for name, place in numbered.items()}

@@ -1,0 +1,166 @@
+"""What the catalogue knows of a method, and how it finds the methods.
+
+Each file of this package holds the methods of one paper and, in `METHODS`, their entries by name. A new file
+is found without being listed. Nothing here imports torch, so that methods can be listed without it.
+"""
+
+import inspect
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from importlib import import_module
+from pkgutil import iter_modules
+from types import MappingProxyType
+from typing import Any, Concatenate, NamedTuple
+
+from offbeat.core import AnyAlgorithm
+from offbeat.errors import InputError
+
+log = logging.getLogger(__name__)
+
+
+class Setting(NamedTuple):
+    """The quantities S, K and T of the papers' theorems, which follow from the run."""
+
+    cohort: int  # updates per server step
+    steps: int  # local steps per task
+    rounds: int  # server steps
+
+
+class Cost(NamedTuple):
+    """What one round sends and what is stored, in vectors of the model's size."""
+
+    down: int = 1
+    up: int = 1
+    client: int = 0
+    server: int = 1
+    extra_down: int = 0  # single numbers beside the vectors
+    extra_up: int = 0
+
+    def vectors(self) -> dict[str, int]:
+        """The vectors by name."""
+        return {"down": self.down, "up": self.up, "client": self.client, "server": self.server}
+
+
+@dataclass(frozen=True)
+class Method:
+    """One entry of the catalogue."""
+
+    build: Callable[Concatenate[Setting, ...], AnyAlgorithm]
+    summary: str
+    paper: str
+    dispatch: str  # of the paper's protocol
+    cost: Cost = Cost()
+    weights: str = "constant"  # of stale updates, unless the user says otherwise
+    buffer: int | None = None  # of the paper's protocol, where it fixes one
+    max_staleness: int | None = None  # in the paper's protocol
+    theory: str = ""  # the rates that the paper's theorem asks for
+    private_defaults: tuple[
+        tuple[str, bool | float | str], ...
+    ] = ()  # parameters of private runs, unless given
+    unclipped_defaults: tuple[
+        tuple[str, bool | float | str], ...
+    ] = ()  # of private runs without a clip as well
+    former_name: str = ""  # which files of earlier versions may hold
+
+    def parameters(self) -> Mapping[str, inspect.Parameter]:
+        """The hyperparameters, with their defaults."""
+        every = inspect.signature(self.build).parameters
+        return {name: p for name, p in every.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def discover(package: str, path: list[str]) -> Mapping[str, Method]:
+    """The methods of all modules of a package, by name."""
+    found: dict[str, Method] = {}
+    for module in iter_modules(path):
+        methods = getattr(import_module(f"{package}.{module.name}"), "METHODS", {})
+        if twice := found.keys() & methods.keys():
+            raise ImportError(f"two files of {package} define the method {min(twice)}")
+        found |= methods
+    return MappingProxyType(dict(sorted(found.items())))
+
+
+def constructor(
+    method: Callable[..., AnyAlgorithm], hidden: tuple[str, ...] = (), **defaults: Any
+) -> Callable[Concatenate[Setting, ...], AnyAlgorithm]:
+    """The `Method.build` of a method whose hyperparameters are its fields, with these defaults."""
+
+    def build(setting: Setting, **given: Any) -> AnyAlgorithm:
+        return method(**defaults | given)
+
+    own = [p for name, p in inspect.signature(method).parameters.items() if name not in hidden]
+    keywords = [
+        p.replace(kind=inspect.Parameter.KEYWORD_ONLY, default=defaults.get(p.name, p.default)) for p in own
+    ]
+    first = inspect.Parameter("setting", inspect.Parameter.POSITIONAL_ONLY)
+    build.__signature__ = inspect.Signature([first, *keywords])  # type: ignore[attr-defined]
+    return build
+
+
+def tuned_constructor(
+    tuned: Callable[..., AnyAlgorithm],
+) -> Callable[Concatenate[Setting, ...], AnyAlgorithm]:
+    """The `Method.build` of a method whose rates follow from S, K and T unless they are given."""
+
+    def build(
+        setting: Setting,
+        *,
+        local_lr: float | None = None,
+        server_lr: float | None = None,
+        beta: float | None = None,
+        lazy: bool = False,
+    ) -> AnyAlgorithm:
+        method = tuned(*setting, beta=beta)
+        given = {"local_lr": local_lr, "server_lr": server_lr, "beta": beta, "lazy": lazy}
+        return replace(method, **{name: value for name, value in given.items() if value is not None})  # type: ignore[type-var]
+
+    return build
+
+
+RANGES: Mapping[str, str] = MappingProxyType(
+    {
+        "local_lr": "[0, inf)",
+        "server_lr": "[0, inf)",
+        "alpha": "(0, 1]",
+        "beta": "[0, 1]",
+        "bound": "(0, inf)",
+        "c": "(0, inf)",
+        "eps": "[0, inf)",
+        "floor": "[0, inf)",
+        "lower": "(-inf, inf)",
+        "rho": "[0, inf)",
+        "start": "[0, 1]",
+        "steps": "[1, inf)",
+        "threshold": "[0, inf]",
+    }
+)
+
+
+def check_ranges(method: Any, **ranges: str) -> None:
+    """Refuse hyperparameters outside these intervals, or else outside those of their roles (`RANGES`)."""
+    intervals = {**RANGES, **ranges}
+    for field in fields(method):
+        if field.name in intervals:
+            name = f"{field.name} of {type(method).__name__}"
+            check_interval(name, getattr(method, field.name), intervals[field.name])
+
+
+def check_interval(name: str, value: float, interval: str) -> None:
+    """Refuse a number outside an interval such as (0, 1]."""
+    low, high = (float(end) for end in interval[1:-1].split(","))
+    above = value > low if interval[0] == "(" else value >= low
+    below = value < high if interval[-1] == ")" else value <= high
+    if not (above and below) or math.isnan(value):
+        raise InputError(f"the {name} must lie in {interval}, not be {value}.")
+
+
+def cap_beta(method: str, beta: float) -> float:
+    """A theorem's beta, which weighs the new gradient; above 1 it is capped, with a warning."""
+    if beta > 1:
+        log.warning(
+            "the theorem's beta for %s is %.3g, above 1: it is taken as 1; more rounds lower it.",
+            method,
+            beta,
+        )
+    return min(1.0, beta)

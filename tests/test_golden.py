@@ -346,6 +346,8 @@ def tidy(value: object) -> str:
     text = re.sub(r" at 0x[0-9a-f]+", "", str(value))
     text = re.sub(r"\b(?:[a-z_][a-z_0-9]*\.)+(?=[A-Za-z_])", "", text)
     text = re.sub(r"ndarray\[(?:tuple\[\w+, \.\.\.\]|Any), dtype\[(\w+)\]\]", r"NDArray[\1]", text)
+    text = re.sub(r"ForwardRef\('(\w+)'[^)]*\)", r"\1", text)  # of torch, which is imported late
+    text = re.sub(r"Union\[(\w+), (\w+(?:\[\(\)\])?)\]", r"\1 | \2", text)
     text = re.sub(r"Optional\[(\w+)\]", r"\1 | None", text)
     return re.sub(r"[~+](?=[A-Z])", "", text)  # of type variables
 

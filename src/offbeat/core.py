@@ -10,7 +10,7 @@ Torch is imported where tensors are made, so that names and schedules are there 
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ForwardRef, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 from offbeat import trees
 from offbeat.errors import InputError
@@ -19,7 +19,7 @@ from offbeat.trees import Tree
 if TYPE_CHECKING:
     from torch import Tensor as Tensor
 else:
-    Tensor = Any
+    Tensor = ForwardRef("Tensor", module="torch")  # torch takes a second to import
 
 Vector: TypeAlias = Tensor  # (d,)
 

@@ -249,5 +249,5 @@ def test_running_statistics_that_may_be_below_zero_are_let_in() -> None:
 
 
 def test_norms_are_told_of_what_has_no_bound() -> None:
-    assert set(intake().norms(good()).fields) == set(Upload._fields) - set(METHOD.bounds)
+    assert set(intake().norms(good()).fields) == set(Upload._fields) - set(traits_of(METHOD).bounds)
     assert intake().norms(good(norm=3e38)).fields == intake().norms(good()).fields

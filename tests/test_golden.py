@@ -99,7 +99,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "dispatch-phases": {"algorithm": "mime"},
     "dispatch-poisson": {"algorithm": "fedbuff", "dispatch": "poisson"},
     "dispatch-queues": {"algorithm": "fedavg", "dispatch": "queues"},
-    "dispatch-rounds": {"algorithm": "fedbuff", "dispatch": "rounds"},
+    "dispatch-rounds": {"algorithm": "fedbuff", "dispatch": "round-refill"},
     "dispatch-synchronous": {"algorithm": "fadas", "dispatch": "synchronous"},
     "availability-dropout": {
         "algorithm": "fedbuff",

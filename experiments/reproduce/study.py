@@ -30,6 +30,7 @@ class Cell:
         """The same for runs that should come out the same."""
         settings = {n: value for n, value in self.experiment.settings().items() if n not in _PLACE}
         settings["amplified"] = settings.pop("simulate_amplification")  # its name when records began
+        settings["dispatch"] = settings["dispatch"].replace("round-refill", "rounds")  # likewise
         return json.dumps([settings, self.scale, self.tested, self.writers], sort_keys=True)
 
     @property

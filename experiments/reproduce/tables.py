@@ -170,7 +170,7 @@ def _delays(claimed: str, cells: tuple[Cell, ...], found: Mapping[str, Curve]) -
     seen = {
         found[cell.key].worst
         for cell in cells
-        if cell.key in found and cell.scale == 1 and cell.experiment.dispatch == "rounds"
+        if cell.key in found and cell.scale == 1 and cell.experiment.dispatch == "round-refill"
         if found[cell.key].failure is None
     }
     texts = "; ".join(sorted(f"{one[0]:g} / {one[1]:.2f} / {one[2]:.1f}" for one in seen if one is not None))

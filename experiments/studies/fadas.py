@@ -93,7 +93,7 @@ def cell(row: str, alpha: float, rates: Rates, setting: dict[str, Any], **more: 
             "algorithm": method,
             "parameters": rates,
             "partition": f"dirichlet:{alpha:g}",
-            "dispatch": "synchronous" if method in ("fedavg", "fedams") else "rounds",
+            "dispatch": "synchronous" if method in ("fedavg", "fedams") else "round-refill",
             "weights": "polynomial:0.5" if method == "fedasync" else "constant",
             "seed": SEED,
         }

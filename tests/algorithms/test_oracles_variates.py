@@ -14,7 +14,7 @@ from oracles.defedavg import defedavg
 from oracles.dude import dude, dude_states
 from oracles.fafed import fafed
 from oracles.fedavg import fedavg
-from oracles.fedavg_m import fedavg_m, fedavg_m_vr
+from oracles.fedcm import fedcm, fedcm_vr
 from oracles.fedsps import fedsps
 from oracles.least_squares import LeastSquares
 from oracles.lines import Fading, Parabola, Slope
@@ -120,8 +120,8 @@ ANY_TRACE: dict[str, tuple[Oracle, dict[str, float]]] = {
     "scaffold_m": (scaffold_m, RATES),
     "scaffold_m mean": (scaffold_m_mean, RATES),
     "scaffold_m_vr": (scaffold_m_vr, RATES),
-    "fedavg_m": (fedavg_m, RATES),
-    "fedavg_m_vr": (fedavg_m_vr, RATES),
+    "fedcm": (fedcm, RATES),
+    "fedcm_vr": (fedcm_vr, RATES),
     "ca2fl": (ca2fl, {"local_lr": 0.05}),
     "dude": (dude, {"local_lr": 0.05, "server_lr": 0.1}),
     "defedavg": (defedavg, {"local_lr": 0.05}),
@@ -338,7 +338,7 @@ def test_with_beta_1_and_variates_from_zero_the_family_is_scaffold_option_2(
 @pytest.mark.parametrize("trace", [PROMPT, LATE])
 @pytest.mark.parametrize(
     ("plain", "reduced"),
-    [(padamfed, padamfed_vr), (scaffold_m, scaffold_m_vr), (fedavg_m, fedavg_m_vr)],
+    [(padamfed, padamfed_vr), (scaffold_m, scaffold_m_vr), (fedcm, fedcm_vr)],
 )
 def test_variance_reduction_does_nothing_without_memory(plain: Oracle, reduced: Oracle, trace: Trace) -> None:
     problem, memoryless = least_squares(), RATES | {"beta": 1.0}
@@ -350,7 +350,7 @@ def test_variance_reduction_does_nothing_without_memory(plain: Oracle, reduced: 
 @pytest.mark.parametrize(
     ("oracle", "unit", "left"),
     [
-        (fedavg_m_vr, False, 0.7),
+        (fedcm_vr, False, 0.7),
         (scaffold_m_vr, False, 0.7),
         (scaffold_m_vr_mean, False, 0.0),
         (padamfed_vr, True, 0.0),
@@ -411,8 +411,8 @@ def test_a_form_that_does_not_exist_is_refused(oracle: Oracle, bad: dict[str, ob
         oracle(least_squares(), CLIENTS, X0, PROMPT, **known, **bad)
 
 
-@pytest.mark.parametrize("oracle", [fedavg_m, fedavg_m_vr])
-def test_fedavg_m_without_memory_is_fedavg_and_on_a_line_fills_its_momentum_from_zero(
+@pytest.mark.parametrize("oracle", [fedcm, fedcm_vr])
+def test_fedcm_without_memory_is_fedavg_and_on_a_line_fills_its_momentum_from_zero(
     oracle: Oracle,
 ) -> None:
     problem = least_squares(3)
@@ -423,9 +423,9 @@ def test_fedavg_m_without_memory_is_fedavg_and_on_a_line_fills_its_momentum_from
 
 
 @pytest.mark.parametrize("reduced", [False, True])
-def test_a_late_task_of_fedavg_m_has_the_momentum_of_its_version(reduced: bool) -> None:
+def test_a_late_task_of_fedcm_has_the_momentum_of_its_version(reduced: bool) -> None:
     problem, beta = least_squares(), RATES["beta"]
-    models = (fedavg_m_vr if reduced else fedavg_m)(problem, CLIENTS, X0, LATE, **RATES)
+    models = (fedcm_vr if reduced else fedcm)(problem, CLIENTS, X0, LATE, **RATES)
     momenta = [0 * X0, *((x - after) / RATES["server_lr"] for x, after in pairwise(models))]
     for t, step in enumerate(LATE):
         directions = []

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from offbeat.algorithms import CATALOGUE, find
+from offbeat.algorithms import CATALOGUE, current_name, find
 from offbeat.algorithms.registry import check_ranges, discover
 from offbeat.algorithms.scaffold import Scaffold
 from offbeat.core import Traits, traits_of
 from offbeat.errors import InputError
+from offbeat.training.settings_file import renamed
 from oracles.cases import load_cases
 
 
@@ -72,6 +73,18 @@ def test_two_files_do_not_define_one_method(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ImportError, match="two files of doubled define the method same"):
         discover("doubled", [str(package)])
+
+
+@pytest.mark.parametrize(("former", "now"), [("fedavg-m", "fedcm"), ("fedavg-m-vr", "fedcm-vr")])
+def test_a_former_name_is_answered_with_the_one_of_now_and_read_from_files(former: str, now: str) -> None:
+    with pytest.raises(InputError, match=f"the algorithm '{former}' is now called '{now}': use that name"):
+        find(former)
+    assert current_name(former) == now
+    assert current_name("fedbuff") == "fedbuff"
+    assert renamed({"algorithm": former, "dispatch": "rounds"}) == {
+        "algorithm": now,
+        "dispatch": "round-refill",
+    }
 
 
 def test_an_unknown_method_is_answered_with_near_ones() -> None:

@@ -58,7 +58,7 @@ DISPATCH = {
     "asynchronous before": Asynchronous(5, eager=True),
     "asynchronous after": Asynchronous(5, eager=False),
     "asynchronous everybody": Asynchronous(8, eager=True),
-    "rounds": RoundRefill(5),
+    "round-refill": RoundRefill(5),
     "poisson": Poisson(0.4),
     "queues": Queues(6),
     "phases": Phases(3),

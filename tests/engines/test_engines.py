@@ -164,7 +164,7 @@ def test_an_error_in_the_users_module_is_not_hidden() -> None:
             play(METHODS["fedavg"], kind(world.problem, world.population), Asynchronous(5))
 
 
-@pytest.mark.parametrize("method", ["padamfed-vr", "scaffold-m-vr", "fedavg-m-vr", "mime", "fafed"])
+@pytest.mark.parametrize("method", ["padamfed-vr", "scaffold-m-vr", "fedcm-vr", "mime", "fafed"])
 @pytest.mark.parametrize("kind", [Sequential, Vectorised])
 def test_methods_with_two_gradients_a_minibatch_refuse_a_module_that_draws(
     kind: type[Sequential] | type[Vectorised], method: str

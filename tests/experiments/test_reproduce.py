@@ -115,7 +115,7 @@ def test_the_schedule_of_table_2_has_the_delays_that_the_paper_prints(quick: boo
     schedules = {
         (e.clients, e.concurrency, e.buffer, e.delays, e.seed, e.rounds)
         for e in (one.experiment for one in version.cells if one.scale == 1)
-        if e.dispatch == "rounds"
+        if e.dispatch == "round-refill"
     }
     ((clients, _, buffer, delays, seed, rounds),) = schedules
     dispatch = build_dispatch(version.cells[0].experiment)
@@ -226,11 +226,11 @@ def test_a_table_has_claimed_beside_measured_and_says_what_came_out() -> None:
 
 
 def test_published_delays_stand_beside_those_of_the_runs() -> None:
-    one = Cell("a", "c", replace(QUICK, dispatch="rounds"))
+    one = Cell("a", "c", replace(QUICK, dispatch="round-refill"))
     seen = curve(0.5)._replace(worst=(127, 10.89, 6.0))
     note = Best(LastModel(), {}, delays="1 / 2 / 3")((one,), {one.key: seen}).notes[-1]
     assert note.endswith("claimed 1 / 2 / 3, measured 127 / 10.89 / 6.0.")
-    short = Cell("b", "c", replace(QUICK, dispatch="rounds", seed=5))
+    short = Cell("b", "c", replace(QUICK, dispatch="round-refill", seed=5))
     both = {one.key: seen, short.key: curve(failure="it diverged")._replace(worst=(6, 3.4, 3.5))}
     assert Best(LastModel(), {}, delays="1 / 2 / 3")((one, short), both).notes[-1] == note
     assert Best(LastModel(), {}, delays="1 / 2 / 3")((one,), {}).notes[-1].endswith("measured not yet.")

@@ -38,5 +38,5 @@ def defedavg(
 
 CASES = {
     "defedavg": Case("defedavg", RATES, defedavg, RATES),
-    "defedavg-iid": Case("defedavg-iid", RATES, defedavg, RATES, only=frozenset({"rounds"})),
+    "defedavg-iid": Case("defedavg-iid", RATES, defedavg, RATES, only=frozenset({"round-refill"})),
 }

@@ -14,6 +14,7 @@ from offbeat.schedule.dispatch import (
     Poisson,
     RoundRefill,
     Synchronous,
+    current_name,
     parse_dispatch,
 )
 from offbeat.schedule.rng import FadasScriptRng, KeyedRng
@@ -84,7 +85,7 @@ def test_a_seed_of_too_many_bits_is_one_sentence(seed: int) -> None:
         ("synchronous", {}, Synchronous(5)),
         ("asynchronous", {}, Asynchronous(20)),
         ("asynchronous", {"hand_out": "after"}, Asynchronous(20, eager=False)),
-        ("rounds", {}, RoundRefill(20)),
+        ("round-refill", {}, RoundRefill(20)),
         ("poisson", {}, Poisson(0.2)),
         ("poisson", {"rate": 0.5}, Poisson(0.5)),
     ],
@@ -102,9 +103,9 @@ def test_a_synchronous_cohort_may_be_smaller_than_a_concurrency_that_it_does_not
     [
         (("asynchron", 20, 5, 100), {}, "did you mean asynchronous"),
         (("asynchronous", 20, 21, 100), {}, "buffer of 21 exceeds the concurrency of 20"),
-        (("rounds", 20, 21, 100), {}, "buffer of 21 exceeds the concurrency of 20"),
+        (("round-refill", 20, 21, 100), {}, "buffer of 21 exceeds the concurrency of 20"),
         (("asynchronous", 20, 5, 10), {}, "concurrency of 20 exceeds the 10 clients"),
-        (("rounds", 20, 5, 10), {}, "concurrency of 20 exceeds the 10 clients"),
+        (("round-refill", 20, 5, 10), {}, "concurrency of 20 exceeds the 10 clients"),
         (("poisson", 20, 5, 10), {}, "concurrency of 20"),
         (("synchronous", 20, 11, 10), {}, "buffer of 11 exceeds the 10 clients"),
         (("poisson", 5, 11, 10), {}, "buffer of 11 exceeds the 10 clients"),
@@ -121,3 +122,10 @@ def test_what_cannot_work_is_one_sentence(
 ) -> None:
     with pytest.raises(InputError, match=complaint):
         parse_dispatch(*arguments, **options)
+
+
+def test_a_former_name_is_answered_with_the_one_of_now() -> None:
+    with pytest.raises(InputError, match="the dispatch 'rounds' is now called 'round-refill': use that name"):
+        parse_dispatch("rounds", 20, 5, 100)
+    assert current_name("rounds") == "round-refill"
+    assert current_name("poisson") == "poisson"

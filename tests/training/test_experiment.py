@@ -22,7 +22,9 @@ def test_every_method_comes_with_its_own_protocol(name):
 
 
 def test_what_was_given_wins_over_the_protocol():
-    experiment = Experiment.of(algorithm="fedavg", dispatch="rounds", buffer=4, every=7, model="logistic")
+    experiment = Experiment.of(
+        algorithm="fedavg", dispatch="round-refill", buffer=4, every=7, model="logistic"
+    )
     assert (experiment.dispatch, experiment.buffer, experiment.every, experiment.model) == (
         "rounds",
         4,

@@ -2,7 +2,7 @@
 
 The server walks along the mean of all clients' latest gradients, of which an arrival replaces
 one. One pass over all clients fills them. The paper has one gradient per task, a buffer of 1 and
-everybody always at work (`--local-steps 1 --dispatch rounds`, concurrency = clients); with K local
+everybody always at work (`--local-steps 1 --dispatch round-refill`, concurrency = clients); with K local
 steps a client's gradient is the mean along its local path, (start - end) / (lr K). The paper
 keeps the table at the server; here each client keeps its own and sends the change.
 Reconstructed from the literature, not confirmed against the paper's own listing.
@@ -73,7 +73,7 @@ METHODS = {
         constructor(DuDe, local_lr=0.05, server_lr=0.1),
         "the mean of everybody's latest gradient",
         "arXiv 2405.16966",
-        "rounds",
+        "round-refill",
         Cost(client=1, server=2),
     ),
 }

@@ -1,4 +1,4 @@
-"""FedAvg-M (Cheng et al., ICLR 2024), which is FedCM (Xu et al. 2021): momentum inside local steps.
+"""FedCM (Xu et al. 2021), also called FedAvg-M (Cheng et al., ICLR 2024): momentum inside local steps.
 
 Local steps go along u = beta gradient + (1 - beta) g, in the VR form along
 u = gradient(y) + (1 - beta) (g - gradient(x_before)) with both gradients on the same minibatch. g is the
@@ -111,18 +111,20 @@ class FedCMVR:
 
 
 METHODS = {
-    "fedavg-m": Method(
+    "fedcm": Method(
         constructor(FedCM, local_lr=0.1, server_lr=1.0, beta=0.1),
-        "momentum inside local steps (FedCM)",
+        "momentum inside local steps (FedAvg-M)",
         "ICLR 2024; arXiv 2106.10874",
         "synchronous",
         Cost(down=2, server=2),
+        former_name="fedavg-m",
     ),
-    "fedavg-m-vr": Method(
+    "fedcm-vr": Method(
         constructor(FedCMVR, local_lr=0.1, server_lr=1.0, beta=0.1),
         "the same with variance reduction",
         "ICLR 2024",
         "synchronous",
         Cost(down=3, server=3),
+        former_name="fedavg-m-vr",
     ),
 }

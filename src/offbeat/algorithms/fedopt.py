@@ -376,7 +376,7 @@ METHODS = {
         fedavg,
         "the same, the new model going back to those who reported",
         "arXiv 2402.11198",
-        "rounds",
+        "round-refill",
         theory="local x server <= 1/(4 K L tau)",
     ),
     "fedadagrad": Method(

@@ -8,7 +8,8 @@ from offbeat.errors import InputError, unknown_name
 from offbeat.schedule.pool import AnyClientPool, ClientPool, IdleClientPool, RepeatedCohortPool
 from offbeat.schedule.rng import FadasScriptRng, KeyedRng, Rng
 
-DISPATCH_NAMES = ("synchronous", "asynchronous", "rounds", "poisson", "phases", "queues")
+DISPATCH_NAMES = ("synchronous", "asynchronous", "round-refill", "poisson", "phases", "queues")
+_FORMER_NAMES = {"rounds": "round-refill"}
 
 
 class DispatchEvent(Enum):
@@ -202,6 +203,11 @@ def _check_concurrency(name: str, value: int, buffer: int, population: int) -> N
         raise InputError(f"the buffer of {buffer} exceeds the {name} of {value}: make it at most {value}.")
 
 
+def current_name(name: str) -> str:
+    """The name that a dispatch has now; files of earlier versions may hold its former one."""
+    return _FORMER_NAMES.get(name, name)
+
+
 def parse_dispatch(
     name: str,
     concurrency: int,
@@ -218,7 +224,7 @@ def parse_dispatch(
         rule = Synchronous(buffer)
     elif name == "asynchronous":
         rule = Asynchronous(concurrency, eager=hand_out == "before")
-    elif name == "rounds":
+    elif name == "round-refill":
         rule = RoundRefill(concurrency)
     elif name == "poisson":
         if rate is None and not 1 <= concurrency <= population:
@@ -230,6 +236,8 @@ def parse_dispatch(
         rule = Phases(buffer)
     elif name == "queues":
         rule = Queues(concurrency)
+    elif name in _FORMER_NAMES:
+        raise InputError(f"the dispatch '{name}' is now called '{_FORMER_NAMES[name]}': use that name.")
     else:
         raise unknown_name("dispatch", name, DISPATCH_NAMES)
     rule.check(buffer, population)

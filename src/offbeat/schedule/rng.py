@@ -153,7 +153,9 @@ class FadasScriptRng:
 
     def __init__(self, seed: int) -> None:
         if not 0 <= seed < 2**32:
-            raise InputError(f"the seed {seed} is out of range for rounds: give one from 0 to {2**32 - 1}.")
+            raise InputError(
+                f"the seed {seed} is out of range for round-refill dispatch: give one from 0 to {2**32 - 1}."
+            )
         self.seed = seed
         self._python = random.Random(seed)
         self._numpy = np.random.RandomState(seed)

@@ -84,7 +84,9 @@ def check_fit(
                 f"{name} takes two server steps a round: give an even number of rounds, not {rounds}."
             )
     if traits_of(algorithm).reads_rank and not isinstance(dispatch, RoundRefill):
-        raise InputError("trailing is defined where tasks are replaced by rounds: use --dispatch rounds.")
+        raise InputError(
+            "trailing is defined where tasks are replaced round by round: use --dispatch round-refill."
+        )
     if (span := traits_of(algorithm).span) is not None:
         oldest = min(limit, rounds - 1)
         if oldest >= span:

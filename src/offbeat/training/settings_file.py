@@ -9,7 +9,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from offbeat import algorithms
 from offbeat.errors import InputError
+from offbeat.schedule import dispatch
 
 FORMAT = 1  # of a run's folder; a folder that says nothing is of the first
 _WHERE = ("--workers", "--ray-address")  # where it is computed, which may change on the way
@@ -44,10 +46,14 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def renamed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """With today's names: `amplified` became `simulate_amplification`, for it never was a guarantee."""
+    """With today's names of settings, methods and dispatches; `amplified` never was a guarantee."""
     kept = dict(settings)
     if "amplified" in kept:
         kept.setdefault("simulate_amplification", kept.pop("amplified"))
+    if isinstance(kept.get("algorithm"), str):
+        kept["algorithm"] = algorithms.current_name(kept["algorithm"])
+    if isinstance(kept.get("dispatch"), str):
+        kept["dispatch"] = dispatch.current_name(kept["dispatch"])
     return kept
 
 

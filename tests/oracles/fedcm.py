@@ -13,7 +13,7 @@ from oracles.cases import MOMENTUM, Case
 from oracles.replay import Problem, Step, Vector, begin
 
 
-def fedavg_m(
+def fedcm(
     problem: Problem,
     population: int,
     x0: npt.ArrayLike,
@@ -40,7 +40,7 @@ def fedavg_m(
     return models
 
 
-def fedavg_m_vr(
+def fedcm_vr(
     problem: Problem,
     population: int,
     x0: npt.ArrayLike,
@@ -70,6 +70,6 @@ def fedavg_m_vr(
 
 
 CASES = {
-    "fedavg-m": Case("fedavg-m", MOMENTUM, fedavg_m, MOMENTUM),
-    "fedavg-m-vr": Case("fedavg-m-vr", MOMENTUM, fedavg_m_vr, MOMENTUM),
+    "fedcm": Case("fedcm", MOMENTUM, fedcm, MOMENTUM),
+    "fedcm-vr": Case("fedcm-vr", MOMENTUM, fedcm_vr, MOMENTUM),
 }

@@ -32,6 +32,7 @@ def test_links_of_a_notebook_lead_somewhere(path: Path) -> None:
     assert [link for link in links if not (path.parent / link).exists()] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 # What Jupyter's own client warns of is not ours to mend.
 @pytest.mark.filterwarnings("default")

@@ -126,6 +126,7 @@ def test_in_a_long_task_a_client_that_has_fitted_its_data_takes_shorter_steps(
     assert float(upload.descent.norm()) == pytest.approx(fourth)
 
 
+@pytest.mark.slow
 def test_long_tasks_follow_their_oracle_too(monkeypatch: pytest.MonkeyPatch) -> None:
     short = []
 
@@ -260,6 +261,7 @@ def test_a_buffer_that_is_too_small_to_tell_waits_for_the_next(steps: int) -> No
     assert max(units(method, x, back_and_forth)) == pytest.approx(0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spread", [0.0, 0.7])
 @pytest.mark.parametrize("late", [0, 2])
 @pytest.mark.parametrize("steps", [10, 30])

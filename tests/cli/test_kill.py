@@ -21,6 +21,8 @@ import torch
 from offbeat.cli import main
 from offbeat.training import checkpoint
 
+pytestmark = pytest.mark.slow
+
 KILLS = 12  # for each method
 PART = ".state.safetensors.part"  # where a checkpoint is before it is whole
 SMALL = shlex.split(

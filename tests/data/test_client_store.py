@@ -274,6 +274,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
 
+@pytest.mark.slow
 def test_resident_memory_does_not_grow_with_the_number_of_clients(tmp_path: Path) -> None:
     peaks = []
     for clients in (10, 400):  # of 256 KiB each: 2.5 and 100 MiB

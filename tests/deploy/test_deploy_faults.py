@@ -22,6 +22,8 @@ from offbeat.deploy.protocol.transport import Reply, TransportError
 from offbeat.deploy.server.journal import Journal
 from offbeat.training.folder import RunFolder
 
+pytestmark = pytest.mark.slow
+
 CAMPAIGNS = 20
 FAULTS = 500  # at least so many in all
 DEADLINE = 20.0

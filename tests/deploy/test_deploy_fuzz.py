@@ -280,6 +280,7 @@ def accept() -> None:
     assert all(torch.equal(one, other) for one, other in zip(leaves, LEAVES, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("little_room")
 def test_ten_thousand_malformed_uploads_are_rejected_and_nothing_of_a_claimed_size_is_allocated() -> None:
     with pytest.raises(RuntimeError, match="memory"):

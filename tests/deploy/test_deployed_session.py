@@ -680,6 +680,7 @@ class Parrots:
         return Reply(number, node, messages.encode_message(upload), bytes(byte_size(self._upload)), None)
 
 
+@pytest.mark.slow
 def test_memory_stays_flat_over_two_thousand_updates(place: Path) -> None:
     """What the last part of the run allocates is let go again: an upload has 8 KB, and 600 come in it."""
     run = Deployment(place, "fedbuff", rounds=100, buffer=20, clients=40, dispatch=Asynchronous(40))

@@ -29,6 +29,8 @@ from offbeat.training import checkpoint
 from offbeat.training.runner import run_experiment
 from oracle_replay import Settings, oracle_replay
 
+pytestmark = pytest.mark.slow
+
 FAULTS = Path(__file__).parent.parent.parent / "experiments" / "faults"
 LIMIT = 400.0  # seconds for a run, which takes a quarter of that on two idle cores
 SITES = ("north", "south", "east")

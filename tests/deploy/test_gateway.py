@@ -456,6 +456,7 @@ def test_a_connection_that_says_nothing_is_ended(world: World) -> None:
     assert world.tally.counts == {}
 
 
+@pytest.mark.slow
 def test_an_answer_that_is_not_read_is_given_up(world: World, upstream: Upstream) -> None:
     upstream.answer = bytes(2**25)
     with socket.create_connection(("127.0.0.1", world.port), timeout=10) as line:

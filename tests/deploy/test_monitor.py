@@ -7,6 +7,7 @@ import tracemalloc
 from pathlib import Path
 from threading import Event, Thread
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -203,6 +204,7 @@ def tell_all(watch: Monitor, clock: Clock, start: int, count: int) -> None:
         watch.left(n, n % 4)
 
 
+@pytest.mark.slow
 def test_memory_stays_flat_over_20000_events() -> None:
     clock = Clock()
     tracemalloc.start()

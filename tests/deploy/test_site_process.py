@@ -132,6 +132,7 @@ def test_it_serves_and_goes_with_whoever_started_it(tmp_path: Path) -> None:
         assert site.process.wait(10) == 0
 
 
+@pytest.mark.slow
 def test_work_that_hangs_or_dies_is_one_sentence_and_the_next_resident_goes_on(tmp_path: Path) -> None:
     with resident(tmp_path) as site:
         identity = site.said["site"]

@@ -202,6 +202,7 @@ def test_an_honest_unit_step_in_low_precision_is_within_the_bound(dtype: torch.d
     plain_validator(METHOD, x, {}).check([total / 10, x])
 
 
+@pytest.mark.slow
 def test_a_long_model_has_more_room_for_what_a_norm_in_single_precision_leaves_out() -> None:
     """11 million equal numbers in float32, added up by one thread, came to a norm 0.8 % too small."""
     size = 11_000_000

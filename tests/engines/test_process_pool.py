@@ -76,6 +76,7 @@ def test_workers_give_the_sequential_trajectory_and_repeat_it_to_the_bit(
     identical(first, second)
 
 
+@pytest.mark.slow
 def test_workers_that_are_killed_again_and_again_change_nothing(lasting: tuple[World, Lasting]) -> None:
     _, engine = lasting
     engine.ahead = 0
@@ -103,6 +104,7 @@ def forks(crew: ProcessPool) -> list[int]:
     return [int(word) for word in Path(f"/proc/{nursery}/task/{nursery}/children").read_text().split()]
 
 
+@pytest.mark.slow
 def test_a_nursery_that_is_killed_changes_nothing(lasting: tuple[World, Lasting]) -> None:
     _, engine = lasting
     whole = play(METHODS["fedavg"], engine, Asynchronous(5))
@@ -113,6 +115,7 @@ def test_a_nursery_that_is_killed_changes_nothing(lasting: tuple[World, Lasting]
     assert engine.crew._nursery._process.pid != nursery.pid
 
 
+@pytest.mark.slow
 def test_vmap_inside_workers_is_the_same_but_for_rounding() -> None:
     world = make_world(work=Epochs(2, 4))
     engine = Workers(world.problem, world.population, DELAYS, workers=2, how=Vmap())
@@ -237,6 +240,7 @@ for shot in run:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_no_process_outlives_the_one_that_started_it(number: int) -> None:
@@ -264,6 +268,7 @@ def alive(process: int) -> bool:
     return state != "Z"
 
 
+@pytest.mark.slow
 def test_the_command_line_runs_workers_and_says_so(tmp_path: Path) -> None:
     words = "run fedavg --clients 12 --buffer 3 --rounds 2 --local-steps 1 --engine workers --workers 2"
     assert main([*words.split(), "--out", str(tmp_path / "run")]) == 0

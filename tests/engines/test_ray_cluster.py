@@ -42,6 +42,7 @@ def lasting(cluster: None) -> Iterator[Lasting]:
     crew.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_cluster_gives_the_sequential_trajectory_and_repeats_it_to_the_bit(
     method: str, lasting: Lasting
@@ -53,6 +54,7 @@ def test_a_cluster_gives_the_sequential_trajectory_and_repeats_it_to_the_bit(
     identical(first, second)
 
 
+@pytest.mark.slow
 def test_workers_that_are_killed_again_and_again_change_nothing(lasting: Lasting) -> None:
     lasting.ahead = 0
     whole = play(METHODS["adamasfl"], lasting, Asynchronous(5))
@@ -77,6 +79,7 @@ def kill(process: int) -> None:
     os.kill(process, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_run_leaves_a_cluster_that_it_did_not_start(cluster: None) -> None:
     world = make_world()
     engine = RayCluster(world.problem, world.population, workers=1)
@@ -84,6 +87,7 @@ def test_a_run_leaves_a_cluster_that_it_did_not_start(cluster: None) -> None:
     assert ray.is_initialized()
 
 
+@pytest.mark.slow
 def test_more_workers_than_there_is_room_for_are_refused(cluster: None) -> None:
     world = make_world()
     for asked, gpus, said in ((100, 0.0, "a core each, not for 100"), (None, 1.0, "1 GPU and a core each")):
@@ -92,6 +96,7 @@ def test_more_workers_than_there_is_room_for_are_refused(cluster: None) -> None:
             play(METHODS["fedavg"], engine, Asynchronous(5))
 
 
+@pytest.mark.slow
 def test_a_cluster_that_runs_answers(cluster: None) -> None:
     ray_cluster.check_cluster(ray.get_runtime_context().gcs_address)
 
@@ -175,6 +180,7 @@ def test_a_process_of_rays_that_dies_slowly_is_no_warning_of_ours() -> None:
         ray_cluster.disconnect(Closing("unclosed socket"))
 
 
+@pytest.mark.slow
 def test_the_command_line_starts_a_cluster_of_its_own_and_leaves_no_trace_at_home(tmp_path: Path) -> None:
     words = "run fedavg --clients 12 --buffer 3 --rounds 3 --local-steps 1 --engine ray --workers 2 --json"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}

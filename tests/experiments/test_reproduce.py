@@ -506,6 +506,7 @@ class Deadly:
         return os._exit, (1,)
 
 
+@pytest.mark.slow
 def test_a_cell_whose_process_dies_is_given_up_and_the_others_run() -> None:
     good = cell("a")
     cells: list[Any] = [Deadly(), good]
@@ -517,6 +518,7 @@ def test_a_cell_whose_process_dies_is_given_up_and_the_others_run() -> None:
     assert record["accuracy"] == run_cell(good, ComputeOptions())["accuracy"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without the device that is asked for")
 def test_what_a_process_refuses_is_told() -> None:
     ((_, answer),) = results([cell("a")], ComputeOptions(device="cuda"), 1, math.inf)
@@ -543,6 +545,7 @@ class Strike:
         return signal.raise_signal, (signal.SIGINT,)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("thread", [False, True])
 def test_a_process_never_hears_ctrl_c_not_even_while_it_starts(thread: bool) -> None:
@@ -562,6 +565,7 @@ def test_a_process_never_hears_ctrl_c_not_even_while_it_starts(thread: bool) -> 
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_while_a_process_starts_comes_once_it_has_started(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(KeyboardInterrupt):
@@ -581,6 +585,7 @@ def run(tmp_path: Path, *words: str) -> int:
     return main(["reproduce", "fadas-table7", "--quick", "--rounds", "2", "--out", str(tmp_path), *words])
 
 
+@pytest.mark.slow
 def test_runs_are_recorded_once_and_shown_as_a_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

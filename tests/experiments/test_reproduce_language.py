@@ -55,6 +55,7 @@ def write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
+@pytest.mark.slow
 def test_a_quick_run_is_recorded_and_shown_beside_what_is_claimed(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

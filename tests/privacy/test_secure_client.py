@@ -40,6 +40,7 @@ def secure_sum(
 COHORTS = 200  # in each of 50 examples
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(
     st.lists(st.integers(0, 4), min_size=2, max_size=3),

@@ -156,6 +156,7 @@ def test_a_tracker_is_told_of_a_simulated_epsilon(tmp_path: Path) -> None:
     assert "epsilon" not in events.Tags()["scalars"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("old", [False, True])
 @pytest.mark.parametrize("after", [5, 8])
 def test_a_report_says_so_wherever_it_shows_epsilon(tmp_path: Path, old: bool, after: int) -> None:

@@ -45,6 +45,7 @@ def pfl_cifar() -> Iterator[ModuleType]:
     sys.path[:] = before
 
 
+@pytest.mark.slow
 def test_the_comparison_with_peers_runs_without_them() -> None:
     found = facts("pfl_cifar.py", "--quick")
     eager = found["peers"]["eager"]
@@ -54,6 +55,7 @@ def test_the_comparison_with_peers_runs_without_them() -> None:
     assert 0 <= eager["accuracy"] <= 1
 
 
+@pytest.mark.slow
 def test_the_populations_are_timed_and_weighed() -> None:
     found = facts("population_scale.py", "--quick")
     assert [row["clients"] for row in found["rows"]] == [100, 10_000]
@@ -62,12 +64,14 @@ def test_the_populations_are_timed_and_weighed() -> None:
     assert found["ratio"] == found["rows"][-1]["ratio"]
 
 
+@pytest.mark.slow
 def test_the_servers_costs_are_measured() -> None:
     found = facts("server_costs.py", "--quick")
     assert fine(found["task_us"], *found["ns_a_number"].values())
     assert set(found["ns_a_number"]) == {"check", "sum", "fedbuff", "fadas"}
 
 
+@pytest.mark.slow
 def test_convolutions_of_a_cpu_are_as_exact_as_float32_allows() -> None:
     found = facts("grouped_convolutions.py", "--quick", "--device", "cpu")["found"]
     assert [(row["kernel"], row["groups"]) for row in found] == [(3, 1), (3, 1), (3, 2), (3, 2)]
@@ -79,6 +83,7 @@ def test_the_schedule_is_timed() -> None:
     assert [row["tasks"] for row in found["rows"]] == [1_000] * 4
 
 
+@pytest.mark.slow
 def test_a_deployed_server_is_weighed() -> None:
     (found,) = facts("deployed.py", "--quick")["memory"]
     assert [count for count, _ in found["mib"]] == [*range(5, 51, 5)]
@@ -86,6 +91,7 @@ def test_a_deployed_server_is_weighed() -> None:
     assert math.isfinite(found["kib_an_update"])
 
 
+@pytest.mark.slow
 def test_client_memory_ends_the_same_for_a_run_that_is_cut_off_and_resumed() -> None:
     words = ("--clients", "50", "--parameters", "100", "--rounds", "4", "--save-every", "2", "--kills", "1")
     found = facts("client_memory.py", *words)
@@ -121,6 +127,7 @@ while steps := workload.asked():
 """
 
 
+@pytest.mark.slow
 def test_a_peer_takes_turns_and_ends_when_told(pfl_cifar: ModuleType, tmp_path: Path) -> None:
     program = [sys.executable, "-c", PEER, str(FOLDER / "peers")]
     peer = pfl_cifar.Peer(program, [{}], tmp_path / "log")

@@ -57,6 +57,7 @@ def test_the_readme_shows_how_to_train() -> None:
     assert any(where.startswith("README.md") and "offbeat.train(" in code for where, code in blocks("python"))
 
 
+@pytest.mark.slow
 def test_the_recipe_for_an_algorithm_works_to_the_letter(tmp_path: Path) -> None:
     """In a copy of the project, the recipe's two files are put where it says, and the tests find them."""
     for name in ("src", "tests", "docs", ".ci"):
@@ -109,6 +110,7 @@ def run_commands(block: str, said: pytest.CaptureFixture[str]) -> str:
     return said.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", GUIDE, ids=lambda page: page.stem)
 def test_a_page_of_the_guide_runs_from_top_to_bottom(
     page: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

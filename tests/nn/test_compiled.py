@@ -1,5 +1,6 @@
 """A compiled objective is the same function; torch's own tracer stands in for its code generator."""
 
+import pytest
 import torch
 
 from offbeat import Batch
@@ -7,6 +8,7 @@ from offbeat.draws import generator
 from worlds import make_world
 
 
+@pytest.mark.slow
 def test_a_compiled_gradient_is_the_plain_one() -> None:
     world = make_world()
     problem = world.problem

@@ -109,6 +109,7 @@ def test_the_frozen_body_is_never_changed() -> None:
     assert any("classifier" in name for name in moved)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error")
 def test_every_engine_gives_the_same_run(caplog: pytest.LogCaptureFixture) -> None:
     problem, clients = Problem(tiny().double(), LOSSES), population(rows())
@@ -213,6 +214,7 @@ def test_pairs_have_a_separator_between_them_and_are_cut_to_length() -> None:
     assert encode(tokenizer, [], length=6).shape == (0, 6)
 
 
+@pytest.mark.slow
 def test_the_same_text_gives_the_same_ids_in_another_process() -> None:
     """The order in which a process goes through a set differs from process to process."""
     code = (
@@ -320,6 +322,7 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         tiny()
 
 
+@pytest.mark.slow
 def test_nothing_of_it_is_imported_with_the_program() -> None:
     code = (
         "import sys, offbeat.cli.main, offbeat.nn.language\n"

@@ -183,6 +183,7 @@ def test_one_that_is_not_installed_is_one_sentence_with_its_extra(
     assert f"pip install '{extra}'" in str(raised.value)
 
 
+@pytest.mark.slow
 def test_nothing_is_imported_that_was_not_asked_for(tmp_path: Path) -> None:
     code = (
         "import sys; from offbeat.cli.main import main; "
@@ -343,6 +344,7 @@ def test_a_tracker_that_fails_in_the_middle_does_not_stop_the_run(
     ]
 
 
+@pytest.mark.slow
 @quiet_mlflow
 def test_mlflow_holds_every_record_setting_and_the_end_of_a_run(tmp_path: Path, store: str) -> None:
     from mlflow import MlflowClient
@@ -361,6 +363,7 @@ def test_mlflow_holds_every_record_setting_and_the_end_of_a_run(tmp_path: Path, 
     assert sorted((one.step, one.value) for one in kept) == expected(out, "accuracy")
 
 
+@pytest.mark.slow
 @quiet_mlflow
 def test_mlflow_goes_on_with_the_same_run_and_takes_no_record_twice(store: str) -> None:
     from mlflow import MlflowClient
@@ -396,6 +399,7 @@ def test_a_store_that_was_held_and_is_gone_is_one_warning(
     assert warning.startswith("MLflow gets no records this time:")
 
 
+@pytest.mark.slow
 def test_weights_and_biases_gets_every_record_of_a_run(tmp_path: Path, offline: Path) -> None:
     out = tmp_path / "run"
     assert main([*RUN, "--out", str(out), "--wandb", "project"]) == 0

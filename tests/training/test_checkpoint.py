@@ -148,7 +148,9 @@ DISPATCH = {
 }
 
 
-@pytest.mark.parametrize("name", ["adamasfl", "fadas-da", "fedavgm"])
+@pytest.mark.parametrize(
+    "name", ["adamasfl", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fadas-da", "fedavgm"))]
+)
 @pytest.mark.parametrize("rule", DISPATCH)
 def test_cut_anywhere_and_resumed_from_a_file_a_run_ends_with_the_same_bits(rule, name, tmp_path):
     world = make_world()

@@ -1,4 +1,4 @@
-"""`offbeat reproduce`: a paper's table or figure, run again, claimed beside measured."""
+"""Reproductions of papers' tables and figures, claimed beside measured: `python -m experiments NAME`."""
 
 import argparse
 import dataclasses
@@ -7,6 +7,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,31 @@ from experiments.reproduce.study import Cell, Study, Version, summary_of
 from experiments.reproduce.weights import check_same_weights
 from experiments.reproduce.workers import results
 from experiments.studies.registry import STUDIES, find_study
+from offbeat.cli.main import Parser, parse_options, run_program
 from offbeat.cli.options import folder_name, number, whole_number
 from offbeat.errors import InputError
 from offbeat.report.build import ReportPaths, write_report
 
 
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program and return its exit code."""
+
+    def reproduce(words: Sequence[str]) -> int:
+        parser = Parser(prog="python -m experiments", description=__doc__)
+        add_options(parser)
+        return reproduce_command(parse_options(parser, words))
+
+    return run_program(reproduce, arguments)
+
+
 def add_options(command: argparse.ArgumentParser) -> None:
-    """The words of `offbeat reproduce`."""
-    command.add_argument("name", nargs="?", metavar="NAME", help="of a study; without one, they are listed")
+    """Add the options of `python -m experiments`."""
+    command.add_argument(
+        "name", nargs="?", metavar="NAME", help="of a study; without one, the studies are listed"
+    )
     command.add_argument("--quick", action="store_true", help="minutes on two cores, on small data")
     command.add_argument("--device", default="cpu", metavar="NAME", help="cpu or cuda [cpu]")
-    command.add_argument("--how", default="auto", metavar="NAME", help="as in 'offbeat run'")
+    command.add_argument("--execution", default="auto", metavar="NAME", help="as in 'offbeat run'")
     command.add_argument("--precision", metavar="NAME", help="as in 'offbeat run'")
     command.add_argument(
         "--data-dir", metavar="DIR", help="with a folder for each data set, such as DIR/mnist"
@@ -53,16 +68,18 @@ def add_options(command: argparse.ArgumentParser) -> None:
         metavar="PAGE",
         help="put the tables into a Markdown page with its markers, and figures beside it",
     )
+    command.add_argument("--list", action="store_true", help="list the studies, as without a name")
+    command.add_argument("--json", action="store_true", help="print one JSON object as the last line")
 
 
 def reproduce_command(given: argparse.Namespace) -> int:
     """List the studies, or run what a study lacks and show its table."""
-    if given.name is None:
+    if given.name is None or given.list:
         return _list(given)
     study = find_study(given.name)
     _check(given, study)
     version = _version(study, given)
-    spot = ComputeOptions(given.device, given.how, given.data_dir, given.weights)
+    spot = ComputeOptions(given.device, given.execution, given.data_dir, given.weights)
     path = _path(given.out, study, given.quick)
     found = recorded(path)
     check_same_weights((found[cell.key] for cell in version.cells if cell.key in found), given.weights)
@@ -105,7 +122,10 @@ def _list(given: argparse.Namespace) -> int:
                 f"  {name}: {one['recorded']} of {one['runs']} runs are recorded; about {one['minutes']} "
                 f"minutes of {machine}"
             )
-    print("offbeat reproduce NAME --quick, or in full: offbeat reproduce NAME --device cuda --data-dir DIR")
+    print(
+        "python -m experiments NAME --quick, "
+        "or in full: python -m experiments NAME --device cuda --data-dir DIR"
+    )
     return 0
 
 
@@ -220,3 +240,7 @@ def _show(
         for note in spent.notes:
             print(note)
     print(f"records: {path}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -17,7 +17,7 @@ SMALL: dict[str, Any] = {
     "local_steps": 1,
     "batch_size": 4,
     "rounds": 8,
-    "every": 2,
+    "eval_every": 2,
     "model": "logistic",
     "engine": "sequential",
 }

@@ -47,9 +47,9 @@ def test_the_guide_names_every_table_and_key_of_the_settings() -> None:
     from offbeat.deploy import config
 
     rows = dict(re.findall(r"^\| `\[(\w+)\]` \| (.*) \|$", TEXT, re.MULTILINE))
-    assert rows.keys() == config.TABLE_KEYS.keys()
+    assert rows.keys() == config.TABLES.keys()
     for table, row in rows.items():
-        known = set(getattr(config, f"{table.upper()}_KEYS")) - {"hand_out"}
+        known = set(config.table_keys(table)) - {"hand_out"}
         assert known <= set(re.findall(r"`(\w+)`", row)), table
 
 

@@ -31,6 +31,7 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from experiments.__main__ import main as experiments_main
 from safetensors import safe_open
 
 import offbeat
@@ -89,10 +90,10 @@ SHORT = {
     "local_steps": 2,
     "batch_size": 8,
     "rounds": 6,
-    "every": 2,
+    "eval_every": 2,
     "seed": 5,
 }
-PRIVATE = {"clip": "0.5", "noise": 0.8, "delta": 1e-3, "most": 4, "noise_seed": 7}
+PRIVATE = {"clip": "0.5", "noise": 0.8, "delta": 1e-3, "max_participations": 4, "noise_seed": 7}
 RUNS: dict[str, dict[str, Any]] = {
     "dispatch-asynchronous": {"algorithm": "fedbuff"},
     "dispatch-asynchronous-after": {"algorithm": "fedbuff", "hand_out": "after"},
@@ -105,13 +106,13 @@ RUNS: dict[str, dict[str, Any]] = {
         "algorithm": "fedbuff",
         "availability": "cycle:10:0.6",
         "dropout": 0.3,
-        "limit": 1,
+        "max_staleness": 1,
         "delays": "tiers:large",
         "rounds": 8,
     },
     "average-epochs-sequential": {
         "algorithm": "fedadam",
-        "average": 0.9,
+        "ema_decay": 0.9,
         "local_epochs": 1,
         "batch_size": 40,
         "weight_decay": 0.01,
@@ -120,8 +121,9 @@ RUNS: dict[str, dict[str, Any]] = {
     },
     "private": {"algorithm": "fedbuff"} | PRIVATE,
     "private-adaptive": {"algorithm": "fadas", "adaptive_clip": 0.5} | PRIVATE,
-    "private-banded": PRIVATE | {"algorithm": "cadence", "clip": None, "noise_shape": "banded:2", "apart": 2},
-    "private-tree": {"algorithm": "fedavgm", "noise_shape": "tree"} | PRIVATE,
+    "private-banded": PRIVATE
+    | {"algorithm": "cadence", "clip": None, "noise_correlation": "banded:2", "min_separation": 2},
+    "private-tree": {"algorithm": "fedavgm", "noise_correlation": "tree"} | PRIVATE,
     "secure": {"algorithm": "adamasfl", "secure": True, "buffer": 5},
     "secure-private": {"algorithm": "fedbuff", "secure": True, "buffer": 5} | PRIVATE,
 }
@@ -196,24 +198,28 @@ helper = "https://localhost:9443"
 token = "token"
 minimum = 2
 """
-SMALL = "--clients 12 --concurrency 6 --local-steps 2 --batch-size 8 --rounds 6 --every 2 --model logistic"
+SMALL = (
+    "--clients 12 --concurrency 6 --local-steps 2 --batch-size 8 --rounds 6 --eval-every 2 --model logistic"
+)
 COMMANDS: dict[str, tuple[str, float]] = {  # in this order: later ones read what earlier ones wrote
     "algorithms": ("algorithms", EXACT),
     "algorithms-cadence": ("algorithms cadence", EXACT),
-    "schedule": ("schedule --clients 30 --rounds 50 --momentum 0.9 --dropout 0.1 --limit 3", DOUBLE),
+    "schedule": ("schedule --clients 30 --rounds 50 --momentum 0.9 --dropout 0.1 --max-staleness 3", DOUBLE),
     "schedule-poisson": ("schedule --clients 30 --rounds 50 --dispatch poisson", DOUBLE),
     "privacy-sampled": (
         "privacy --noise 1 --delta 1e-6 --population 1000 --cohort 20 --rounds 50",
         DOUBLE,
     ),
-    "privacy-bounded": ("privacy --epsilon 4 --delta 1e-6 --most 3 --accountant rdp", DOUBLE),
+    "privacy-bounded": ("privacy --epsilon 4 --delta 1e-6 --max-participations 3 --accountant rdp", DOUBLE),
     "privacy-banded": (
-        "privacy --noise 2 --delta 1e-6 --rounds 50 --most 3 --apart 4 --noise-shape banded:4",
+        "privacy --noise 2 --delta 1e-6 --rounds 50 --max-participations 3 --min-separation 4 "
+        "--noise-correlation banded:4",
         DOUBLE,
     ),
     "run": (f"run cadence {SMALL} --buffer 3 --out run", SINGLE),
     "run-private": (
-        f"run fedbuff {SMALL} --buffer 3 --out private --clip 1 --noise 1 --delta 1e-3 --most 3 "
+        f"run fedbuff {SMALL} --buffer 3 --out private --clip 1 --noise 1 --delta 1e-3 "
+        "--max-participations 3 "
         "--noise-seed 3",
         SINGLE,
     ),
@@ -224,7 +230,7 @@ COMMANDS: dict[str, tuple[str, float]] = {  # in this order: later ones read wha
     "compare": (f"compare fedavg fedasync {SMALL} --buffer 2 --out compared", SINGLE),
     "report": ("report run private --out page.html --anyway", EXACT),
     "report-fairness": ("report compared/fedavg compared/fedasync --out fair.html --fairness", EXACT),
-    "reproduce": ("reproduce --out reproduced", EXACT),
+    "reproduce": ("experiments --out reproduced", EXACT),
     "new": ("new hospital", EXACT),
     "keys": ("keys --hosts localhost --sites a,b", EXACT),
     "serve": ("serve serve.toml --start --resume --out served", EXACT),
@@ -241,7 +247,10 @@ def printed(words: str) -> Golden:
     """The exit code and the JSON of one command, in the folder where the process is."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
-        code = main([*words.split(), "--json"])
+        program, (command, *others) = main, words.split()
+        if command == "experiments":  # a program of its own
+            program, command = experiments_main, others.pop(0)
+        code = program([command, *others, "--json"])
     found = steadied(json.loads(out.getvalue().splitlines()[-1]))
     if code:
         found = {name: type(value).__name__ for name, value in found.items()}  # sentences may be reworded

@@ -18,7 +18,7 @@ def main() -> None:
     for cell in TABLE2.quick.cells:
         if cell.column != "fedbuff" or cell.experiment.clip is not None:
             continue
-        made = replace(cell.experiment, dispatch="synchronous", limit=None)
+        made = replace(cell.experiment, dispatch="synchronous", max_staleness=None)
         steps = run_experiment(made, build_run(made))
         reached = max(step.record["accuracy"] for step in steps if step.record)
         rule, beta = made.algorithm, f"{beta_of(cell):g}"

@@ -1,4 +1,4 @@
-"""What README.md shows of training beyond `offbeat reproduce`: printed, or with `--write` put into it."""
+"""What README.md shows of training beyond `python -m experiments`: printed, or with `--write` put into it."""
 
 import argparse
 import json
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.reproduce.page import markdown, written
-from experiments.reproduce.records import Curve, recorded
+from experiments.reproduce.records import Curve, present_key, recorded
 from experiments.reproduce.study import Cell, Table, Version
 from experiments.studies.momentum import BETA, BETAS, METHODS, TABLE2, beta_of, evenly, rate_of, speed_ups
 
@@ -64,7 +64,7 @@ def groups(version: Version, found: Mapping[str, Curve]) -> dict[str, tuple[Run,
 def last_models(path: Path) -> dict[str, Curve]:
     """The records of a file, with the accuracy of the last model in place of the averaged one's."""
     lines = map(json.loads, path.read_text().splitlines())
-    last = {one["key"]: tuple(one["last"]) for one in lines}
+    last = {present_key(one["key"]): tuple(one["last"]) for one in lines}
     return {key: curve._replace(accuracies=last[key]) for key, curve in recorded(path).items()}
 
 

@@ -37,7 +37,7 @@ class ComputeOptions:
     """Where cells run."""
 
     device: str = "cpu"
-    how: str = "auto"
+    execution: str = "auto"
     data_dir: str | None = None  # with a folder for each data set; None: the cache, or a download
     weights: str | None = None  # of a model to fine-tune, with its tokenizer
 
@@ -47,8 +47,10 @@ def placed_experiment(cell: Cell, spot: ComputeOptions) -> Experiment:
     made = cell.experiment
     alone = spot.device == "cpu" and made.model not in _SMALL
     engine = "sequential" if alone else "vectorised"
-    how = "auto" if alone else spot.how
-    return replace(made, device=spot.device, how=how, engine=engine, data_dir=_folder(made.data, spot))
+    execution = "auto" if alone else spot.execution
+    return replace(
+        made, device=spot.device, execution=execution, engine=engine, data_dir=_folder(made.data, spot)
+    )
 
 
 def source_of(cell: Cell, spot: ComputeOptions) -> Source:
@@ -78,24 +80,25 @@ def run_cell(cell: Cell, spot: ComputeOptions) -> dict[str, Any]:
         "seed": made.seed,
         "version": [row[0] for row in rows],
         "time": [row[1] for row in rows],
-        "trips": [row[2] for row in rows],
+        "client_updates": [row[2] for row in rows],
         "accuracy": [row[3] for row in rows],
         "loss": [row[4] for row in rows],
         "staleness_of_worst": _staleness_summary(worst),
         "dropped": dropped,
         "failure": failure,
         "device": _name(made.device),
-        "how": made.how,
+        "execution": made.execution,
         "seconds": round(time.monotonic() - begun, 1),
         "date": datetime.now(UTC).date().isoformat(),
         "offbeat": version("offbeat"),
         "torch": torch.__version__,
-        **({} if made.average is None else {"last": [row[5] for row in rows]}),
+        **({} if made.ema_decay is None else {"last": [row[5] for row in rows]}),
         **({} if spot.weights is None else {"weights": digest(spot.weights)}),
     }
 
 
-# Version, time, trips, accuracy and loss; the last model's accuracy, another one where models are averaged.
+# Version, time, client updates, accuracy and loss; the last model's accuracy, which differs from the first if
+# models are averaged.
 _Row = tuple[int, float, int, float, float, float]
 
 
@@ -121,9 +124,9 @@ def _curve(cell: Cell, made: Experiment, trial: RunSpec) -> tuple[list[_Row], li
             dropped = shot.counts.dropped
             if shot.cohort:
                 worst.append(max(shot.cohort.staleness))
-            if made.average is not None:
-                average = shot.x if average is None else ema(average, shot.x, made.average)
-            if shot.version % made.every and shot.version not in ends:
+            if made.ema_decay is not None:
+                average = shot.x if average is None else ema(average, shot.x, made.ema_decay)
+            if shot.version % made.eval_every and shot.version not in ends:
                 continue
             _check_parent()
             last = _score(trial, shot, shot.x)

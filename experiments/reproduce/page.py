@@ -47,7 +47,7 @@ def terms(
         begun = sorted({curve.weights[:_SHOWN] for curve in done if curve.weights})
         if begun:
             words.append(f"from weights and a tokenizer of digest {' and '.join(begun)}")
-    command = f"offbeat reproduce {study.name}" + (" --quick" if quick else " --device cuda")
+    command = f"python -m experiments {study.name}" + (" --quick" if quick else " --device cuda")
     if not quick or any(cell.experiment.data != "digits" for cell in version.cells):
         command += " --data-dir DIR"
     if any(cell.experiment.model == FINE_TUNED for cell in version.cells):

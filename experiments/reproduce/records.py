@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from offbeat.errors import InputError
+from offbeat.training.experiment import present_settings
 
 
 class Curve(NamedTuple):
@@ -75,7 +76,7 @@ def recorded(path: Path) -> dict[str, Curve]:
     for number, line in enumerate(lines, 1):
         try:
             one = json.loads(line.decode())
-            found[_text(one["key"])] = _curve(one)
+            found[present_key(_text(one["key"]))] = _curve(one)
         except json.JSONDecodeError:
             continue
         except (KeyError, TypeError, ValueError, RecursionError):
@@ -83,6 +84,15 @@ def recorded(path: Path) -> dict[str, Curve]:
                 f"line {number} of {path} is no record: remove that line, or name another --out."
             ) from None
     return found
+
+
+def present_key(key: str) -> str:
+    """The key of a cell with the present names of settings."""
+    try:
+        settings, *others = json.loads(key)
+        return json.dumps([present_settings(settings), *others], sort_keys=True)
+    except (ValueError, TypeError, AttributeError):
+        return key
 
 
 def append(path: Path, record: Mapping[str, Any]) -> None:

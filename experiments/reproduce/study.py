@@ -11,7 +11,7 @@ from offbeat.training.experiment import Experiment
 TAIL = 5  # rounds at the end that are evaluated whatever else is
 
 # What says where a run is computed and not what comes out.
-_PLACE = ("data_dir", "engine", "device", "how", "memory", "workers", "ray_address")
+_PLACE = ("data_dir", "engine", "device", "execution", "memory", "workers", "ray_address")
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,6 @@ class Cell:
     def key(self) -> str:
         """The same for runs that should come out the same."""
         settings = {n: value for n, value in self.experiment.settings().items() if n not in _PLACE}
-        settings["amplified"] = settings.pop("simulate_amplification")  # its name when records began
-        settings["dispatch"] = settings["dispatch"].replace("round-refill", "rounds")  # likewise
         return json.dumps([settings, self.scale, self.tested, self.writers], sort_keys=True)
 
     @property
@@ -45,7 +43,7 @@ class Cell:
             return self
         made = self.experiment
         steps = min(made.rounds, rounds * self.scale)
-        return replace(self, experiment=replace(made, rounds=steps, every=min(made.every, steps)))
+        return replace(self, experiment=replace(made, rounds=steps, eval_every=min(made.eval_every, steps)))
 
     @property
     def gradients(self) -> int:

@@ -31,17 +31,17 @@ RESNET: dict[str, Any] = {
     "batch_size": 50,
     "weight_decay": 1e-4,
     "rounds": 500,
-    "every": 25,
+    "eval_every": 25,
     "precision": "bfloat16",
 }
-CNN: dict[str, Any] = RESNET | {"model": "cnn", "every": 10, "precision": "torch"}
+CNN: dict[str, Any] = RESNET | {"model": "cnn", "eval_every": 10, "precision": "torch"}
 HALF: dict[str, Any] = {"local_steps": 10}  # an epoch of a hundred
 QUICK: dict[str, Any] = {
     "data": "digits",
     "local_steps": 5,
     "batch_size": 10,
     "rounds": 500,
-    "every": 25,
+    "eval_every": 25,
 }
 REDUCED = (
     "Reduced in full, to fit minutes of one GPU: as many minibatches as one local epoch has in the mean, the "
@@ -102,7 +102,7 @@ def cell(row: str, alpha: float, rates: Rates, setting: dict[str, Any], **more: 
     scale = 1
     if method == "fedasync":
         scale = made.buffer
-        made = replace(made, buffer=1, rounds=made.rounds * scale, every=made.every * scale)
+        made = replace(made, buffer=1, rounds=made.rounds * scale, eval_every=made.eval_every * scale)
     return Cell(row, column(alpha, made.model), made, scale)
 
 
@@ -261,7 +261,7 @@ TABLE7 = Study(
     Version(_TABLE7, _times(_TARGET, "cnn"), pace(_TABLE7)),
     Version(
         _timed(
-            QUICK | MILD | {"every": 5, "rounds": 300},
+            QUICK | MILD | {"eval_every": 5, "rounds": 300},
             (
                 ("fadas", servers(3e-3, 1e-2)),
                 ("fadas-da", servers(1e-2, 3e-2)),

@@ -200,9 +200,9 @@ FIG1 = Study(
     "fadas",
     f"{SOURCE}, Fig. 1",
     "what tau_c, the concurrency M_c and the buffer M do to FADAS on CIFAR-10 under large delays",
-    Version(_FULL, Ablations(0.4, CNN["every"]), pace(_FULL)),
+    Version(_FULL, Ablations(0.4, CNN["eval_every"]), pace(_FULL)),
     Version(
-        runs(QUICK | {"every": 5}, both(0.1, 1e-2), both(0.1, 3e-2), (SEED, 43, 44)),
+        runs(QUICK | {"eval_every": 5}, both(0.1, 1e-2), both(0.1, 3e-2), (SEED, 43, 44)),
         Ablations(0.9, 5),
         2000,
     ),

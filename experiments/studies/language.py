@@ -67,7 +67,7 @@ def _cell(row: str, task: str, rates: Rates, setting: dict[str, Any]) -> Cell:
 
 
 def _full() -> tuple[Cell, ...]:
-    setting = _SETTING | {"model": "bert-base", "local_epochs": 1, "every": 10}
+    setting = _SETTING | {"model": "bert-base", "local_epochs": 1, "eval_every": 10}
     return tuple(
         _cell(method, task, rates, setting | {"rounds": _ROUNDS[task]})
         for (method, task), rates in _RATES.items()
@@ -75,9 +75,9 @@ def _full() -> tuple[Cell, ...]:
 
 
 def _quick() -> tuple[Cell, ...]:
-    setting = _SETTING | {"model": "bert-tiny", "local_steps": 2, "rounds": 200, "every": 25}
+    setting = _SETTING | {"model": "bert-tiny", "local_steps": 2, "rounds": 200, "eval_every": 25}
     main = (_cell(method, "sst2", rates, setting) for method, grid in _GRIDS for rates in grid)
-    shorter = setting | {"rounds": 40, "every": 10}
+    shorter = setting | {"rounds": 40, "eval_every": 10}
     rest = (_cell("fadas", task, both(0.1, 3e-3), shorter) for task in ("rte", "mrpc"))
     return (*main, *rest)
 

@@ -81,12 +81,12 @@ class GroupSettings:
             concurrency=160,
             delays="half-normal:1",
             weights="constant",
-            limit=LIMIT,
+            max_staleness=LIMIT,
             local_steps=self.local_steps,
             batch_size=self.batch_size,
             rounds=self.rounds,
-            average=0.95,
-            every=5,
+            ema_decay=0.95,
+            eval_every=5,
         )
         if not private:
             return made
@@ -95,7 +95,7 @@ class GroupSettings:
             clip=f"delta={self.clip:g}",
             noise=NOISE,
             delta=DELTA,
-            most=self.rounds,  # no bound: the claim is the nominal cohort's, not this run's
+            max_participations=self.rounds,  # no bound: the claim is the nominal cohort's, not this run's
             nominal_cohort=self.nominal,
             noise_seed=0,
         )
@@ -146,7 +146,7 @@ def speed_ups(cells: tuple[Cell, ...], found: Mapping[str, Curve]) -> Table:
 
 def evenly(cell: Cell, curve: Curve) -> Curve:
     """The curve every few versions, without the many at its end, where a best would be met by chance."""
-    places = [place for place, at in enumerate(curve.versions) if at % cell.experiment.every == 0]
+    places = [place for place, at in enumerate(curve.versions) if at % cell.experiment.eval_every == 0]
     return curve._replace(
         versions=tuple(curve.versions[place] for place in places),
         times=tuple(curve.times[place] for place in places),

@@ -151,7 +151,7 @@ def run(cell: dict[str, Any], given: argparse.Namespace) -> dict[str, Any]:
     if given.device == "cpu" and not small:  # of others a CPU computes one client after another
         engine: Engine = Sequential(problem, population, delays)
     else:
-        how = "compiled" if at["model"] == "resnet18" else given.how
+        how = "compiled" if at["model"] == "resnet18" else given.execution
         engine = Vectorised(problem, population, delays, how=EXECUTIONS[how])
     limit = None if at["method"] == "unit" else find(at["method"]).max_staleness
     averages: dict[float, Tensor] = {}
@@ -228,7 +228,7 @@ def options(text: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=text)
     parser.add_argument("--data-dir", type=Path, help="with a folder for each data set")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--how", default="auto")
+    parser.add_argument("--execution", default="auto")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--minutes", type=float, default=600)
     return parser

@@ -1,7 +1,9 @@
 """What can go wrong that is not a bug: each error is one sentence for the person at the keyboard."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 
 class InputError(ValueError):
@@ -18,3 +20,21 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"choose from {', '.join(names)}."
     return InputError(f"unknown {kind} '{name}': {hint}")
+
+
+_naming: ContextVar[Callable[[str], str]] = ContextVar("naming", default=str)
+
+
+def setting_name(name: str) -> str:
+    """A setting as the user wrote it: its own name, unless `naming_settings` says otherwise."""
+    return _naming.get()(name)
+
+
+@contextmanager
+def naming_settings(rule: Callable[[str], str]) -> Iterator[None]:
+    """Let errors name settings by a rule, as a front end such as the command line spells them."""
+    token = _naming.set(rule)
+    try:
+        yield
+    finally:
+        _naming.reset(token)

@@ -362,9 +362,9 @@ def test_the_catalogue_counts_vectors_of_the_models_size_alone() -> None:
 
 
 def test_an_experiment_takes_the_papers_staleness_limit_unless_told() -> None:
-    assert Experiment.of(algorithm="ma-fedavgm").limit == 20
-    assert Experiment.of(algorithm="ma-fedavgm", limit=7).limit == 7
-    assert Experiment.of(algorithm="fedbuff").limit is None
+    assert Experiment.of(algorithm="ma-fedavgm").max_staleness == 20
+    assert Experiment.of(algorithm="ma-fedavgm", max_staleness=7).max_staleness == 7
+    assert Experiment.of(algorithm="fedbuff").max_staleness is None
 
 
 @pytest.mark.parametrize("beta", [-0.5, 0.5])
@@ -377,7 +377,7 @@ def test_naive_momentum_of_either_sign_runs_on_stale_buffers(beta: float) -> Non
         assert not torch.equal(shots[0].x, shots[-1].x)
 
 
-SCHEDULE = "schedule --rounds 60 --delays half-normal:5 --dispatch poisson --limit 20"
+SCHEDULE = "schedule --rounds 60 --delays half-normal:5 --dispatch poisson --max-staleness 20"
 
 
 def test_the_schedule_command_tells_the_errors(capsys) -> None:
@@ -397,7 +397,7 @@ def test_the_schedule_command_refuses_what_is_no_momentum(capsys) -> None:
 
 
 def test_a_run_refuses_a_span_that_its_limit_exceeds(capsys, tmp_path: Path) -> None:
-    words = ["run", "ma-fedavgm", "--limit", "30", "--rounds", "100", "--out", str(tmp_path / "run")]
+    words = ["run", "ma-fedavgm", "--max-staleness", "30", "--rounds", "100", "--out", str(tmp_path / "run")]
     assert main(words) == 2
     assert "lower the staleness limit, or raise the span" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

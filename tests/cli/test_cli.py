@@ -101,13 +101,13 @@ EARLY = {
     "run --batch-size 0": "--batch-size must be at least 1",
     "run --local-epochs 0": "--local-epochs must be at least 1",
     "run --local-steps 2 --local-epochs 2": "exclude each other: give one of them.",
-    "run --every 0": "--every must be at least 1",
+    "run --eval-every 0": "--eval-every must be at least 1",
     "run --dropout 1.5": "--dropout must be at least 0 and below 1, not 1.5.",
     "run --dropout nan": "--dropout must be at least 0 and below 1, not nan.",
     "run --seed -1": "--seed must be at least 0",
-    "run --average 2": "--average must be between 0 and 1, not 2.0.",
-    "run --average nan": "--average must be between 0 and 1, not nan.",
-    "run --limit -1": "--limit must be at least 0, not -1.",
+    "run --ema-decay 2": "--ema-decay must be above 0 and below 1, not 2.0.",
+    "run --ema-decay nan": "--ema-decay must be above 0 and below 1, not nan.",
+    "run --max-staleness -1": "--max-staleness must be at least 0, not -1.",
     "run --weight-decay inf": "--weight-decay must be at least 0 and finite, not inf.",
     "run --save-every 0": "--save-every must be at least 1, not 0.",
     "run --data-dir nowhere": "digits ships with scikit-learn and needs no --data-dir: leave it out.",
@@ -142,9 +142,9 @@ EARLY = {
 # These need the data.
 LATE = {
     "run --precision tf32": "a CPU does not round products to tf32: use --device cuda",
-    "run --engine sequential --how mapped": "the engine 'sequential' has no --how: leave it out",
-    "run --how streamed": "streams of graphs need a GPU: use --device cuda",
-    "run --how fastest": "unknown way to compute 'fastest'",
+    "run --engine sequential --execution mapped": "the engine 'sequential' has no --execution: leave it out",
+    "run --execution streamed": "streams of graphs need a GPU: use --device cuda",
+    "run --execution fastest": "unknown execution 'fastest'",
     "run --precision half": "unknown precision 'half'",
     "run --clients 2000": "1437 examples are too few for 2000 clients: use fewer clients.",
     "run --clients 300 --partition dirichlet:0.01:0": "has no examples: use fewer clients",
@@ -265,7 +265,7 @@ def test_the_last_line_with_json_is_one_object(line, capsys):
 
 
 @pytest.mark.parametrize(
-    "line", ["run adamas --json", "run --json --rounds x", "schedule --json --limit -1", "rum --json"]
+    "line", ["run adamas --json", "run --json --rounds x", "schedule --json --max-staleness -1", "rum --json"]
 )
 def test_with_json_an_error_is_an_object_too(line, capsys):
     assert main(line.split()) == 2
@@ -417,13 +417,17 @@ def versions_shown(text: str) -> list[int]:
     ],
 )
 def test_the_table_at_the_end_has_rows_at_equal_gaps(rounds, versions, capsys):
-    assert main(["run", "fedavg", *SMALL, "--rounds", str(rounds), "--every", "1"]) == 0
+    assert main(["run", "fedavg", *SMALL, "--rounds", str(rounds), "--eval-every", "1"]) == 0
     assert versions_shown(capsys.readouterr().out) == versions
 
 
 @pytest.mark.parametrize(
     ("more", "shown"),
-    [([], []), (["--dropout", "0.4"], ["lost"]), (["--dropout", "0.4", "--limit", "0"], ["dropped", "lost"])],
+    [
+        ([], []),
+        (["--dropout", "0.4"], ["lost"]),
+        (["--dropout", "0.4", "--max-staleness", "0"], ["dropped", "lost"]),
+    ],
 )
 def test_tasks_that_came_to_nothing_are_in_the_table_where_there_are_any(more, shown, capsys):
     assert main(["run", "fedbuff", *SMALL, *more]) == 0

@@ -55,33 +55,39 @@ def test_epsilon_of_a_noise_is_by_either_accountant(ask):
 
 
 def test_without_sampling_it_rests_on_the_number_of_contributions(ask):
-    answer = ask("--epsilon 2 --delta 1e-7 --most 5")
+    answer = ask("--epsilon 2 --delta 1e-7 --max-participations 5")
     assert answer["noise"] == pytest.approx(calibrate(2, 1e-7, 5), rel=1e-3)
     assert answer["epsilon"] <= 2
     assert answer["rate"] is None
     assert answer["assumption"].startswith("no amplification: each client contributes at most 5 times")
     # one client cannot contribute to more server steps than there are
-    assert ask("--epsilon 2 --delta 1e-7 --most 5 --rounds 3")["noise"] < answer["noise"]
-    assert ask("--epsilon 2 --delta 1e-7 --most 5 --rounds 100 --apart 50")["noise"] < answer["noise"]
+    assert ask("--epsilon 2 --delta 1e-7 --max-participations 5 --rounds 3")["noise"] < answer["noise"]
+    assert (
+        ask("--epsilon 2 --delta 1e-7 --max-participations 5 --rounds 100 --min-separation 50")["noise"]
+        < answer["noise"]
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "shape", "apart"), [("tree", TreeNoise(), 1), ("banded:8", BandedNoise(8), 8)]
 )
 def test_correlated_noise_is_scaled_by_its_sensitivity(ask, words, shape, apart):
-    answer = ask(f"--epsilon 2 --delta 1e-7 --most 5 --rounds 500 --noise-shape {words}")
+    answer = ask(f"--epsilon 2 --delta 1e-7 --max-participations 5 --rounds 500 --noise-correlation {words}")
     sensitivity = shape.sensitivity(500, 5, apart)
     assert answer["noise"] == pytest.approx(calibrate(2, 1e-7, 1) * sensitivity, rel=1e-3)
     assert (
         answer["epsilon"] == PldAccountant().epsilon([Releases(answer["noise"] / sensitivity, 1)], 1e-7) <= 2
     )
     assert f"correlated over 500 server steps ({words})" in answer["assumption"]
-    back = ask(f"--noise {answer['noise']} --delta 1e-7 --most 5 --rounds 500 --noise-shape {words}")
+    back = ask(
+        f"--noise {answer['noise']} --delta 1e-7 --max-participations 5 --rounds 500 "
+        f"--noise-correlation {words}"
+    )
     assert back["epsilon"] == answer["epsilon"]
 
 
 def test_a_person_is_told_the_same(capsys):
-    assert main(shlex.split("privacy --noise 5 --delta 1e-7 --most 3")) == 0
+    assert main(shlex.split("privacy --noise 5 --delta 1e-7 --max-participations 3")) == 0
     said = " ".join(capsys.readouterr().out.split())
     epsilon = PldAccountant().epsilon([Releases(5.0, 3)], 1e-7)
     assert f"epsilon {epsilon:.4g} at delta 1e-07 with noise of 5 times the sensitivity" in said
@@ -105,9 +111,9 @@ REFUSED = {
     SAMPLED: "give either --epsilon",
     f"--noise 0 {SAMPLED}": "--noise is 0",
     f"--noise nan {SAMPLED}": "--noise is nan",
-    "--epsilon 2 --most 5": "give --delta",
-    "--epsilon 2 --most 5 --delta 0": "delta is 0",
-    "--epsilon 2 --most 5 --delta 1": "delta is 1",
+    "--epsilon 2 --max-participations 5": "give --delta",
+    "--epsilon 2 --max-participations 5 --delta 0": "delta is 0",
+    "--epsilon 2 --max-participations 5 --delta 1": "delta is 1",
     "--epsilon 2 --delta 1e-7 --cohort 5 --rounds 9": "give --population too",
     "--epsilon 2 --delta 1e-7 --population 9 --rounds 9": "give --cohort too",
     "--epsilon 2 --delta 1e-7 --population 9 --cohort 9": "give --rounds too",
@@ -118,17 +124,21 @@ REFUSED = {
     "--epsilon 2 --delta 1e-7 --population 1.5 --cohort 1 --rounds 9": "'1.5' is not a whole number",
     "--epsilon 2 --delta 1e-7 --population nan --cohort 1 --rounds 9": "'nan' is not a whole number",
     "--epsilon 2 --delta 1e-7 --population 1e99 --cohort 1 --rounds 9": "whole number, or far too large",
-    "--epsilon 2 --delta 1e-7 --population 10 --cohort 5 --rounds 9 --most 4": "more than 4 contributions",
+    "--epsilon 2 --delta 1e-7 --population 10 --cohort 5 --rounds 9 --max-participations "
+    "4": "more than 4 contributions",
     "--epsilon 2 --delta 1e-12 --population 100 --cohort 10 --rounds 9": "use rdp",
-    "--epsilon 2 --delta 1e-7 --most 0": "--most is 0",
-    "--epsilon 2 --delta 1e-7 --most 2 --apart 0": "--apart is 0",
-    "--epsilon 2 --delta 1e-7 --most 2 --noise-shape tree": "give --rounds",
-    "--epsilon 2 --delta 1e-7 --most 2 --rounds 9 --noise-shape trees": "did you mean tree?",
-    "--epsilon 2 --delta 1e-7 --most 2 --rounds 9 --noise-shape banded": "such as banded:8",
-    "--epsilon 2 --delta 1e-7 --most 2 --accountant pdl": "did you mean pld?",
-    f"--epsilon 2 {SAMPLED} --noise-shape tree": "give --most",
-    f"--epsilon 2 {SAMPLED} --apart 3": "give --most",
-    "--epsilon 2 --delta 1e-7 --most 1e9 --rounds 1e9 --noise-shape banded:2 --apart 1": "takes too long",
+    "--epsilon 2 --delta 1e-7 --max-participations 0": "--max-participations is 0",
+    "--epsilon 2 --delta 1e-7 --max-participations 2 --min-separation 0": "--min-separation is 0",
+    "--epsilon 2 --delta 1e-7 --max-participations 2 --noise-correlation tree": "give --rounds",
+    "--epsilon 2 --delta 1e-7 --max-participations 2 --rounds 9 --noise-correlation "
+    "trees": "did you mean tree?",
+    "--epsilon 2 --delta 1e-7 --max-participations 2 --rounds 9 --noise-correlation "
+    "banded": "such as banded:8",
+    "--epsilon 2 --delta 1e-7 --max-participations 2 --accountant pdl": "did you mean pld?",
+    f"--epsilon 2 {SAMPLED} --noise-correlation tree": "give --max-participations",
+    f"--epsilon 2 {SAMPLED} --min-separation 3": "give --max-participations",
+    "--epsilon 2 --delta 1e-7 --max-participations 1e9 --rounds 1e9 --noise-correlation banded:2 "
+    "--min-separation 1": "takes too long",
     "nowhere": "nowhere holds no run with a checkpoint",
     "nowhere --epsilon 2": "--epsilon is not asked of a run",
     "--epsilons 2": "unknown option '--epsilons': did you mean --epsilon",
@@ -149,9 +159,9 @@ def test_a_question_that_makes_no_sense_is_refused_in_one_sentence(words, capsys
 @pytest.mark.parametrize(
     "words",
     [
-        "--most 4",
+        "--max-participations 4",
         "--simulate-amplification --dispatch poisson --weights constant --accountant rdp",
-        "--most 4 --noise-shape banded:2",
+        "--max-participations 4 --noise-correlation banded:2",
     ],
 )
 def test_the_ledger_of_a_run_tells_epsilon_so_far(words, ask, capsys, here):
@@ -171,17 +181,26 @@ def test_the_ledger_of_a_run_tells_epsilon_so_far(words, ask, capsys, here):
 
 
 def test_bands_beyond_the_steps_and_steps_beyond_the_contributions_cost_nothing(ask):
-    few = ask("--epsilon 2 --delta 1e-7 --most 3 --rounds 10 --noise-shape banded:10 --apart 1")
-    many = ask("--epsilon 2 --delta 1e-7 --most 3 --rounds 10 --noise-shape banded:1000000000 --apart 1")
+    few = ask(
+        "--epsilon 2 --delta 1e-7 --max-participations 3 --rounds 10 --noise-correlation banded:10 "
+        "--min-separation 1"
+    )
+    many = ask(
+        "--epsilon 2 --delta 1e-7 --max-participations 3 --rounds 10 --noise-correlation "
+        "banded:1000000000 --min-separation 1"
+    )
     assert few["noise"] == many["noise"]
-    long = ask("--epsilon 2 --delta 1e-7 --most 3 --rounds 1e15 --noise-shape banded:4")
+    long = ask("--epsilon 2 --delta 1e-7 --max-participations 3 --rounds 1e15 --noise-correlation banded:4")
     assert (
-        long["noise"] == ask("--epsilon 2 --delta 1e-7 --most 3 --rounds 100 --noise-shape banded:4")["noise"]
+        long["noise"]
+        == ask("--epsilon 2 --delta 1e-7 --max-participations 3 --rounds 100 --noise-correlation banded:4")[
+            "noise"
+        ]
     )
 
 
 def test_what_a_killed_run_recorded_after_its_checkpoint_is_said_not_to_be_counted(ask, capsys, here):
-    assert main(shlex.split(f"{RUN} --clip 1 --noise 3 --delta 1e-5 --most 4 --json")) == 0
+    assert main(shlex.split(f"{RUN} --clip 1 --noise 3 --delta 1e-5 --max-participations 4 --json")) == 0
     assert ask("there")["uncounted"] is None
     assert ask("there")["version"] == 6
     with (here / "there" / "records.jsonl").open("a") as file:

@@ -19,7 +19,7 @@ from offbeat.training.runner import run_experiment
 from offbeat.training.settings_file import read
 
 SMALL = shlex.split("--clients 30 --buffer 5 --concurrency 8 --local-steps 1 --batch-size 4")
-COUNTED = shlex.split("--clip 0.5 --delta 1e-5 --most 5")
+COUNTED = shlex.split("--clip 0.5 --delta 1e-5 --max-participations 5")
 LAST = "checkpoint/state.safetensors"
 
 
@@ -49,10 +49,10 @@ ALONE = {
         "--noise 1",
         "--epsilon 2",
         "--delta 1e-5",
-        "--most 3",
-        "--apart 2",
+        "--max-participations 3",
+        "--min-separation 2",
         "--simulate-amplification",
-        "--noise-shape tree",
+        "--noise-correlation tree",
         "--accountant rdp",
         "--adaptive-clip 0.5",
         "--nominal-cohort 50",
@@ -60,43 +60,53 @@ ALONE = {
     )
 }
 COUPLE = "--clip 1 --noise 1 --delta 1e-5"
-WHOLE = f"{COUPLE} --most 5"
+WHOLE = f"{COUPLE} --max-participations 5"
 REFUSED = ALONE | {
     "--clip 1": "privacy needs noise: give --noise, or --epsilon",
     "--clip 1 --noise 1": "privacy needs --delta",
-    COUPLE: "give --most, or --dispatch poisson and --simulate-amplification for a figure that is not a",
+    COUPLE: "give --max-participations, or --dispatch poisson and --simulate-amplification for a "
+    "figure that is not a",
     f"{COUPLE} --simulate-amplification": "is for clients that are drawn by --dispatch poisson",
     f"{COUPLE} --amplified": "amplification by sampling does not hold for a buffer of fixed size, where",
     f"{COUPLE} --dispatch poisson --amplified": "takes the place of one that is absent: bound how often",
-    "--amplified": "with --most, or give --simulate-amplification for a figure that is not a guarantee.",
-    "--clip 0 --noise 1 --delta 1e-5 --most 5": "--clip must be above 0, not 0.",
-    "--clip nan --noise 1 --delta 1e-5 --most 5": "--clip must be above 0, not nan.",
-    "--clip delta=-1 --noise 1 --delta 1e-5 --most 5": "--clip must be above 0, not delta=-1.",
-    "--clip tight --noise 1 --delta 1e-5 --most 5": "--clip takes BOUND or FIELD=BOUND, not 'tight'.",
-    "--clip inf --noise 1 --delta 1e-5 --most 5": "infinite, so no noise hides it",
+    "--amplified": "with --max-participations, or give --simulate-amplification for a figure that "
+    "is not a guarantee.",
+    "--clip 0 --noise 1 --delta 1e-5 --max-participations 5": "--clip must be above 0, not 0.",
+    "--clip nan --noise 1 --delta 1e-5 --max-participations 5": "--clip must be above 0, not nan.",
+    "--clip delta=-1 --noise 1 --delta 1e-5 --max-participations 5": "--clip must be above 0, not delta=-1.",
+    "--clip tight --noise 1 --delta 1e-5 --max-participations "
+    "5": "--clip takes BOUND or FIELD=BOUND, not 'tight'.",
+    "--clip inf --noise 1 --delta 1e-5 --max-participations 5": "infinite, so no noise hides it",
     f"{WHOLE} --clip delta=2": "--clip takes one BOUND for all, or FIELD=BOUND for each field",
-    "--clip delta=1 --clip delta=2 --noise 1 --delta 1e-5 --most 5": "--clip gives delta twice",
-    "--clip dleta=1 --noise 1 --delta 1e-5 --most 5": "unknown upload field 'dleta': did you mean delta?",
-    "--clip 1 --noise -1 --delta 1e-5 --most 5": "--noise must be at least 0 and finite, not -1.0.",
-    "--clip 1 --noise nan --delta 1e-5 --most 5": "--noise must be at least 0 and finite, not nan.",
-    "--clip 1 --epsilon 0 --delta 1e-5 --most 5": "--epsilon must be above 0 and finite, not 0.0.",
-    "--clip 1 --epsilon inf --delta 1e-5 --most 5": "--epsilon must be above 0 and finite, not inf.",
-    "--clip 1 --noise 0 --epsilon 2 --delta 1e-5 --most 5": "a privacy budget but no noise",
-    "--clip 1 --noise 0.1 --epsilon 2 --delta 1e-5 --most 5": "not one server step fits a budget",
-    "--clip 1 --noise 1 --delta 0 --most 5": "--delta must be above 0 and below 1, not 0.0.",
-    "--clip 1 --noise 1 --delta 1 --most 5": "--delta must be above 0 and below 1, not 1.0.",
-    f"{COUPLE} --most 0": "--most must be at least 1",
-    f"{WHOLE} --apart 0": "--apart must be at least 1",
-    f"{WHOLE} --apart 7": "contributions 7 server steps apart take 35 clients with a buffer of 5",
+    "--clip delta=1 --clip delta=2 --noise 1 --delta 1e-5 --max-participations 5": "--clip gives delta twice",
+    "--clip dleta=1 --noise 1 --delta 1e-5 --max-participations "
+    "5": "unknown upload field 'dleta': did you mean delta?",
+    "--clip 1 --noise -1 --delta 1e-5 --max-participations "
+    "5": "--noise must be at least 0 and finite, not -1.0.",
+    "--clip 1 --noise nan --delta 1e-5 --max-participations "
+    "5": "--noise must be at least 0 and finite, not nan.",
+    "--clip 1 --epsilon 0 --delta 1e-5 --max-participations "
+    "5": "--epsilon must be above 0 and finite, not 0.0.",
+    "--clip 1 --epsilon inf --delta 1e-5 --max-participations "
+    "5": "--epsilon must be above 0 and finite, not inf.",
+    "--clip 1 --noise 0 --epsilon 2 --delta 1e-5 --max-participations 5": "a privacy budget but no noise",
+    "--clip 1 --noise 0.1 --epsilon 2 --delta 1e-5 --max-participations "
+    "5": "not one server step fits a budget",
+    "--clip 1 --noise 1 --delta 0 --max-participations 5": "--delta must be above 0 and below 1, not 0.0.",
+    "--clip 1 --noise 1 --delta 1 --max-participations 5": "--delta must be above 0 and below 1, not 1.0.",
+    f"{COUPLE} --max-participations 0": "--max-participations must be at least 1",
+    f"{WHOLE} --min-separation 0": "--min-separation must be at least 1",
+    f"{WHOLE} --min-separation 7": "contributions 7 server steps apart take 35 clients with a buffer of 5",
     f"{WHOLE} --dispatch phases": "cannot be bounded under phases or queues",
     f"{WHOLE} --dispatch queues": "cannot be bounded under phases or queues",
-    f"{WHOLE} --noise-shape trees": "unknown shape of noise 'trees': did you mean tree?",
-    f"{WHOLE} --noise-shape tree:3": "tree noise takes no number",
-    f"{WHOLE} --noise-shape banded": "write banded noise as banded:B",
-    f"{WHOLE} --noise-shape banded:x": "write banded noise as banded:B",
-    f"{WHOLE} --noise-shape banded:0": "banded noise of 0 bands cannot be",
-    f"{WHOLE} --noise-shape tree --adaptive-clip 0.5": "correlated noise needs bounds that stay",
-    f"{COUPLE} --noise-shape tree --simulate-amplification --dispatch poisson": "not amplified by sampling",
+    f"{WHOLE} --noise-correlation trees": "unknown shape of noise 'trees': did you mean tree?",
+    f"{WHOLE} --noise-correlation tree:3": "tree noise takes no number",
+    f"{WHOLE} --noise-correlation banded": "write banded noise as banded:B",
+    f"{WHOLE} --noise-correlation banded:x": "write banded noise as banded:B",
+    f"{WHOLE} --noise-correlation banded:0": "banded noise of 0 bands cannot be",
+    f"{WHOLE} --noise-correlation tree --adaptive-clip 0.5": "correlated noise needs bounds that stay",
+    f"{COUPLE} --noise-correlation tree --simulate-amplification --dispatch "
+    "poisson": "not amplified by sampling",
     f"{COUPLE} --weights polynomial:0.5 --simulate-amplification --dispatch poisson": "staleness weights",
     f"{WHOLE} --accountant plt": "unknown accountant 'plt': did you mean pld",
     f"{WHOLE} --adaptive-clip 1": "--adaptive-clip must be above 0 and below 1, not 1.0.",
@@ -128,12 +138,20 @@ def test_options_that_cannot_be_kept_are_refused_in_one_sentence_before_the_data
     ("method", "words", "said"),
     [
         ("scaffold", WHOLE, "delta and shift: give bounds by field."),
-        ("adamasfl", f"{COUPLE} --most 1", "the start of everyone is a contribution"),
-        ("adamasfl", "--noise 1 --delta 1e-5 --most 5", "--noise needs --clip, the most that a client may"),
+        ("adamasfl", f"{COUPLE} --max-participations 1", "the start of everyone is a contribution"),
+        (
+            "adamasfl",
+            "--noise 1 --delta 1e-5 --max-participations 5",
+            "--noise needs --clip, the most that a client may",
+        ),
         ("cadence", WHOLE, "itself (descent by 1, shift by 2): leave clip out, or give bounds by field."),
-        ("cadence", "--most 5 --delta 1e-5", "privacy needs noise: give --noise, or --epsilon"),
-        ("cadence", "--noise 1 --most 5", "privacy needs --delta"),
-        ("cadence", "--noise 1 --delta 1e-5", "give --most, or --dispatch poisson and --simulate-"),
+        ("cadence", "--max-participations 5 --delta 1e-5", "privacy needs noise: give --noise, or --epsilon"),
+        ("cadence", "--noise 1 --max-participations 5", "privacy needs --delta"),
+        (
+            "cadence",
+            "--noise 1 --delta 1e-5",
+            "give --max-participations, or --dispatch poisson and --simulate-",
+        ),
     ],
 )
 def test_what_a_method_does_not_allow_is_refused_in_one_sentence(
@@ -160,12 +178,12 @@ def test_a_model_with_running_statistics_is_refused(
 @pytest.mark.parametrize(
     "words",
     [
-        "--most 3",
-        "--most 3 --accountant rdp",
-        "--most 3 --noise-shape tree",
-        "--most 3 --noise-shape banded:3",
-        "--most 3 --adaptive-clip 0.5",
-        "--dispatch poisson --simulate-amplification --weights constant --every 12",
+        "--max-participations 3",
+        "--max-participations 3 --accountant rdp",
+        "--max-participations 3 --noise-correlation tree",
+        "--max-participations 3 --noise-correlation banded:3",
+        "--max-participations 3 --adaptive-clip 0.5",
+        "--dispatch poisson --simulate-amplification --weights constant --eval-every 12",
     ],
 )
 def test_noise_is_computed_from_epsilon_so_that_the_run_just_fits(
@@ -192,7 +210,9 @@ def test_noise_is_computed_from_epsilon_so_that_the_run_just_fits(
 
 
 def test_the_start_of_everyone_is_within_the_budget(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = shlex.split("--clip shift=1 --epsilon 8 --delta 1e-5 --most 3 --rounds 8 --every 8")
+    asked = shlex.split(
+        "--clip shift=1 --epsilon 8 --delta 1e-5 --max-participations 3 --rounds 8 --eval-every 8"
+    )
     for more in ([], shlex.split("--dispatch poisson --simulate-amplification")):
         summary = run(capsys, *asked, *more, method="adamasfl")
         assert summary["finished"]
@@ -241,7 +261,7 @@ def test_a_larger_budget_is_no_way_round_one_that_is_spent(
 def test_a_run_ends_when_no_client_may_contribute_any_more(
     here: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    summary = run(capsys, *COUNTED, *shlex.split("--noise 1 --most 2 --rounds 40 --out out"))
+    summary = run(capsys, *COUNTED, *shlex.split("--noise 1 --max-participations 2 --rounds 40 --out out"))
     assert "30 clients that contribute 2 times at most last for 12 of the 40 server steps" in caplog.text
     assert "too few clients may still contribute" in summary["ended"]
     counts: dict[int, int] = {}
@@ -255,7 +275,7 @@ def test_a_run_ends_when_no_client_may_contribute_any_more(
 def test_a_run_that_was_cut_goes_on_with_the_same_noise_and_the_same_count(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = shlex.split("--noise 1 --noise-seed 3 --adaptive-clip 0.5 --rounds 9 --every 1")
+    asked = shlex.split("--noise 1 --noise-seed 3 --adaptive-clip 0.5 --rounds 9 --eval-every 1")
     run(capsys, *COUNTED, *asked, "--out", "whole")
     experiment = Experiment.from_settings(read(here / "whole"))
     versions = iter([False] * 4 + [True])
@@ -294,7 +314,9 @@ def test_without_a_bound_and_noise_it_is_the_plain_run_and_nothing_is_claimed(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(capsys, *shlex.split("--rounds 6 --out plain"))
-    open_words = shlex.split("--clip inf --noise 0 --delta 1e-5 --most 50 --rounds 6 --out open")
+    open_words = shlex.split(
+        "--clip inf --noise 0 --delta 1e-5 --max-participations 50 --rounds 6 --out open"
+    )
     summary = run(capsys, *open_words)
     plain, unhidden = records(here / "plain"), records(here / "open")
     assert [record["loss"] for record in unhidden] == pytest.approx([r["loss"] for r in plain], rel=1e-6)
@@ -307,7 +329,12 @@ def test_without_a_bound_and_noise_it_is_the_plain_run_and_nothing_is_claimed(
 def test_epsilon_is_computed_some_twenty_times_however_often_the_model_is_evaluated(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(capsys, *shlex.split("--clip 1 --noise 1 --delta 1e-5 --most 50 --rounds 60 --every 1 --out out"))
+    run(
+        capsys,
+        *shlex.split(
+            "--clip 1 --noise 1 --delta 1e-5 --max-participations 50 --rounds 60 --eval-every 1 --out out"
+        ),
+    )
     made = [record["epsilon"] for record in records(here / "out")]
     assert [version for version, value in enumerate(made) if value is not None] == list(range(0, 61, 3))
 
@@ -356,7 +383,9 @@ def test_a_private_run_that_lost_its_checkpoint_does_not_go_on(
     assert "has lost its checkpoint, which counts what it told of its clients" in capsys.readouterr().err
 
 
-UNBOUNDED = shlex.split("--noise 0.5 --delta 1e-5 --most 5 --noise-seed 4 --rounds 8 --every 2")
+UNBOUNDED = shlex.split(
+    "--noise 0.5 --delta 1e-5 --max-participations 5 --noise-seed 4 --rounds 8 --eval-every 2"
+)
 
 
 @pytest.mark.parametrize(
@@ -382,7 +411,7 @@ def test_a_method_that_bounds_its_uploads_needs_no_clip_and_says_what_holds(
 
 
 def test_noise_for_an_epsilon_is_the_same_without_a_clip(capsys: pytest.CaptureFixture[str]) -> None:
-    words = shlex.split("--epsilon 8 --delta 1e-5 --most 3 --rounds 4")
+    words = shlex.split("--epsilon 8 --delta 1e-5 --max-participations 3 --rounds 4")
     found = [
         run(capsys, *words, *shlex.split(clip), method=method)["settings"]["noise"]
         for method, clip in (("cadence", ""), ("cadence", "--clip shift=0.1"), ("fedbuff", "--clip 1"))
@@ -407,7 +436,7 @@ def test_a_private_run_without_a_clip_is_cut_resumed_and_replayed(
 def test_a_bound_for_what_others_leave_open_is_left_out_for_a_method_that_has_its_own(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = shlex.split("--clip 0.5 --noise 1 --delta 1e-5 --most 5 --rounds 3 --out out")
+    words = shlex.split("--clip 0.5 --noise 1 --delta 1e-5 --max-participations 5 --rounds 3 --out out")
     assert main(["compare", "cadence", "fedbuff", *SMALL, *words]) == 0
     assert read(here / "out" / "cadence")["clip"] == "descent=1"
     assert read(here / "out" / "cadence")["parameters"] == {"variates": False, "noisy": True}

@@ -22,7 +22,7 @@ from offbeat.training import checkpoint
 from oracle_replay import Settings, oracle_replay
 
 SMALL = "--clients 12 --buffer 3 --concurrency 5 --local-steps 2 --batch-size 4 --rounds 8"
-SMALL += " --limit 2 --dropout 0.2"
+SMALL += " --max-staleness 2 --dropout 0.2"
 
 
 @pytest.fixture(autouse=True)
@@ -146,7 +146,7 @@ def test_bad_input_is_one_sentence(
         "unsaved": {},
         "spoilt": {},
         "sites": {"task": {"module": "local_task:module"}},
-        "private": {"clip": "1", "noise": 0.5, "delta": 1e-5, "most": 9},
+        "private": {"clip": "1", "noise": 0.5, "delta": 1e-5, "max_participations": 9},
     }
     for name, other in others.items():
         (here / name).mkdir()

@@ -54,10 +54,10 @@ def check_same(one: str, other: str) -> None:
     "method",
     [
         "cadence",
-        "cadence --set variates=false --average 0.9",
+        "cadence --set variates=false --ema-decay 0.9",
         "fedbuff --memory mapped --dropout 0.2",
         "scaffold --memory mapped",
-        "ma-light-fedadam --limit 3",
+        "ma-light-fedadam --max-staleness 3",
         "adamasfl --set local_lr=0.1 --set server_lr=0.1 --set beta=0.1",
     ],
 )
@@ -65,7 +65,7 @@ def check_same(one: str, other: str) -> None:
 def test_a_run_goes_past_its_end_as_if_it_had_been_asked_for_more_at_once(
     method: str, every: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    common = f"run {method} {SMALL} --every {every}"
+    common = f"run {method} {SMALL} --eval-every {every}"
     assert call(f"{common} --rounds 6 --out a") == 0
     capsys.readouterr()
     assert call("run --out a --resume --rounds 9 --json") == 0
@@ -82,7 +82,7 @@ def test_a_run_goes_past_its_end_as_if_it_had_been_asked_for_more_at_once(
 def test_how_often_it_is_evaluated_stays_as_it_was_begun() -> None:
     assert call(f"{ENDLESS} --rounds 20 --out a") == 0
     assert call("run --out a --resume --rounds 41") == 0
-    assert call(f"{ENDLESS} --rounds 41 --every 1 --out b") == 0
+    assert call(f"{ENDLESS} --rounds 41 --eval-every 1 --out b") == 0
     check_same("a", "b")
 
 
@@ -99,7 +99,7 @@ def test_a_run_without_an_end_is_told_to_stop_and_goes_on(
 
     with monkeypatch.context() as patch:
         patch.setattr("offbeat.cli.run.run_experiment", pressing)
-        assert call(f"{ENDLESS} --rounds 1000000 --every 3 --out a") == code
+        assert call(f"{ENDLESS} --rounds 1000000 --eval-every 3 --out a") == code
     assert "offbeat: stopped; version 7 is saved; go on with:\n" in capsys.readouterr().err
     assert checkpoint.load(Path("a", LAST)).facts["version"] == 7
     assert [record["version"] for record in records("a")] == [0, 3, 6]
@@ -114,12 +114,12 @@ def test_a_run_without_an_end_is_told_to_stop_and_goes_on(
 def test_a_private_run_goes_past_its_end_where_that_is_what_it_would_have_been(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    words = f"{ENDLESS} --every 2 {HIDDEN} --noise-seed 1 --most 4"
+    words = f"{ENDLESS} --eval-every 2 {HIDDEN} --noise-seed 1 --max-participations 4"
     assert call(f"{words} --rounds 5 --out a") == 0
     assert call("run --out a --resume --rounds 9") == 0
     assert call(f"{words} --rounds 9 --out b") == 0
     check_same("a", "b")
-    words = f"{ENDLESS} --every 2 --epsilon 8 --delta 1e-5 --noise-seed 1 --most 3"
+    words = f"{ENDLESS} --eval-every 2 --epsilon 8 --delta 1e-5 --noise-seed 1 --max-participations 3"
     assert call(f"{words} --rounds 5 --out c") == 0
     assert call("run --out c --resume --rounds 9") == 0
     assert call(f"{words} --rounds 9 --out d") == 0
@@ -136,11 +136,11 @@ def test_a_private_run_goes_past_its_end_where_that_is_what_it_would_have_been(
         ("run adamasfl --set local_lr=0.1", "adamasfl sets its rates by --rounds"),
         ("run masfl", "masfl sets its rates by --rounds"),
         (
-            f"{ENDLESS} --epsilon 8 --delta 1e-5 --most 7",
+            f"{ENDLESS} --epsilon 8 --delta 1e-5 --max-participations 7",
             "noise and epsilon of this run are for 6 server steps",
         ),
         (
-            f"{ENDLESS} --epsilon 8 --delta 1e-5 --most 3 --noise-shape tree",
+            f"{ENDLESS} --epsilon 8 --delta 1e-5 --max-participations 3 --noise-correlation tree",
             "are for 6 server steps",
         ),
         (

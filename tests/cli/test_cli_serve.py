@@ -70,7 +70,7 @@ class Acted:
         (self.folder / "settings.json").write_text(
             json.dumps(ServeConfig.read(Path("serve.toml")).settings())
         )
-        record = {"version": 3, "time": 12.5, "trips": 6, "accuracy": 0.75, "staleness_mean": 0.5}
+        record = {"version": 3, "time": 12.5, "client_updates": 6, "accuracy": 0.75, "staleness_mean": 0.5}
         (self.folder / "records.jsonl").write_text(json.dumps(record) + "\n")
         told = [
             {"event": "joined", "name": "hospital", "client": 1},

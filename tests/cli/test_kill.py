@@ -26,11 +26,11 @@ pytestmark = pytest.mark.slow
 KILLS = 12  # for each method
 PART = ".state.safetensors.part"  # where a checkpoint is before it is whole
 SMALL = shlex.split(
-    "--clients 12 --buffer 3 --concurrency 5 --local-steps 1 --batch-size 4 --every 2 --seed 5"
+    "--clients 12 --buffer 3 --concurrency 5 --local-steps 1 --batch-size 4 --eval-every 2 --seed 5"
 )
 RUNS = {
     "adamasfl": ["run", "adamasfl", *SMALL, "--rounds", "25"],  # clients have memory
-    "fadas-da": ["run", "fadas-da", *SMALL, "--rounds", "25", "--average", "0.99", "--dropout", "0.1"],
+    "fadas-da": ["run", "fadas-da", *SMALL, "--rounds", "25", "--ema-decay", "0.99", "--dropout", "0.1"],
 }
 
 

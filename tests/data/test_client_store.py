@@ -433,7 +433,7 @@ SMALL = Experiment.of(
     local_steps=1,
     batch_size=4,
     rounds=14,
-    every=2,
+    eval_every=2,
     memory="mapped",
 )
 
@@ -441,7 +441,7 @@ SMALL = Experiment.of(
 def test_a_mapped_run_on_the_command_line_that_crashes_twice_ends_as_one_in_ram(tmp_path: Path) -> None:
     words = [
         f"--{name}={getattr(SMALL, name.replace('-', '_'))}"
-        for name in ("clients", "buffer", "concurrency", "local-steps", "batch-size", "rounds", "every")
+        for name in ("clients", "buffer", "concurrency", "local-steps", "batch-size", "rounds", "eval-every")
     ]
     assert main(["run", "adamasfl", *words, "--out", str(tmp_path / "ram"), "--memory", "ram"]) == 0
     out = tmp_path / "mapped"

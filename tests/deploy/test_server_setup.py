@@ -18,7 +18,7 @@ from offbeat.deploy.site import site
 from offbeat.deploy.user_code import frozen_weights_digest, seeded_module
 from offbeat.errors import InputError
 
-PRIVATE = {"clip": 1.0, "noise": 2.0, "delta": 1e-5, "most": 3}
+PRIVATE = {"clip": 1.0, "noise": 2.0, "delta": 1e-5, "max_participations": 3}
 
 
 def plain() -> nn.Module:

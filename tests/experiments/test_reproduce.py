@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from experiments.__main__ import main
 from experiments.reproduce.measures import LastModel, LastRounds, TimeTo
 from experiments.reproduce.outcome import ComputeOptions, placed_experiment, run_cell
 from experiments.reproduce.page import aligned, markdown, marker, terms, written
@@ -32,7 +33,6 @@ from experiments.studies.momentum import evenly, speed_ups
 from experiments.studies.registry import STUDIES, find_study
 
 from offbeat.algorithms import Setting, build
-from offbeat.cli.main import main
 from offbeat.data.datasets import Source, load
 from offbeat.data.download import downloads
 from offbeat.data.partition import parse_partition
@@ -54,7 +54,7 @@ VERSIONS = [
     for study in STUDIES.values()
     for name, version in (("full", study.full), ("quick", study.quick))
 ]
-QUICK = Experiment.of(algorithm="fedbuff", clients=20, concurrency=10, rounds=8, every=4)
+QUICK = Experiment.of(algorithm="fedbuff", clients=20, concurrency=10, rounds=8, eval_every=4)
 
 
 def curve(*accuracies: float, failure: str | None = None, every: int = 10) -> Curve:
@@ -142,7 +142,7 @@ def test_runs_that_two_tables_share_are_run_once() -> None:
 def test_where_a_run_is_computed_is_not_part_of_what_it_is() -> None:
     one = cell("a")
     elsewhere = replace(
-        one, row="b", column="d", experiment=replace(one.experiment, device="cuda", how="mapped")
+        one, row="b", column="d", experiment=replace(one.experiment, device="cuda", execution="mapped")
     )
     assert elsewhere.key == one.key
     for other in (
@@ -158,7 +158,7 @@ def test_a_shortened_run_is_another_run_and_a_longer_one_is_not_made() -> None:
     one = replace(cell("a"), scale=2)
     assert one.shortened(None) is one
     short = one.shortened(3)
-    assert (short.experiment.rounds, short.experiment.every) == (6, 4)
+    assert (short.experiment.rounds, short.experiment.eval_every) == (6, 4)
     assert short.key != one.key
     assert one.shortened(100).key == one.key
 
@@ -313,7 +313,7 @@ def test_a_speed_up_is_steps_of_the_best_baseline_over_steps_to_the_same() -> No
     for (method, beta, rate), each in scores.items():
         rates = (("local_lr", 0.1), ("server_lr", rate), ("beta", beta))
         rule = "fedavgm" if method == "fedbuff" else f"{method}-fedavgm"
-        made = replace(QUICK, algorithm=rule, parameters=rates, every=10)
+        made = replace(QUICK, algorithm=rule, parameters=rates, eval_every=10)
         cells[Cell("digits, fedavgm", method, made)] = each
     table = speed_ups(tuple(cells), {one.key: curve(*s) for one, s in cells.items()})
     assert table.rows == (
@@ -337,7 +337,7 @@ def test_a_speed_up_is_steps_of_the_best_baseline_over_steps_to_the_same() -> No
 
 
 def test_the_many_records_at_the_end_of_a_curve_do_not_count_as_steps() -> None:
-    one = replace(cell("a"), experiment=replace(QUICK, every=4))
+    one = replace(cell("a"), experiment=replace(QUICK, eval_every=4))
     whole = Curve((0, 4, 7, 8), (0.0, 1.0, 2.0, 3.0), (0.1, 0.2, 0.9, 0.3), None, None, 1.0, "CPU", "")
     assert evenly(one, whole)[:3] == ((0, 4, 8), (0.0, 1.0, 3.0), (0.1, 0.2, 0.3))
 
@@ -450,7 +450,7 @@ def test_a_line_that_is_no_record_is_one_sentence(
         file.write(line)
     sentence = f"line 2 of {path} is no record: remove that line, or name another --out."
     for words in (["fadas-table2", "--quick", "--table"], []):
-        assert main(["reproduce", *words, "--out", str(tmp_path)]) == 2
+        assert main([*words, "--out", str(tmp_path)]) == 2
         assert capsys.readouterr().err == f"offbeat: {sentence}\n"
 
 
@@ -458,7 +458,7 @@ def test_records_that_cannot_be_read_are_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "quick.jsonl").mkdir()
-    assert main(["reproduce", "fadas-table2", "--quick", "--table", "--out", str(tmp_path)]) == 2
+    assert main(["fadas-table2", "--quick", "--table", "--out", str(tmp_path)]) == 2
     assert "quick.jsonl cannot be read (Is a directory): name another --out.\n" in capsys.readouterr().err
 
 
@@ -469,7 +469,7 @@ def test_a_record_holds_what_it_takes_to_judge_it() -> None:
     assert record["settings"]["algorithm"] == "fedbuff"
     assert record["seed"] == 0
     assert record["version"][0] == 0
-    assert record["trips"][-1] == 80
+    assert record["client_updates"][-1] == 80
     assert "last" not in record
     assert len(record["accuracy"]) == len(record["loss"]) == len(record["version"]) == 6
     # 360 test images, every third: an accuracy is a whole number of 120ths
@@ -481,7 +481,7 @@ def test_a_record_holds_what_it_takes_to_judge_it() -> None:
 
 def test_where_models_are_averaged_a_record_holds_the_last_model_too() -> None:
     plain, averaged = (
-        run_cell(replace(cell("a"), experiment=replace(QUICK, average=average)), ComputeOptions())
+        run_cell(replace(cell("a"), experiment=replace(QUICK, ema_decay=average)), ComputeOptions())
         for average in (None, 0.5)
     )
     assert averaged["last"] == plain["accuracy"]
@@ -582,7 +582,7 @@ def test_nothing_is_waited_for_after_the_deadline() -> None:
 
 
 def run(tmp_path: Path, *words: str) -> int:
-    return main(["reproduce", "fadas-table7", "--quick", "--rounds", "2", "--out", str(tmp_path), *words])
+    return main(["fadas-table7", "--quick", "--rounds", "2", "--out", str(tmp_path), *words])
 
 
 @pytest.mark.slow
@@ -623,12 +623,12 @@ def test_the_list_tells_what_each_shows_costs_and_has(
     one = TABLE2.quick.cells[0]
     path = tmp_path / "experiments" / "fadas" / "records" / "quick.jsonl"
     append(path, run_cell(one.shortened(1), ComputeOptions()) | {"key": one.key})
-    assert main(["reproduce"]) == 0
+    assert main([]) == 0
     text = capsys.readouterr().out
     for study in STUDIES.values():
         assert f"{study.name}: {study.shows}" in text
     assert f"quick: 1 of {len(TABLE2.quick.cells)} runs are recorded" in text
-    assert main(["reproduce", "--json"]) == 0
+    assert main(["--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["studies"]
     assert {row["name"]: row["quick"]["recorded"] for row in rows}["fadas-table2"] == 1
 
@@ -671,7 +671,7 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
     (tmp_path / "other").write_bytes(b"\xff")
-    assert main(["reproduce", *words]) == 2
+    assert main([*words]) == 2
     error = capsys.readouterr().err
     assert sentence in error
     assert error.count("\n") == 1
@@ -684,7 +684,7 @@ def test_in_full_without_data_it_is_one_sentence_on_where_to_get_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
-    assert main(["reproduce", study.name, "--data-dir", "empty"]) == 2
+    assert main([study.name, "--data-dir", "empty"]) == 2
     error = capsys.readouterr().err
     if study.name == "language-glue":  # which asks for weights first
         assert "name the folder of its weights and tokenizer with --weights" in error
@@ -738,11 +738,11 @@ def test_what_is_written_twice_is_the_same() -> None:
 def test_the_terms_tell_seeds_machines_dates_cost_and_command() -> None:
     version = STUDIES["adamasfl-fig1"].quick
     study = STUDIES["adamasfl-fig1"]
-    assert terms(study, version, {}, True) == "0 of 26 runs: `offbeat reproduce adamasfl-fig1 --quick`"
+    assert terms(study, version, {}, True) == "0 of 26 runs: `python -m experiments adamasfl-fig1 --quick`"
     held = {one.key: curve(0.5) for one in version.cells}
     assert terms(study, version, held, False) == (
         "26 of 26 runs, seeds 0, 1, CPU, 2026-01-02, 26 minutes of processes: "
-        "`offbeat reproduce adamasfl-fig1 --device cuda --data-dir DIR`"
+        "`python -m experiments adamasfl-fig1 --device cuda --data-dir DIR`"
     )
 
 

@@ -91,7 +91,7 @@ def test_every_ablation_varies_one_thing_and_keeps_the_rates(version: Version) -
     fixed = {replace(one.experiment, algorithm="fadas", parameters=(), concurrency=25, buffer=5, seed=0)
              for one in version.cells}  # fmt: skip
     assert len(fixed) == 1
-    assert all(TRIPS // b % one.experiment.every == 0 for one in version.cells for b in BUFFERS)
+    assert all(TRIPS // b % one.experiment.eval_every == 0 for one in version.cells for b in BUFFERS)
 
 
 def test_the_ablations_have_the_delays_of_the_authors_scripts() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from experiments.__main__ import main
 from experiments.reproduce.measures import LastRounds
 from experiments.reproduce.outcome import ComputeOptions, run_cell
 from experiments.reproduce.page import terms
@@ -15,7 +16,6 @@ from experiments.reproduce.weights import digest
 from experiments.studies.language import GLUE, TASKS
 from transformers import BertConfig, BertForSequenceClassification
 
-from offbeat.cli.main import main
 from offbeat.nn.language import train_tokenizer
 
 WORDS = ("fine", "bad", "film", "plot", "great", "dull")
@@ -60,7 +60,7 @@ def test_a_quick_run_is_recorded_and_shown_beside_what_is_claimed(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "records"
-    words = ["reproduce", "language-glue", "--quick", "--data-dir", str(data), "--out", str(out)]
+    words = ["language-glue", "--quick", "--data-dir", str(data), "--out", str(out)]
     assert main([*words, "--rounds", "2", "--runs", "2", "--processes", "1"]) == 0
     shown = capsys.readouterr().out
     assert "2 of 14 runs, seed 42, CPU" in shown
@@ -98,7 +98,7 @@ def test_weights_that_are_missing_or_of_no_use_are_one_sentence(
     words: list[str], sentence: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "records"
-    assert main(["reproduce", *words, "--data-dir", str(data), "--out", str(out)]) == 2
+    assert main([*words, "--data-dir", str(data), "--out", str(out)]) == 2
     error = capsys.readouterr().err
     assert sentence in error
     assert error.count("\n") == 1
@@ -108,7 +108,7 @@ def test_weights_that_are_missing_or_of_no_use_are_one_sentence(
 def test_weights_that_do_not_fit_or_are_broken_are_one_sentence(
     data: Path, weights: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["reproduce", "language-glue", "--data-dir", str(data), "--weights", str(weights)]
+    words = ["language-glue", "--data-dir", str(data), "--weights", str(weights)]
     tokenizer = (weights / "tokenizer.json").read_text()
     settings = json.loads((weights / "config.json").read_text())
     for change, sentence in (
@@ -131,7 +131,7 @@ def test_records_of_other_weights_are_not_gone_on_with(
     data: Path, weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "records"
-    words = ["reproduce", "language-glue", "--data-dir", str(data), "--out", str(out), "--rounds", "1"]
+    words = ["language-glue", "--data-dir", str(data), "--out", str(out), "--rounds", "1"]
     cell = next(cell for cell in GLUE.full.cells if cell.column == "SST-2").shortened(1)
     append(out / "full.jsonl", run_cell(cell, ComputeOptions(data_dir=str(data), weights=str(weights))))
     assert main([*words, "--table", "--weights", str(weights)]) == 0
@@ -180,7 +180,7 @@ def test_the_page_says_which_weights_its_runs_started_from() -> None:
 
 def test_files_that_are_missing_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["language-glue", "--quick", "--data-dir", str(tmp_path), "--out", str(tmp_path / "records")]
-    assert main(["reproduce", *words]) == 2
+    assert main([*words]) == 2
     assert "train.tsv of GLUE's SST-2 is not in" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 

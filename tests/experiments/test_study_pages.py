@@ -9,14 +9,13 @@ from statistics import stdev
 from typing import NamedTuple
 
 import pytest
+from experiments.__main__ import main
 from experiments.reproduce.measures import LastModel, LastRounds, Measure, TimeTo
 from experiments.reproduce.page import figures, marker, section, written
 from experiments.reproduce.records import Curve, append, recorded
 from experiments.reproduce.study import Cell, Study, Version
 from experiments.reproduce.tables import Best, Swept, entries_of, whole_seeds
 from experiments.studies.registry import STUDIES
-
-from offbeat.cli.main import main
 
 EXPERIMENTS = Path(__file__).parent.parent.parent / "experiments"
 
@@ -365,7 +364,7 @@ def test_the_command_shows_the_cost_and_writes_its_table_and_drawings(
         append(tmp_path / "quick.jsonl", {"key": cell.key} | empty | told | score)
     page = tmp_path / "page.md"
     page.write_text("<!-- padamfed-fig1 quick -->\n<!-- end -->\n")
-    words = ["reproduce", "padamfed-fig1", "--quick", "--table", "--out", str(tmp_path), "--write", str(page)]
+    words = ["padamfed-fig1", "--quick", "--table", "--out", str(tmp_path), "--write", str(page)]
     assert main(words) == 0
     shown = capsys.readouterr().out
     # the grid of fedavg is at places 2, 3 and 4
@@ -382,7 +381,7 @@ def test_the_command_shows_the_cost_and_writes_its_table_and_drawings(
     assert ["digits i.i.d.: fedavg", "0.530", "0.537", "0.540", "0.540 (3 runs)"] in facts["cost"]["rows"]
 
 
-ADAMASFL = ["reproduce", "adamasfl-fig1", "--quick", "--table", "--out"]
+ADAMASFL = ["adamasfl-fig1", "--quick", "--table", "--out"]
 ADAMASFL.append(str(EXPERIMENTS / "adamasfl" / "records"))
 
 

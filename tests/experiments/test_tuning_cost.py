@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from offbeat.training.experiment import Experiment
 
 VALUES = st.lists(st.floats(0.0, 1.0), min_size=1, max_size=7)
-QUICK = Experiment.of(algorithm="fedbuff", clients=20, concurrency=10, rounds=8, every=4)
+QUICK = Experiment.of(algorithm="fedbuff", clients=20, concurrency=10, rounds=8, eval_every=4)
 
 
 def curve(*accuracies: float, failure: str | None = None) -> Curve:

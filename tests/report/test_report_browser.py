@@ -127,8 +127,8 @@ def browser(home: Path) -> Iterator[Tab]:
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("browser")
     make_run(folder / "one")
-    make_run(folder / "a run with quite a long name", algorithm="fadas", dropout=0.2, limit=1)
-    make_run(folder / "private", clip="0.5", noise=1.0, delta=1e-5, most=8, noise_seed=1)
+    make_run(folder / "a run with quite a long name", algorithm="fadas", dropout=0.2, max_staleness=1)
+    make_run(folder / "private", clip="0.5", noise=1.0, delta=1e-5, max_participations=8, noise_seed=1)
     runs = [folder / name for name in ("one", "a run with quite a long name", "private")]
     return make_report(runs, folder / "page.html", with_fairness=True).page
 

@@ -19,8 +19,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run, one that loses work, and one that is private."""
     folder = tmp_path_factory.mktemp("making")
     make_run(folder / "plain")
-    make_run(folder / "dropout", dropout=0.2, limit=1)
-    make_run(folder / "private", clip="0.5", noise=1.0, delta=1e-5, most=8, noise_seed=1)
+    make_run(folder / "dropout", dropout=0.2, max_staleness=1)
+    make_run(folder / "private", clip="0.5", noise=1.0, delta=1e-5, max_participations=8, noise_seed=1)
     return folder
 
 

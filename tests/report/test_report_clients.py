@@ -83,7 +83,7 @@ def test_accuracies_are_those_of_each_clients_own_examples(made: Path) -> None:
 
 
 def test_an_averaged_model_is_the_one_that_is_asked(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run", average=0.9)
+    folder = make_run(tmp_path / "run", ema_decay=0.9)
     plain = make_run(tmp_path / "plain")
     averaged, other = (client_accuracies(read_runs([each])).popitem()[1] for each in (folder, plain))
     assert isinstance(averaged, ClientAccuracies)

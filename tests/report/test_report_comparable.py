@@ -57,9 +57,9 @@ def test_settings_that_differ_come_first(made: Run) -> None:
 
 
 def test_a_setting_that_one_run_lacks_differs(made: Run) -> None:
-    rows = {row.name: row for row in settings_table([made, other(made, limit=3)])}
-    assert rows["--limit"].differs
-    assert rows["--limit"].values == (None, "3")
+    rows = {row.name: row for row in settings_table([made, other(made, max_staleness=3)])}
+    assert rows["--max-staleness"].differs
+    assert rows["--max-staleness"].values == (None, "3")
 
 
 def test_a_difference_is_not_rounded_away(made: Run) -> None:

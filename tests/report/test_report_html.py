@@ -45,8 +45,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with some runs."""
     folder = tmp_path_factory.mktemp("page")
     make_run(folder / "one")
-    make_run(folder / "two", algorithm="fadas", dropout=0.2, limit=1)
-    make_run(folder / "private", clip="0.5", noise=1.0, delta=1e-5, most=8, clients=12, noise_seed=1)
+    make_run(folder / "two", algorithm="fadas", dropout=0.2, max_staleness=1)
+    make_run(
+        folder / "private", clip="0.5", noise=1.0, delta=1e-5, max_participations=8, clients=12, noise_seed=1
+    )
     return folder
 
 
@@ -123,7 +125,7 @@ def test_it_says_what_is_private_and_on_which_terms(runs: list[Path]) -> None:
 
 def test_an_epsilon_of_before_is_not_taken_for_all_that_was_spent(tmp_path: Path) -> None:
     folder = make_unfinished_run(
-        tmp_path / "killed", 5, clip="0.5", noise=1.0, delta=1e-5, most=8, noise_seed=1
+        tmp_path / "killed", 5, clip="0.5", noise=1.0, delta=1e-5, max_participations=8, noise_seed=1
     )
     page = html.unescape(report([folder]))
     (known,) = re.findall(r"\(epsilon, delta\) = \((\S+), 1e-05\) up to server step 4, and more since:", page)
@@ -163,7 +165,7 @@ def test_a_page_that_tells_of_a_secret_sample_says_so(runs: list[Path]) -> None:
 def test_it_says_which_settings_differ(runs: list[Path]) -> None:
     page = report(runs[:2])
     rows = re.findall(r'<tr class="differs"><th scope="row">≠ ([^<]*)</th>', page)
-    assert {"method", "--dropout", "--limit"} <= set(rows)
+    assert {"method", "--dropout", "--max-staleness"} <= set(rows)
     assert "--clients" not in rows
 
 
@@ -179,7 +181,7 @@ def test_wasted_work_of_one_run_is_told_apart(runs: list[Path]) -> None:
 def test_a_run_without_accuracy_and_trace_says_so(runs: list[Path]) -> None:
     run = runs[0]
     (run / "trace.jsonl").unlink()
-    write_lines(run, "records", [{"version": 8, "time": 3.0, "trips": 24, "bytes": 12}])
+    write_lines(run, "records", [{"version": 8, "time": 3.0, "client_updates": 24, "bytes": 12}])
     page = html.unescape(report([run]))
     assert "one has no accuracy in its records." in page
     assert "one has no trace of a server step." in page

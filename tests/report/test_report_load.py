@@ -25,7 +25,7 @@ def test_a_run_is_read_as_it_was_written(run: Path) -> None:
     (read,) = read_runs([run])
     records = lines(run, "records")
     assert read.label == "run"
-    for name in ("version", "time", "trips", "accuracy", "loss", "bytes"):
+    for name in ("version", "time", "client_updates", "accuracy", "loss", "bytes"):
         assert read.records[name].tolist() == [record[name] for record in records]
     assert np.isnan(read.records["epsilon"]).all()
     assert read.trace is not None
@@ -62,7 +62,7 @@ def test_long_lines_are_found_at_the_end_of_a_trace(run: Path, monkeypatch: pyte
 def test_what_is_missing_is_not_known(run: Path) -> None:
     (run / "trace.jsonl").unlink()
     shutil.rmtree(run / "checkpoint")
-    write_lines(run, "records", [{"version": 0, "time": 0.0, "trips": 0}])
+    write_lines(run, "records", [{"version": 0, "time": 0.0, "client_updates": 0}])
     (read,) = read_runs([run])
     assert read.trace is None
     assert read.ending.unread == "the run has no checkpoint"
@@ -113,7 +113,9 @@ def bad(run: Path, kind: str) -> Path:
         case "half a record":
             (run / "records.jsonl").write_text('{"version": 0')
         case "bad record":
-            (run / "records.jsonl").write_text('{"version": 0, "time": 0, "trips": 0, "loss": "low"}\n')
+            (run / "records.jsonl").write_text(
+                '{"version": 0, "time": 0, "client_updates": 0, "loss": "low"}\n'
+            )
         case "no record":
             (run / "records.jsonl").write_text('{"loss": 1.0}\n')
         case "list":

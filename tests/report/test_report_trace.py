@@ -14,7 +14,7 @@ from report_world import lines, make_run
 @pytest.fixture(scope="module")
 def lossy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("digest") / "lossy"
-    return make_run(folder, rounds=40, limit=1, dropout=0.2, delays="exponential:2")
+    return make_run(folder, rounds=40, max_staleness=1, dropout=0.2, delays="exponential:2")
 
 
 @pytest.fixture(scope="module")

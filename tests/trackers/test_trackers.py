@@ -28,7 +28,7 @@ from offbeat.trackers.tracker import (
 )
 from offbeat.training.folder import read_jsonl
 
-RUN = ("run", "fedbuff", "--rounds", "6", "--every", "2", "--clients", "20", "--concurrency", "10")
+RUN = ("run", "fedbuff", "--rounds", "6", "--eval-every", "2", "--clients", "20", "--concurrency", "10")
 RECORD = {"version": 2, "time": 1.5, "accuracy": 0.25, "epsilon": None, "dropped": 0, "fine": True}
 
 # SQLAlchemy 2.1 warns of what MLflow 3.17 asks of it; nothing here can change that.

@@ -37,7 +37,7 @@ def private(**given: object) -> Experiment:
 
 @given(st.floats(0.1, 20), st.integers(1, 60))
 def test_noise_for_an_epsilon_is_the_least_and_a_little(epsilon: float, most: int) -> None:
-    found = noise_of(private(epsilon=epsilon, most=most), Asynchronous(20))
+    found = noise_of(private(epsilon=epsilon, max_participations=most), Asynchronous(20))
     least = calibrate(epsilon, 1e-6, min(most, 50))
     assert least <= found <= 1.003 * least
     assert found == float(f"{found:.4g}")
@@ -51,13 +51,13 @@ def test_noise_for_an_epsilon_under_sampling_is_the_least_and_a_little() -> None
 
 @pytest.mark.parametrize(("shape", "apart"), [("tree", 1), ("banded:4", 4)])
 def test_noise_for_an_epsilon_grows_with_the_sensitivity_of_its_shape(shape: str, apart: int) -> None:
-    found = noise_of(private(epsilon=2.0, most=5, noise_shape=shape), Asynchronous(20))
+    found = noise_of(private(epsilon=2.0, max_participations=5, noise_correlation=shape), Asynchronous(20))
     least = calibrate(2.0, 1e-6, 1) * parse_correlation(shape).sensitivity(50, 5, apart)
     assert least <= found <= 1.003 * least
 
 
 def test_a_noise_that_is_given_stays() -> None:
-    assert noise_of(private(epsilon=2.0, noise=3.0, most=5), Asynchronous(20)) == 3.0
+    assert noise_of(private(epsilon=2.0, noise=3.0, max_participations=5), Asynchronous(20)) == 3.0
 
 
 def test_without_a_bound_it_is_the_mean() -> None:
@@ -66,16 +66,18 @@ def test_without_a_bound_it_is_the_mean() -> None:
 
 def test_bounds_are_of_the_field_that_is_named_or_of_the_only_one() -> None:
     for clip in ("0.5", "delta=0.5"):
-        made = build_aggregate(private(clip=clip, noise=1.0, most=2), ALGORITHM)
+        made = build_aggregate(private(clip=clip, noise=1.0, max_participations=2), ALGORITHM)
         assert isinstance(made, Private)
         assert made.bounds == (("delta", 0.5),)
 
 
 def test_bounds_that_a_method_guarantees_are_those_that_could_be_named() -> None:
     for parameters, clip in (((), "descent=1"), ((("variates", True),), "descent=1,shift=2")):
-        own = private(algorithm="cadence", parameters=parameters, clip=None, noise=1.0, most=2)
+        own = private(algorithm="cadence", parameters=parameters, clip=None, noise=1.0, max_participations=2)
         cadence = build("cadence", Setting(10, 1, 50), dict(own.parameters))
-        named = private(algorithm="cadence", parameters=own.parameters, clip=clip, noise=1.0, most=2)
+        named = private(
+            algorithm="cadence", parameters=own.parameters, clip=clip, noise=1.0, max_participations=2
+        )
         assert build_aggregate(own, cadence) == build_aggregate(named, cadence)
 
 
@@ -91,7 +93,7 @@ def test_shapes_and_accountants_are_read_from_their_own_names() -> None:
 
 
 def test_momentum_approximation_trusts_noisy_rows_less_unless_its_solver_was_chosen() -> None:
-    asked = {"algorithm": "ma-fedavgm", "clip": "0.5", "noise": 1.0, "delta": 1e-5, "most": 9}
+    asked = {"algorithm": "ma-fedavgm", "clip": "0.5", "noise": 1.0, "delta": 1e-5, "max_participations": 9}
     for parameters, penalty in (
         ((), (1.0 / math.sqrt(1 - 1 / 1.21) / 10) ** 2),
         ((("penalty", 0.5),), 0.5),

@@ -18,15 +18,15 @@ def test_every_method_comes_with_its_own_protocol(name):
     assert experiment.dispatch == entry.dispatch
     assert experiment.weights == entry.weights
     assert experiment.buffer == (entry.buffer or 10)
-    assert experiment.every == 5
+    assert experiment.eval_every == 5
 
 
 def test_what_was_given_wins_over_the_protocol():
     experiment = Experiment.of(
-        algorithm="fedavg", dispatch="round-refill", buffer=4, every=7, model="logistic"
+        algorithm="fedavg", dispatch="round-refill", buffer=4, eval_every=7, model="logistic"
     )
-    assert (experiment.dispatch, experiment.buffer, experiment.every, experiment.model) == (
-        "rounds",
+    assert (experiment.dispatch, experiment.buffer, experiment.eval_every, experiment.model) == (
+        "round-refill",
         4,
         7,
         "logistic",
@@ -35,14 +35,14 @@ def test_what_was_given_wins_over_the_protocol():
 
 def test_settings_survive_a_file():
     experiment = Experiment.of(
-        algorithm="adamasfl", parameters=(("beta", 0.5), ("local_lr", 0.01)), limit=3, average=0.9
+        algorithm="adamasfl", parameters=(("beta", 0.5), ("local_lr", 0.01)), max_staleness=3, ema_decay=0.9
     )
     assert Experiment.from_settings(json.loads(json.dumps(experiment.settings()))) == experiment
 
 
 @pytest.mark.parametrize("settings", [{}, {"parameters": []}])
 def test_settings_that_are_not_of_a_run_are_refused(settings):
-    with pytest.raises(InputError, match="these settings are not of a run"):
+    with pytest.raises(InputError, match="these are not the settings of a run"):
         Experiment.from_settings(settings)
 
 
@@ -64,16 +64,16 @@ def test_a_setting_of_the_wrong_type_is_named(field):
 
 @pytest.mark.parametrize(
     "name",
-    ["clients", "concurrency", "buffer", "local_steps", "local_epochs", "batch_size", "rounds", "every"],
+    ["clients", "concurrency", "buffer", "local_steps", "local_epochs", "batch_size", "rounds", "eval_every"],
 )
 @pytest.mark.parametrize("value", [0, -1, 2**31])
 def test_a_count_out_of_range_is_refused(name, value):
-    with pytest.raises(InputError, match=f"--{name.replace('_', '-')} must be at least 1 and below 2\\^31"):
+    with pytest.raises(InputError, match=f"{name} must be at least 1 and below 2\\^31"):
         dataclasses.replace(Experiment(), **{name: value})
 
 
 def test_a_folder_for_data_that_needs_none_is_refused():
-    with pytest.raises(InputError, match="digits ships with scikit-learn and needs no --data-dir"):
+    with pytest.raises(InputError, match="digits ships with scikit-learn and needs no data_dir"):
         Experiment.of(data="digits", data_dir="somewhere")
     assert Experiment.of(data="mnist", data_dir="somewhere").data_dir == "somewhere"
 
@@ -125,7 +125,7 @@ def test_the_method_that_nobody_names_needs_no_rate_and_no_bound():
     assert own.dispatch == "asynchronous"
 
 
-HIDING = {"noise": 1.0, "delta": 1e-6, "most": 5}
+HIDING = {"noise": 1.0, "delta": 1e-6, "max_participations": 5}
 
 
 def test_a_method_that_bounds_all_it_uploads_sets_the_clip_where_privacy_is_asked_for():
@@ -161,5 +161,5 @@ def test_what_a_method_has_for_private_runs_are_parameters_that_it_takes(name):
 
 @pytest.mark.parametrize("name", sorted(CATALOGUE.keys() - {"cadence"}))
 def test_a_method_that_leaves_a_field_open_still_asks_for_a_clip(name):
-    with pytest.raises(InputError, match="--noise needs --clip, the most that a client may add to a sum"):
+    with pytest.raises(InputError, match="noise needs clip, the most that a client may add to a sum"):
         Experiment.of(algorithm=name, **HIDING)

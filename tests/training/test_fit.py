@@ -16,6 +16,6 @@ def test_a_later_end_is_refused_for_methods_whose_rates_follow_from_it(name: str
     if name not in READING:
         check_extendable(name, {}, 20, 40)
         return
-    with pytest.raises(InputError, match="sets its rates by --rounds, so 40 in place of 20 is another run"):
+    with pytest.raises(InputError, match="sets its rates by rounds, so 40 in place of 20 is another run"):
         check_extendable(name, {}, 20, 40)
     check_extendable(name, GIVEN, 20, 40)

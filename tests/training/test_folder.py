@@ -147,10 +147,10 @@ def test_the_differences_between_settings_are_named(tmp_path):
     with pytest.raises(InputError) as caught:
         settings_file.compare(tmp_path, other)
     for difference in (
-        "the method was fedavg and is now fedadam",
-        "--rounds was 3 and is now 4",
-        "--set local_lr was 0.1 and is now not set",
-        "--set beta1 was not set and is now 0.5",
+        "algorithm was fedavg and is now fedadam",
+        "rounds was 3 and is now 4",
+        "parameters.local_lr was 0.1 and is now not set",
+        "parameters.beta1 was not set and is now 0.5",
     ):
         assert difference in str(caught.value)
 

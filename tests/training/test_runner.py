@@ -24,9 +24,9 @@ SMALL = Experiment.of(
     local_steps=1,
     batch_size=4,
     rounds=7,
-    every=3,
+    eval_every=3,
     dropout=0.2,
-    limit=1,
+    max_staleness=1,
 )
 
 
@@ -56,7 +56,7 @@ def test_records_say_what_the_trace_says(trial, tmp_path):
 
 
 def test_what_is_evaluated_is_the_average_where_one_is_asked_for(trial):
-    averaged = dataclasses.replace(SMALL, average=0.9, every=1)
+    averaged = dataclasses.replace(SMALL, ema_decay=0.9, eval_every=1)
     x = None
     shots = train(
         trial.algorithm,
@@ -76,7 +76,7 @@ def test_what_is_evaluated_is_the_average_where_one_is_asked_for(trial):
 
 @pytest.mark.parametrize("cut", range(7))
 def test_a_run_stopped_after_any_step_goes_on_with_the_same_records(trial, tmp_path, cut):
-    experiment = dataclasses.replace(SMALL, average=0.9)
+    experiment = dataclasses.replace(SMALL, ema_decay=0.9)
     with RunFolder.begin(tmp_path / "whole", {}) as folder:
         list(run_experiment(experiment, trial, folder))
     asked = itertools.chain([False] * cut, itertools.repeat(True))
@@ -126,7 +126,7 @@ def test_checkpoints_by_time_take_a_small_share_of_it(trial, monkeypatch):
     clock = itertools.count(step=2.0)  # every look at it takes two seconds
     monkeypatch.setattr(runner.time, "monotonic", lambda: next(clock))
     folder = Saves()
-    list(run_experiment(dataclasses.replace(SMALL, rounds=60, every=60), trial, folder))
+    list(run_experiment(dataclasses.replace(SMALL, rounds=60, eval_every=60), trial, folder))
     gaps = [b - a for a, b in itertools.pairwise(folder.versions[:-1])]
     assert gaps
     assert min(gaps) > 5
@@ -194,7 +194,7 @@ def test_a_folder_keeps_why_training_diverged_until_it_goes_on(trial, tmp_path):
 
 @pytest.mark.parametrize(("rounds", "every"), [(4000, 33), (4000, 200), (4000, 1), (40, 7), (5, 1), (30, 30)])
 def test_epsilon_is_told_about_twenty_times_whatever_is_recorded(rounds, every):
-    experiment = dataclasses.replace(SMALL, rounds=rounds, every=every)
+    experiment = dataclasses.replace(SMALL, rounds=rounds, eval_every=every)
     due = range(0, rounds, every)
     told = [version for version in due if runner._epsilon_due(version, experiment)]
     assert told[0] == 0
@@ -212,7 +212,7 @@ def test_the_model_is_the_same_whether_or_not_it_is_written(trial, tmp_path):
 
 @pytest.mark.parametrize("first", [1, 3, 5])
 def test_a_run_that_goes_past_its_end_has_the_records_of_a_longer_one(trial, tmp_path, first):
-    whole = dataclasses.replace(SMALL, average=0.9)
+    whole = dataclasses.replace(SMALL, ema_decay=0.9)
     with RunFolder.begin(tmp_path / "whole", {}) as folder:
         list(run_experiment(whole, trial, folder))
     with RunFolder.begin(tmp_path / "cut", {}) as folder:

@@ -19,11 +19,11 @@ from offbeat.training.runner import RunOutcome, run_experiment
 
 _AXES = {
     "version": "server steps",
-    "trips": "client trips",
+    "client_updates": "client updates",
     "time": "virtual time",
     "bytes": "bytes sent, down and up",
 }
-_COLUMNS = ("accuracy", "best", "steps", "trips", "time", "staleness", "worst", "wasted")
+_COLUMNS = ("accuracy", "best", "steps", "client_updates", "time", "staleness", "worst", "wasted")
 _MARKS = (0.1, 0.25, 0.5, 1.0)
 
 
@@ -115,7 +115,7 @@ def _print_report(
 
 
 def _experiment(given: argparse.Namespace, name: str) -> Experiment:
-    """The same settings for all; a method that steps on each arrival gets as many client trips."""
+    """The same settings for all; a method that steps on each arrival gets as many client updates."""
     options = experiment_options(given)
     own = parse_parameters(name, given.set, given.algorithms)
     if "=" not in options.get("clip", "=") and clip_of(name, own) is not None:
@@ -126,7 +126,7 @@ def _experiment(given: argparse.Namespace, name: str) -> Experiment:
         return experiment
     scale = max(1, options.get("buffer", Experiment.buffer) // fixed)
     return dataclasses.replace(
-        experiment, buffer=fixed, rounds=experiment.rounds * scale, every=experiment.every * scale
+        experiment, buffer=fixed, rounds=experiment.rounds * scale, eval_every=experiment.eval_every * scale
     )
 
 
@@ -140,7 +140,7 @@ def _summary(records: list[dict[str, Any]], target: float, failure: str | None) 
         "accuracy": None if failure else last["accuracy"],
         "best": max(record["accuracy"] for record in records),
         "steps": reached.get("version"),
-        "trips": reached.get("trips"),
+        "client_updates": reached.get("client_updates"),
         "time": reached.get("time"),
         "staleness": sum(ages) / len(ages) if ages else 0.0,
         "worst": max(record["staleness_max"] for record in records),
@@ -168,7 +168,9 @@ def _accuracy_at(records: list[dict[str, Any]], axis: str, mark: float) -> float
 def _print_summary(rows: dict[str, dict[str, Any]], target: float) -> None:
     table = [[name, *[row[column] for column in _COLUMNS]] for name, row in rows.items()]
     terminal.print_table(
-        f"at the end; steps, trips and time until accuracy {target:.3f}", ["", *_COLUMNS], table
+        f"at the end; steps, client updates and time until accuracy {target:.3f}",
+        ["", *(column.replace("_", " ") for column in _COLUMNS)],
+        table,
     )
     for name, row in rows.items():
         if row["failure"]:

@@ -481,7 +481,11 @@ class _TerminalObserver:
     """What a person sees while it runs."""
 
     def record(self, record: dict[str, Any]) -> None:
-        words = [f"version {record['version']}", f"{record['time']:.0f} s", f"{record['trips']} updates"]
+        words = [
+            f"version {record['version']}",
+            f"{record['time']:.0f} s",
+            f"{record['client_updates']} updates",
+        ]
         words += [
             f"{name} {terminal.format_number(record[name])}"
             for name in ("accuracy", "loss")

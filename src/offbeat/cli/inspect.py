@@ -13,20 +13,22 @@ from pathlib import Path
 from typing import Any
 
 from offbeat.algorithms import CATALOGUE, find
-from offbeat.algorithms.momentum_approximation import relative_errors
 from offbeat.algorithms.registry import check_interval
 from offbeat.cli import terminal
-from offbeat.cli.options import experiment_options, warn_of_unused_concurrency
-from offbeat.report.build import make_report
+from offbeat.cli.options import add_settings, experiment_options, number, warn_of_unused_concurrency
 from offbeat.schedule.availability import Dropout, parse_availability
 from offbeat.schedule.clock import Clock
 from offbeat.schedule.delays import parse_delay
 from offbeat.schedule.scheduler import Buffer, Scheduler
 from offbeat.schedule.statistics import iterate_buffers, summarise
-from offbeat.training.build import build_dispatch
-from offbeat.training.experiment import Experiment
+from offbeat.training.experiment import Experiment, build_dispatch
 
 _NO_THEORY = "none usable"
+
+
+def add_algorithms_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of `offbeat algorithms`."""
+    command.add_argument("name", nargs="?", metavar="NAME", help="of a method to show")
 
 
 def algorithms_command(given: argparse.Namespace) -> int:
@@ -92,14 +94,25 @@ def _print_one(name: str, described: dict[str, Any]) -> None:
         print("S: updates per server step; K: local steps of a task; T: server steps.")
 
 
+def add_schedule_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of `offbeat schedule`."""
+    add_settings(command, "schedule", methods_own=False)
+    command.add_argument(
+        "--momentum",
+        type=number,
+        metavar="BETA",
+        help="also show how far momentum BETA is from momentum without delay, approximated or not",
+    )
+
+
 def schedule_command(given: argparse.Namespace) -> int:
     """Simulate, and show staleness and waiting."""
-    experiment = Experiment.of(**experiment_options(given))
+    experiment = Experiment(**experiment_options(given))
     dispatch = build_dispatch(experiment)
     source = dispatch.source(experiment.seed)
     delays = parse_delay(experiment.delays).bind(source, experiment.clients)
     clock = Clock(delays, source, Dropout(experiment.dropout))
-    limit = float("inf") if experiment.limit is None else experiment.limit
+    limit = float("inf") if experiment.max_staleness is None else experiment.max_staleness
     availability = parse_availability(experiment.availability)
     flow = Scheduler(clock, dispatch, source, experiment.clients, experiment.buffer, limit, availability)
     if given.momentum is not None:
@@ -133,6 +146,8 @@ def _with_staleness(steps: Iterable[Buffer], staleness: list[tuple[int, ...]]) -
 
 
 def _momentum(beta: float, staleness: Sequence[tuple[int, ...]]) -> dict[str, float]:
+    from offbeat.algorithms.momentum_approximation import relative_errors  # loads PyTorch
+
     span = 1 + max(map(max, staleness))
     return {"beta": beta} | relative_errors(staleness, beta, span)._asdict()
 
@@ -176,6 +191,8 @@ def add_report_options(command: argparse.ArgumentParser) -> None:
 
 def report_command(given: argparse.Namespace) -> int:
     """Write it, and say where."""
+    from offbeat.report.build import make_report  # loads PyTorch
+
     made = make_report(
         [Path(run) for run in given.runs], Path(given.out), anyway=given.anyway, with_fairness=given.fairness
     )

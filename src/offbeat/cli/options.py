@@ -1,36 +1,35 @@
-"""Numbers and places as the command line has them.
-
-How what was given on the command line becomes settings of an experiment.
-"""
+"""Options of the command line: how settings become options, and options an experiment."""
 
 import argparse
-import dataclasses
 import inspect
 import logging
 import math
-import types
-import typing
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, get_args
 
-from offbeat.algorithms import Method, find
 from offbeat.errors import InputError, unknown_name
 from offbeat.training.experiment import Experiment
+from offbeat.training.schema import NamedSetting, settings_of
 
-_MAX_DIGITS = 18  # that a count may have
+if TYPE_CHECKING:
+    from offbeat.algorithms import Method
+
+_MAX_DIGITS = 18  # of a count
+_DISPATCH_WITHOUT_CONCURRENCY = ("synchronous", "phases")
 
 
 def folder_name(text: str) -> str:
-    """Of a folder; an empty one would be the folder of now, which nobody means."""
+    """The name of a folder; rejects an empty path, which would be the working directory."""
     if not text:
         raise argparse.ArgumentTypeError("it is empty: name a folder, or leave it out")
     return text
 
 
 def whole_number(text: str) -> int:
-    """Digits."""
+    """An integer."""
     try:
         return int(text)
     except ValueError:
@@ -38,7 +37,7 @@ def whole_number(text: str) -> int:
 
 
 def number(text: str) -> float:
-    """Any."""
+    """A number."""
     try:
         return float(text)
     except ValueError:
@@ -46,7 +45,7 @@ def number(text: str) -> float:
 
 
 def large_count(text: str) -> int:
-    """A whole number that may be written as 1e7."""
+    """An integer that may be written as 1e7."""
     try:
         value = Decimal(text)
     except InvalidOperation:
@@ -56,27 +55,127 @@ def large_count(text: str) -> int:
     return int(value)
 
 
-_EXPERIMENT_FIELDS = {field.name for field in dataclasses.fields(Experiment)}
-_DISPATCH_WITHOUT_CONCURRENCY = ("synchronous", "phases")
+_CONVERTERS: dict[type, Callable[[str], Any]] = {str: str, int: whole_number, float: number}
+
+
+def option_name(name: str) -> str:
+    """A setting as the command line spells it, for error messages."""
+    if name == "algorithm":
+        return "the method"
+    if name.startswith("parameters."):
+        return f"--set {name.removeprefix('parameters.')}"
+    return f"--{name.replace('_', '-')}"
+
+
+def add_settings(
+    command: argparse._ActionsContainer, group: str, cls: type = Experiment, *, methods_own: bool = True
+) -> None:
+    """Add an option for each setting of a group.
+
+    An option that is not given is absent from the result, so that a resumed run takes it from its folder.
+    `methods_own` describes the defaults that depend on the method as such.
+    """
+    for each in settings_of(cls).values():
+        if each.info.group == group:
+            _add_setting(command, each, methods_own)
+
+
+def _add_setting(command: argparse._ActionsContainer, each: NamedSetting, methods_own: bool) -> None:
+    name, text = option_name(each.name), each.help.replace("%", "%%")
+    if each.type is bool:
+        command.add_argument(name, action="store_true", default=argparse.SUPPRESS, help=text)
+        return
+    default = (methods_own and each.info.default_text) or each.default
+    command.add_argument(
+        name,
+        type=_CONVERTERS[each.type],
+        default=argparse.SUPPRESS,
+        metavar=each.info.metavar,
+        help=text if default is None else f"{text} [{default}]",
+    )
+
+
+def add_experiment(command: argparse.ArgumentParser) -> None:
+    """Add the options that set up an experiment, and where it is written."""
+    for group in ("data", "schedule", "training"):
+        add_settings(command, group)
+    privacy = command.add_argument_group(
+        "privacy", "all but --secure need --clip, unless the method bounds all its uploads"
+    )
+    clip = settings_of(Experiment)["clip"]
+    privacy.add_argument(
+        "--clip", action="append", default=argparse.SUPPRESS, metavar=clip.info.metavar, help=clip.help
+    )
+    add_settings(privacy, "privacy")
+    command.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a hyperparameter; may be repeated; METHOD.NAME for one of several methods",
+    )
+    command.add_argument(
+        "--out", type=folder_name, metavar="DIR", help="where to write [the next free folder in runs/]"
+    )
+
+
+def add_run_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of `offbeat run`."""
+    command.add_argument(
+        "algorithm",
+        nargs="?",
+        default=argparse.SUPPRESS,
+        metavar="ALGORITHM",
+        help=f"see 'offbeat algorithms' [{Experiment.algorithm}]",
+    )
+    add_experiment(command)
+    command.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with the run in --out, also past its end with a larger --rounds that sets no rate",
+    )
+    command.add_argument(
+        "--save-every",
+        type=whole_number,
+        metavar="N",
+        help="checkpoint every N server steps [from time to time]",
+    )
+    trackers = command.add_argument_group(
+        "trackers", "also send the records there; a resumed run continues there"
+    )
+    trackers.add_argument("--tensorboard", metavar="DIR", help="event files, in a folder of DIR")
+    trackers.add_argument("--wandb", metavar="PROJECT", help="Weights & Biases")
+    trackers.add_argument("--mlflow", metavar="URI", help="MLflow: a server, or sqlite:///FILE")
+
+
+def add_compare_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of `offbeat compare`."""
+    command.add_argument(
+        "algorithms", nargs="+", metavar="ALGORITHM", help="two or more; see 'offbeat algorithms'"
+    )
+    add_experiment(command)
+    command.add_argument(
+        "--target", type=number, metavar="ACCURACY", help="accuracy to reach [95 %% of the best]"
+    )
 
 
 def experiment_options(given: argparse.Namespace) -> dict[str, Any]:
-    """Those of the options given that are fields of an experiment; files by their full path."""
-    options = {name: value for name, value in vars(given).items() if name in _EXPERIMENT_FIELDS}
+    """The given options that are settings of an experiment, with absolute paths."""
+    options = {name: value for name, value in vars(given).items() if name in settings_of(Experiment)}
     if "local_steps" in options and "local_epochs" in options:
         raise InputError("--local-steps and --local-epochs exclude each other: give one of them.")
     if "data_dir" in options:
         options["data_dir"] = str(Path(options["data_dir"]).absolute())
     if "clip" in options:
         options["clip"] = ",".join(options["clip"])
-    law, _, path = options.get("delays", "").partition(":")
-    if law == "recorded" and path:
-        options["delays"] = f"{law}:{Path(path).absolute()}"
+    kind, _, path = options.get("delays", "").partition(":")
+    if kind == "recorded" and path:
+        options["delays"] = f"{kind}:{Path(path).absolute()}"
     return options
 
 
 def warn_of_unused_concurrency(given: argparse.Namespace, experiments: Iterable[Experiment]) -> None:
-    """Say of a concurrency that was given that nobody asks for it."""
+    """Warn if a concurrency was given and no method uses it."""
     rules = {experiment.dispatch for experiment in experiments}
     if hasattr(given, "concurrency") and rules <= set(_DISPATCH_WITHOUT_CONCURRENCY):
         logging.getLogger("offbeat").warning(
@@ -86,15 +185,15 @@ def warn_of_unused_concurrency(given: argparse.Namespace, experiments: Iterable[
 
 
 def warn_of_exhausted_clients(experiment: Experiment) -> None:
-    """Say of bounded contributions that they cannot last for all server steps."""
-    if experiment.most is None:
+    """Warn if bounded contributions cannot last for all server steps."""
+    if experiment.max_participations is None:
         return
-    steps = experiment.clients * experiment.most // experiment.buffer
+    steps = experiment.clients * experiment.max_participations // experiment.buffer
     if steps < experiment.rounds:
         logging.getLogger("offbeat").warning(
             "%d clients that contribute %d times at most last for %d of the %d server steps: "
-            "raise --most or --clients, or lower --rounds.",
-            *(experiment.clients, experiment.most, steps, experiment.rounds),
+            "raise --max-participations or --clients, or lower --rounds.",
+            *(experiment.clients, experiment.max_participations, steps, experiment.rounds),
         )
 
 
@@ -102,6 +201,8 @@ def parse_parameters(
     algorithm: str, settings: Sequence[str], among: Collection[str] = ()
 ) -> tuple[tuple[str, Any], ...]:
     """`name=value` texts as typed hyperparameters of one method; `other.name=value` is for another."""
+    from offbeat.algorithms import find
+
     entry = find(algorithm)
     values: dict[tuple[str, str], Any] = {}
     for text in settings:
@@ -119,7 +220,9 @@ def parse_parameters(
     return tuple(sorted({own: value for (_, own), value in special_last}.items()))
 
 
-def _convert_parameter(entry: Method, algorithm: str, name: str, value: str, among: Collection[str]) -> Any:
+def _convert_parameter(entry: "Method", algorithm: str, name: str, value: str, among: Collection[str]) -> Any:
+    from offbeat.algorithms import find
+
     if name not in entry.parameters():
         if any(name in find(other).parameters() for other in among):
             raise InputError(
@@ -140,9 +243,9 @@ def _convert_parameter(entry: Method, algorithm: str, name: str, value: str, amo
 
 
 def _parameter_type(parameter: inspect.Parameter) -> type:
-    """float, int, bool or str, also where None is allowed."""
-    annotation = parameter.annotation
-    if isinstance(annotation, types.UnionType):
-        annotation = next(kind for kind in typing.get_args(annotation) if kind is not types.NoneType)
+    """float, int, bool or str, also if None is allowed."""
+    annotation: Any = parameter.annotation
+    if isinstance(annotation, UnionType):
+        annotation = next(each for each in get_args(annotation) if each is not NoneType)
     kind: type = annotation
     return kind

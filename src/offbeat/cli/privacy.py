@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from offbeat.cli import terminal
-from offbeat.cli.options import large_count, number
+from offbeat.cli.options import large_count, number, option_name
 from offbeat.errors import InputError
 from offbeat.privacy.accountant import (
     Accountant,
@@ -28,8 +28,6 @@ from offbeat.privacy.correlated import (
     parse_correlation,
 )
 from offbeat.privacy.ledger import correct_statement, is_simulated
-from offbeat.training import checkpoint
-from offbeat.training.folder import read_jsonl
 
 _OPTIONS: dict[str, tuple[Callable[[str], Any], str, str]] = {
     "epsilon": (number, "E", "to be told the noise"),
@@ -38,13 +36,13 @@ _OPTIONS: dict[str, tuple[Callable[[str], Any], str, str]] = {
     "population": (large_count, "N", "how many clients there are"),
     "cohort": (large_count, "S", "how many of them are in a server step, on average"),
     "rounds": (large_count, "T", "server steps"),
-    "most": (large_count, "N", "no sampling is claimed: contributions of a client at most"),
-    "apart": (
+    "max_participations": (large_count, "N", "no sampling is claimed: contributions of a client at most"),
+    "min_separation": (
         large_count,
         "N",
         "server steps between two of them at least; default: 1, or as the noise needs it",
     ),
-    "noise_shape": (str, "SHAPE", "over server steps: independent, tree or banded:B [independent]"),
+    "noise_correlation": (str, "SPEC", "over server steps: independent, tree or banded:B [independent]"),
     "accountant": (str, "NAME", "pld or rdp [pld]"),
 }
 _OPTIONS_OF_RUNS = ("delta", "accountant")
@@ -65,11 +63,11 @@ class PrivacyClaim(NamedTuple):
         return [Releases(noise / self.scale, self.times, self.rate)]
 
 
-def add_options(command: argparse.ArgumentParser) -> None:
+def add_privacy_options(command: argparse.ArgumentParser) -> None:
     """The words of this command."""
     command.add_argument("folder", nargs="?", metavar="RUN_FOLDER", help="to be told epsilon of a run so far")
     for name, (kind, word, text) in _OPTIONS.items():
-        command.add_argument(f"--{name.replace('_', '-')}", type=kind, default=None, metavar=word, help=text)
+        command.add_argument(option_name(name), type=kind, default=None, metavar=word, help=text)
 
 
 def privacy_command(given: argparse.Namespace) -> int:
@@ -98,7 +96,7 @@ def _answer_for_numbers(given: argparse.Namespace) -> dict[str, Any]:
         raise InputError("give --delta, well below one in the number of clients, such as 1e-7.")
     check_delta(given.delta)
     accountant = parse_accountant(given.accountant or "pld")
-    claim = _sampled_claim(given) if given.most is None else _bounded_claim(given)
+    claim = _sampled_claim(given) if given.max_participations is None else _bounded_claim(given)
     if given.noise is None:
         check_epsilon(given.epsilon)
         least = calibrate(given.epsilon, given.delta, claim.times, claim.rate, accountant) * claim.scale
@@ -111,7 +109,7 @@ def _answer_for_numbers(given: argparse.Namespace) -> dict[str, Any]:
         "noise": noise,
         **_epsilons(claim.releases(noise), given.delta, accountant),
         "rate": claim.rate,
-        "contributions": None if claim.rate is not None else given.most,
+        "contributions": None if claim.rate is not None else given.max_participations,
         "assumption": claim.assumption,
         "neighbours": claim.neighbours,
     }
@@ -120,7 +118,9 @@ def _answer_for_numbers(given: argparse.Namespace) -> dict[str, Any]:
 def _answer_for_run(given: argparse.Namespace) -> dict[str, Any]:
     for name in _OPTIONS:
         if name not in _OPTIONS_OF_RUNS and getattr(given, name) is not None:
-            raise InputError(f"--{name.replace('_', '-')} is not asked of a run: leave it out.")
+            raise InputError(f"{option_name(name)} is not asked of a run: leave it out.")
+    from offbeat.training import checkpoint  # loads PyTorch
+
     folder = Path(given.folder)
     place = folder / "checkpoint" / "state.safetensors"
     if not place.exists():
@@ -154,6 +154,8 @@ def _answer_for_run(given: argparse.Namespace) -> dict[str, Any]:
 
 def _uncounted(folder: Path, version: int) -> str | None:
     """What was recorded after the checkpoint, by a run that goes on or was killed."""
+    from offbeat.training.folder import read_jsonl
+
     records = read_jsonl(folder, "records") if (folder / "records.jsonl").exists() else ()
     last = max((record["version"] for record in records), default=version)
     if last <= version:
@@ -186,14 +188,17 @@ def _sampled_claim(given: argparse.Namespace) -> PrivacyClaim:
     for name in ("population", "cohort", "rounds"):
         if getattr(given, name) is None:
             raise InputError(
-                f"give --{name} too: sampling needs --population, --cohort and --rounds; "
-                "give --most instead where clients are not sampled."
+                f"give {option_name(name)} too: sampling needs --population, --cohort and --rounds; "
+                "give --max-participations instead where clients are not sampled."
             )
     _check_counts(given)
-    if given.apart is not None or not isinstance(
-        parse_correlation(given.noise_shape or "independent"), IndependentNoise
+    if given.min_separation is not None or not isinstance(
+        parse_correlation(given.noise_correlation or "independent"), IndependentNoise
     ):
-        raise InputError("--apart and correlated noise rest on how often a client contributes: give --most.")
+        raise InputError(
+            "--min-separation and correlated noise rest on how often a client contributes: give "
+            "--max-participations."
+        )
     rate = given.cohort / given.population
     return PrivacyClaim(
         given.rounds,
@@ -209,30 +214,34 @@ def _sampled_claim(given: argparse.Namespace) -> PrivacyClaim:
 def _bounded_claim(given: argparse.Namespace) -> PrivacyClaim:
     """No amplification."""
     _check_counts(given)
-    shape = parse_correlation(given.noise_shape or "independent")
+    shape = parse_correlation(given.noise_correlation or "independent")
     default = shape.bands if isinstance(shape, BandedNoise) else 1
-    apart = default if given.apart is None else given.apart
-    times = f"at most {given.most:,} time{'s' if given.most > 1 else ''}"
+    apart = default if given.min_separation is None else given.min_separation
+    times = f"at most {given.max_participations:,} time{'s' if given.max_participations > 1 else ''}"
     if apart > 1:
         times += f", at least {apart:,} server steps apart"
     words = f"no amplification: each client contributes {times}, once to a server step, and when is public"
     neighbours = "runs that differ by one client, there with all it contributes or with nothing in its place"
     if isinstance(shape, IndependentNoise):
-        most = given.most if given.rounds is None else max_contributions(given.rounds, given.most, apart)
+        most = (
+            given.max_participations
+            if given.rounds is None
+            else max_contributions(given.rounds, given.max_participations, apart)
+        )
         return PrivacyClaim(most, None, 1.0, words, neighbours)
     if given.rounds is None:
         raise InputError("correlated noise depends on how long a run is: give --rounds.")
-    scale = shape.sensitivity(given.rounds, given.most, apart)
+    scale = shape.sensitivity(given.rounds, given.max_participations, apart)
     words += f"; noise is correlated over {given.rounds:,} server steps ({shape.name})"
     return PrivacyClaim(1, None, scale, f"{words}, which a client moves by at most {scale:.4g}", neighbours)
 
 
 def _check_counts(given: argparse.Namespace) -> None:
-    for name in ("population", "cohort", "rounds", "most", "apart"):
+    for name in ("population", "cohort", "rounds", "max_participations", "min_separation"):
         value = getattr(given, name)
         if value is not None and value < 1:
-            raise InputError(f"--{name} is {value}: give at least 1.")
-    population, cohort, rounds, most = given.population, given.cohort, given.rounds, given.most
+            raise InputError(f"{option_name(name)} is {value}: give at least 1.")
+    population, cohort, rounds, most = given.population, given.cohort, given.rounds, given.max_participations
     if None not in (population, cohort) and cohort > population:
         raise InputError(
             f"a cohort of {cohort:,} cannot come from {population:,} clients: lower it, or add clients."
@@ -240,7 +249,7 @@ def _check_counts(given: argparse.Namespace) -> None:
     if None not in (population, cohort, rounds, most) and cohort * rounds > population * most:
         raise InputError(
             f"{rounds:,} server steps of {cohort:,} clients take more than {most:,} contributions of each of "
-            f"{population:,}: raise --most, or lower --rounds."
+            f"{population:,}: raise --max-participations, or lower --rounds."
         )
 
 

@@ -38,7 +38,7 @@ class SavedModel(NamedTuple):
     named: bool
 
 
-def add_options(command: argparse.ArgumentParser) -> None:
+def add_replay_options(command: argparse.ArgumentParser) -> None:
     """The words of this command."""
     command.add_argument("trace", metavar="TRACE", help="a run's folder, or the trace.jsonl in it")
     command.add_argument(
@@ -152,7 +152,7 @@ def _on_local_engine(experiment: Experiment, engine: str | None) -> Experiment:
     return dataclasses.replace(
         experiment,
         engine=name,
-        how=experiment.how if name == "vectorised" else "auto",
+        execution=experiment.execution if name == "vectorised" else "auto",
         workers=None,
         ray_address=None,
         delays="constant:1",
@@ -188,7 +188,7 @@ def _load_saved_model(folder: Path, experiment: Experiment, until: int | None) -
     place = whole if whole.is_file() else named
     if not place.is_file():
         raise InputError(f"the run in {folder} has saved no model yet: leave out --compare.")
-    if place == named and experiment.average is not None:
+    if place == named and experiment.ema_decay is not None:
         raise InputError(f"{named} is an average of models, and the last one is gone: leave out --compare.")
     facts, tensors = checkpoint.load(place)
     if facts.get("start"):

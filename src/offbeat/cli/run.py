@@ -40,16 +40,6 @@ from offbeat.training.runner import RunOutcome, run_experiment, saved_outcome
 _SQLITE = "sqlite:///"
 
 
-def add_tracker_options(command: argparse.ArgumentParser) -> None:
-    """The options."""
-    group = command.add_argument_group(
-        "trackers", "the same records elsewhere, too; a resumed run goes on there"
-    )
-    group.add_argument("--tensorboard", metavar="DIR", default=None, help="event files, in a folder of DIR")
-    group.add_argument("--wandb", metavar="PROJECT", default=None, help="Weights & Biases")
-    group.add_argument("--mlflow", metavar="URI", default=None, help="MLflow: a server, or sqlite:///FILE")
-
-
 def tracker_options(given: argparse.Namespace) -> TrackerOptions:
     """What was asked for, and can be had here."""
     asked = TrackerOptions(
@@ -164,7 +154,7 @@ def _resume(given: argparse.Namespace, asked_for: TrackerOptions) -> int:
             warn_of_exhausted_clients(experiment)
             print(
                 f"offbeat: the run in {out} goes on to {experiment.rounds} server steps in place of "
-                f"{known.rounds}, evaluated every {experiment.every} as before.",
+                f"{known.rounds}, evaluated every {experiment.eval_every} as before.",
                 file=sys.stderr,
             )
         return _train(
@@ -262,7 +252,7 @@ def _print_records(
     columns = {
         "version": "version",
         "time": "time",
-        "trips": "trips",
+        "client_updates": "updates",
         "loss": "loss",
         "accuracy": "accuracy",
         "staleness_mean": "staleness",

@@ -1,32 +1,29 @@
-"""What a person sees: a bar while it runs, short tables at the end.
-
-What belongs to the whole process: signals that ask it to stop, and how many threads it computes with.
-"""
+"""The terminal and the process: progress bars, tables, signals that ask to stop, and threads."""
 
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from offbeat.aggregate.mean import PrivacyCost
-from offbeat.engines.single_process import Vectorised
-from offbeat.training.build import RunSpec
 from offbeat.training.experiment import Experiment
-from offbeat.training.runner import Progress as Step
+
+if TYPE_CHECKING:  # these load PyTorch, which some commands do without
+    from offbeat.aggregate.mean import PrivacyCost
+    from offbeat.training.build import RunSpec
+    from offbeat.training.runner import Progress as Step
 
 
 class ProgressBar(NamedTuple):
     """Told of every server step, and before the first of clients done and clients in all."""
 
-    step: Callable[[Step], None]
+    step: "Callable[[Step], None]"
     start: Callable[[int, int], None]
 
 
@@ -46,7 +43,7 @@ def bar(label: str, rounds: int, begun: int = 0) -> Iterator[ProgressBar]:
         task = progress.add_task(label, total=rounds, completed=begun, words="starting")
         metric = ""
 
-        def on_step(step: Step) -> None:
+        def on_step(step: "Step") -> None:
             nonlocal metric
             if step.record:
                 metric = f"  accuracy {step.record['accuracy']:.3f}"
@@ -79,7 +76,7 @@ def print_pairs(title: str, values: Mapping[str, Any]) -> None:
     _print_titled(title, shown)
 
 
-def privacy_sentence(spent: PrivacyCost) -> str:
+def privacy_sentence(spent: "PrivacyCost") -> str:
     """What was told about any one client, and on which terms."""
     return f"(epsilon, delta) = ({spent.epsilon:.4g}, {spent.delta:g}); {spent.terms}"
 
@@ -145,8 +142,12 @@ def stop_signals(words: bytes = _STOPPING) -> Iterator[StopRequest]:
             signal.signal(number, handler)
 
 
-def limit_threads(experiment: Experiment, trial: RunSpec) -> None:
-    """One thread where a small model is why clients are computed together: more would wait for each other."""
+def limit_threads(experiment: Experiment, trial: "RunSpec") -> None:
+    """Use one thread if a small model is trained for many clients at once: more would wait for each other."""
+    import torch
+
+    from offbeat.engines.single_process import Vectorised
+
     if (
         experiment.engine == "auto"
         and isinstance(trial.engine, Vectorised)

@@ -40,7 +40,7 @@ import torch
 from torch import Tensor
 
 from offbeat import trees
-from offbeat.errors import InputError, unknown_name
+from offbeat.errors import InputError, setting_name, unknown_name
 from offbeat.trees import Tree
 
 
@@ -374,10 +374,12 @@ def make_client_store(
         raise InputError(f"this checkpoint keeps the clients' memory {kept}: resume it with memory={fit}.")
     match place:
         case InRam():
-            _check_space(need, free_ram(), clients, "in RAM", "'--memory mapped'")
+            _check_space(need, free_ram(), clients, "in RAM", f"{setting_name('memory')} mapped")
             return TensorStore(initial, "cpu", device)
         case OnDevice():
-            _check_space(need, free_device_memory(device), clients, f"on {device}", "'--memory mapped'")
+            _check_space(
+                need, free_device_memory(device), clients, f"on {device}", f"{setting_name('memory')} mapped"
+            )
             return TensorStore(initial, device, device)
         case Mapped(folder):
             path = folder / _STORE_FILE if folder else None

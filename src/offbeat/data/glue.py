@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from offbeat.data.formats import MissingFileError, find_file, parse_file
 from offbeat.data.population import Examples
+from offbeat.errors import setting_name
 from offbeat.nn.language import VOCABULARY_SIZE, encode, train_tokenizer
 
 NAMES = ("mrpc", "rte", "sst2")
@@ -71,7 +72,8 @@ def _find(name: str, folder: Path, file: str) -> Path:
     except MissingFileError:
         raise MissingFileError(
             f"the file {file} of GLUE's {own} is not in {folder}: get it from gluebenchmark.com/tasks and "
-            f"unpack it there, as {folder / own / file}, or choose another place with --data-dir."
+            f"unpack it there, as {folder / own / file}, or choose another place with "
+            f"{setting_name('data_dir')}."
         ) from None
 
 

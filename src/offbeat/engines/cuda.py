@@ -30,7 +30,7 @@ from offbeat.engines.local import (
     make_local_fn,
     separate_inputs,
 )
-from offbeat.errors import InputError
+from offbeat.errors import InputError, setting_name
 from offbeat.nn.problem import Problem
 from offbeat.trees import Tree
 
@@ -224,7 +224,9 @@ class StreamExecutor:
         self, problem: Problem, population: Population, slots: int = 8, compiled: bool = False
     ) -> None:
         if problem.device.type != "cuda":
-            raise InputError("streams of graphs need a GPU: use --device cuda, or another way to compute.")
+            raise InputError(
+                f"streams of graphs need a GPU: use {setting_name('device')} cuda, or another way to compute."
+            )
         if slots < 1:
             raise InputError(f"{slots} streams cannot compute anything: give at least 1.")
         self._problem = problem

@@ -35,7 +35,7 @@ from offbeat.engines.worker_pool import (
     guided_chunks,
 )
 from offbeat.engines.worker_runtime import Serial, pack_worker
-from offbeat.errors import InputError
+from offbeat.errors import InputError, setting_name
 from offbeat.nn.problem import Problem, Statistics
 from offbeat.schedule.availability import Always, Availability, Dropout
 from offbeat.schedule.clock import Clock
@@ -217,7 +217,9 @@ class Workers:
     def __post_init__(self) -> None:
         check_worker_count(self.workers)
         if self.problem.device.type != "cpu":
-            raise InputError("worker processes compute on the CPU: use --device cpu, or another engine.")
+            raise InputError(
+                f"worker processes compute on the CPU: use {setting_name('device')} cpu, or another engine."
+            )
         if not hasattr(socket, "send_fds"):
             raise InputError("this system cannot share memory with workers: use the sequential engine.")
 

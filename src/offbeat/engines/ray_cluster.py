@@ -42,7 +42,7 @@ from offbeat.engines.worker_pool import (
     guided_chunks,
 )
 from offbeat.engines.worker_runtime import Serial, WorkerRuntime, attempt, pack_worker
-from offbeat.errors import InputError
+from offbeat.errors import InputError, setting_name
 from offbeat.nn.problem import Problem, Statistics
 from offbeat.schedule.availability import Always, Availability, Dropout
 from offbeat.schedule.clock import Clock
@@ -142,14 +142,18 @@ def _keep_sigterm() -> Iterator[None]:
 
 
 def _unreachable(address: str) -> InputError:
-    return InputError(f"no Ray cluster answers at {address}: start one there, or leave out --ray-address.")
+    return InputError(
+        f"no Ray cluster answers at {address}: start one there, or leave out {setting_name('ray_address')}."
+    )
 
 
 def _refused(address: str | None, reason: str) -> InputError:
     if address is None:
         return InputError(f"Ray does not start here ({reason}): use the engine 'workers'.")
     if address == "auto":
-        return InputError("no Ray cluster runs here: give the address of one, or leave out --ray-address.")
+        return InputError(
+            f"no Ray cluster runs here: give the address of one, or leave out {setting_name('ray_address')}."
+        )
     return InputError(
         f"the Ray cluster at {address} refuses ({reason}): use its version of Ray, and if it wants a token, "
         "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN."
@@ -279,7 +283,7 @@ class RayPool:
             kind = f"{gpus:g} GPU and a core" if gpus else "a core"
             raise InputError(
                 f"the cluster has room for {places} workers with {kind} each, not for {max(1, count)}: "
-                "use fewer --workers or a larger cluster."
+                f"use fewer {setting_name('workers')} or a larger cluster."
             )
         return count
 
@@ -289,7 +293,7 @@ class RayPool:
         if missing:
             raise InputError(
                 f"the cluster has not started {len(missing)} of {len(up)} workers in {_START_TIMEOUT:.0f} s: "
-                "use fewer --workers, or wait until others leave it."
+                f"use fewer {setting_name('workers')}, or wait until others leave it."
             )
 
 

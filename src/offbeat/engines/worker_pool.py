@@ -18,7 +18,7 @@ from torch import Tensor
 from offbeat import trees
 from offbeat.core import AnyAlgorithm, Task
 from offbeat.engines.local import TaskResults, TaskStart
-from offbeat.errors import InputError
+from offbeat.errors import InputError, setting_name
 from offbeat.trees import Tree
 
 
@@ -226,7 +226,7 @@ def _check_deaths(deaths: int, order: WorkOrder, reason: str) -> None:
         clients = ", ".join(str(task.client) for task in order.tasks)
         raise InputError(
             f"{deaths} workers died in turn at the tasks of client {clients} ({reason}): "
-            "use fewer --workers if memory is short, or the sequential engine to see why."
+            f"use fewer {setting_name('workers')} if memory is short, or the sequential engine to see why."
         )
 
 

@@ -71,7 +71,7 @@ def _on_this_machine(experiment: Experiment) -> Experiment:
         experiment,
         engine="sequential",
         device="cpu",
-        how="auto",
+        execution="auto",
         precision="torch",
         workers=None,
         ray_address=None,

@@ -1,4 +1,4 @@
-"""Figures of what was learned, from records: over server steps, client trips, time and bytes.
+"""Figures of what was learned, from records: over server steps, client updates, time and bytes.
 
 Figures of how work went, from traces: staleness, who was at work, what arrived and what was wasted.
 
@@ -27,7 +27,7 @@ class LearningAxis(NamedTuple):
 
 LEARNING_AXES = (
     LearningAxis("steps", "version", "server steps", COUNT),
-    LearningAxis("trips", "trips", "client trips", COUNT),
+    LearningAxis("updates", "client_updates", "client updates", COUNT),
     LearningAxis("time", "time", "virtual time", SECONDS),
     LearningAxis("bytes", "bytes", "bytes sent, down and up", BYTES),
 )

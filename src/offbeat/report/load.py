@@ -18,6 +18,7 @@ import numpy as np
 from offbeat.errors import InputError
 from offbeat.privacy.accountant import Releases
 from offbeat.privacy.ledger import correct_statement, corrected_end, is_simulated
+from offbeat.renamed import present_record
 from offbeat.report.trace import (
     DamagedFileError,
     Floats,
@@ -32,7 +33,7 @@ from offbeat.training.folder import FAILURE_FILE
 RECORD_COLUMNS = (
     "version",
     "time",
-    "trips",
+    "client_updates",
     "loss",
     "accuracy",
     "epsilon",
@@ -41,7 +42,7 @@ RECORD_COLUMNS = (
     "lost",
     "elapsed",
 )
-_REQUIRED_COLUMNS = ("version", "time", "trips")
+_REQUIRED_COLUMNS = ("version", "time", "client_updates")
 _MAX_NUMBER = 1e150  # no run counts, or diverges, as far
 
 Records = Mapping[str, Floats]  # NaN: not recorded
@@ -54,8 +55,9 @@ def read_columns(lines: Iterable[Any]) -> Records:
     for line in lines:
         if not isinstance(line, Mapping):
             raise DamagedFileError("a line is no record")
+        line = present_record(line)
         if "simulated_epsilon" in line:
-            line = {**line, "epsilon": line["simulated_epsilon"]}
+            line["epsilon"] = line["simulated_epsilon"]
         row = [_number(line.get(name), name) for name in RECORD_COLUMNS]
         if any(math.isnan(row[RECORD_COLUMNS.index(name)]) for name in _REQUIRED_COLUMNS) or row[0] <= last:
             raise DamagedFileError("a line is no record, or out of order")

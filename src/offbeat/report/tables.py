@@ -130,7 +130,11 @@ def _incomparable(first: Run, other: Run, why: str) -> InputError:
 
 
 _TARGET_SHARE = 0.95  # of the best accuracy of all
-_COST_AXES = (("version", "server steps", COUNT), ("trips", "client trips", COUNT), ("bytes", "bytes", BYTES))
+_COST_AXES = (
+    ("version", "server steps", COUNT),
+    ("client_updates", "client updates", COUNT),
+    ("bytes", "bytes", BYTES),
+)
 
 
 class SummaryRow(NamedTuple):
@@ -192,7 +196,7 @@ def _cost(run: Run) -> dict[str, str | None]:
     last = {name: column[-1] for name, column in run.records.items()}
     return {
         "server steps": _format(last["version"], COUNT),
-        "client trips": _format(last["trips"], COUNT),
+        "client updates": _format(last["client_updates"], COUNT),
         _time_label(run): _format(last["time"], SECONDS),
         "bytes sent, down and up": _format(last["bytes"], BYTES),
         "computing took": _format(last["elapsed"], SECONDS),

@@ -30,7 +30,7 @@ from offbeat.engines.execution import EXECUTIONS
 from offbeat.engines.process_pool import Workers, available_cores
 from offbeat.engines.ray_cluster import RayCluster, check_cluster
 from offbeat.engines.single_process import Sequential, Vectorised
-from offbeat.errors import InputError
+from offbeat.errors import InputError, setting_name
 from offbeat.nn import models
 from offbeat.nn.problem import Precision, Problem
 from offbeat.privacy.accountant import Accountant, largest_within
@@ -39,10 +39,10 @@ from offbeat.privacy.ledger import PrivacyAccounting, ReleaseTotals
 from offbeat.privacy.mechanism import AdaptiveClipping
 from offbeat.schedule.availability import Always, Availability, Dropout, parse_availability
 from offbeat.schedule.delays import parse_delay
-from offbeat.schedule.dispatch import Dispatch, parse_dispatch
+from offbeat.schedule.dispatch import Dispatch
 from offbeat.schedule.participation import Participation
 from offbeat.schedule.staleness import StalenessWeights, parse_weights
-from offbeat.training.experiment import Experiment
+from offbeat.training.experiment import Experiment, build_dispatch
 from offbeat.training.loop import check_extendable, check_fit
 
 _GRAIN = 1e-3  # the least noise is found to this part of it
@@ -57,7 +57,7 @@ def build_aggregate(experiment: Experiment, algorithm: AnyAlgorithm) -> Aggregat
         return Mean(summation)
     assert experiment.noise is not None
     assert experiment.delta is not None
-    shape = parse_correlation(experiment.noise_shape)
+    shape = parse_correlation(experiment.noise_correlation)
     apart = shape.bands if isinstance(shape, BandedNoise) else 1
     return Private.of(
         algorithm,
@@ -66,7 +66,10 @@ def build_aggregate(experiment: Experiment, algorithm: AnyAlgorithm) -> Aggregat
         experiment.delta,
         epsilon=experiment.epsilon,
         simulate_amplification=experiment.simulate_amplification,
-        participation=Participation(experiment.most, apart if experiment.apart is None else experiment.apart),
+        participation=Participation(
+            experiment.max_participations,
+            apart if experiment.min_separation is None else experiment.min_separation,
+        ),
         correlation=shape,
         accountant=parse_accountant(experiment.accountant),
         adaptive=None if experiment.adaptive_clip is None else AdaptiveClipping(experiment.adaptive_clip),
@@ -104,7 +107,11 @@ def _with_fitting_participations(experiment: Experiment, opening: AggregationCon
     assert experiment.epsilon is not None
     start = opening.algorithm.warmup() is not None
     fit = _spending(aggregate, opening).budget(experiment.epsilon, start, opening.rounds).contributions
-    return experiment if math.isinf(fit) else dataclasses.replace(experiment, most=int(fit) + start)
+    return (
+        experiment
+        if math.isinf(fit)
+        else dataclasses.replace(experiment, max_participations=int(fit) + start)
+    )
 
 
 def _spending(private: Private, opening: AggregationContext) -> PrivacyAccounting:
@@ -154,9 +161,11 @@ def _parse_bounds(text: str) -> float | Mapping[str, float]:
     for part in parts:
         name, equals, value = part.partition("=")
         if not equals:
-            raise InputError("--clip takes one BOUND for all, or FIELD=BOUND for each field: name them.")
+            raise InputError(
+                f"{setting_name('clip')} takes one BOUND for all, or FIELD=BOUND for each field: name them."
+            )
         if name in bounds:
-            raise InputError(f"--clip gives {name} twice: leave one out.")
+            raise InputError(f"{setting_name('clip')} gives {name} twice: leave one out.")
         bounds[name] = _parse_bound(value, part)
     return bounds
 
@@ -165,9 +174,9 @@ def _parse_bound(value: str, text: str) -> float:
     try:
         bound = float(value)
     except ValueError:
-        raise InputError(f"--clip takes BOUND or FIELD=BOUND, not '{text}'.") from None
+        raise InputError(f"{setting_name('clip')} takes BOUND or FIELD=BOUND, not '{text}'.") from None
     if not bound > 0:
-        raise InputError(f"--clip must be above 0, not {text}.")
+        raise InputError(f"{setting_name('clip')} must be above 0, not {text}.")
     return bound
 
 
@@ -185,7 +194,7 @@ def _least_noise(spending: PrivacyAccounting, tally: ReleaseTotals, epsilon: flo
         if found < -_MAX_GRAINS:
             raise InputError(
                 f"no noise brings epsilon down to {epsilon:g} by the {accountant.name} accountant: "
-                "raise --epsilon or --delta."
+                f"raise {setting_name('epsilon')} or {setting_name('delta')}."
             )
         return found
 
@@ -216,17 +225,6 @@ class RunSpec(NamedTuple):
     parameters: dict[str, Any]  # hyperparameters that were given, or that follow from the noise
 
 
-def build_dispatch(experiment: Experiment) -> Dispatch:
-    """The part of an experiment that needs no data."""
-    return parse_dispatch(
-        experiment.dispatch,
-        concurrency=experiment.concurrency,
-        buffer=experiment.buffer,
-        population=experiment.clients,
-        hand_out=experiment.hand_out,
-    )
-
-
 def dry_run(
     experiment: Experiment,
     dispatch: Dispatch,
@@ -235,7 +233,7 @@ def dry_run(
 ) -> AggregationContext:
     """The run on a model of one number, which shows what does not go together before anything is loaded."""
     method = build(experiment.algorithm, Setting(1, 1, 1), dict(experiment.parameters))
-    limit = math.inf if experiment.limit is None else experiment.limit
+    limit = math.inf if experiment.max_staleness is None else experiment.max_staleness
     check_fit(method, dispatch, weights, experiment.rounds, limit)
     return AggregationContext(
         method,
@@ -254,12 +252,12 @@ def dry_run(
 def check_extension(experiment: Experiment, rounds: int) -> None:
     """Refuse a later end for a run that was laid out for the one it has."""
     check_extendable(experiment.algorithm, dict(experiment.parameters), experiment.rounds, rounds)
-    often = experiment.rounds if experiment.most is None else experiment.most
-    simulated, shaped = experiment.simulate_amplification, experiment.noise_shape != "independent"
+    often = experiment.rounds if experiment.max_participations is None else experiment.max_participations
+    simulated, shaped = experiment.simulate_amplification, experiment.noise_correlation != "independent"
     if experiment.epsilon is not None and (simulated or shaped or often > experiment.rounds):
         raise InputError(
             f"noise and epsilon of this run are for {experiment.rounds} server steps, and more would tell "
-            "more of its clients: name another --out, whose epsilon adds up with this one's."
+            f"more of its clients: name another {setting_name('out')}, whose epsilon adds up with this one's."
         )
 
 
@@ -291,7 +289,10 @@ def build_run(
     population = _build_population(experiment, source, partition).to(device)
     precision = Precision[experiment.precision.upper()]
     if precision is Precision.TF32 and device.type == "cpu":
-        raise InputError("a CPU does not round products to tf32: use --device cuda, or no --precision.")
+        raise InputError(
+            f"a CPU does not round products to tf32: use {setting_name('device')} cuda, or no "
+            f"{setting_name('precision')}."
+        )
     module = module or _build_module(experiment, source)
     problem = Problem(module.to(device), _cross_entropy, experiment.weight_decay, precision)
     if problem.tracks_statistics and (experiment.clip is not None or experiment.secure):
@@ -306,7 +307,7 @@ def build_run(
     place = with_folder(home, folder) if folder else home
     make_client_store(place, algorithm.memory(problem.initial()[0]), len(population), device)  # or complains
     kind = _engine_type(experiment, problem, setting)
-    EXECUTIONS[experiment.how].work(problem, population).close()  # or complains
+    EXECUTIONS[experiment.execution].work(problem, population).close()  # or complains
     engine = kind(problem, population, delays, availability, dropout, memory=home)
     test = source.test.to(device)
     return RunSpec(algorithm, engine, dispatch, weights, limit, problem, test, source, aggregate, parameters)
@@ -323,8 +324,11 @@ def _engine_type(
             name = "vectorised"
         else:
             name = "workers" if experiment.workers or (count > 1 and enough) else "sequential"
-    if name != "vectorised" and experiment.how != "auto":
-        raise InputError(f"the engine '{name}' has no --how: leave it out, or add --engine vectorised.")
+    if name != "vectorised" and experiment.execution != "auto":
+        raise InputError(
+            f"the engine '{name}' has no {setting_name('execution')}: leave it out, or add "
+            f"{setting_name('engine')} vectorised."
+        )
     # a small buffer alone would leave workers idle
     many: dict[str, Any] = {
         "workers": experiment.workers,
@@ -334,7 +338,7 @@ def _engine_type(
         case "sequential":
             return Sequential
         case "vectorised":
-            return partial(Vectorised, how=EXECUTIONS[experiment.how])
+            return partial(Vectorised, how=EXECUTIONS[experiment.execution])
         case "workers":
             return partial(Workers, **many)
         case _:
@@ -402,7 +406,9 @@ def _parse_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError):
-        raise InputError(f"the device '{name}' is not to be had here: use --device cpu.") from None
+        raise InputError(
+            f"the device '{name}' is not to be had here: use {setting_name('device')} cpu."
+        ) from None
     return device
 
 

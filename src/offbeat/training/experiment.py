@@ -1,228 +1,336 @@
-"""One frozen value that names a run, in the words of the command line."""
+"""One frozen value that names a run: every setting, described once.
+
+Importing this module does not load PyTorch: the command line is built from it.
+"""
 
 import dataclasses
-import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import InitVar, dataclass
-from typing import Any, Self, get_args, get_type_hints
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
 
-from offbeat.aggregate.private import own_bounds
-from offbeat.algorithms import Setting, build, find
-from offbeat.data.client_store import MEMORY_BACKENDS
-from offbeat.data.datasets import NAMES as SOURCES
-from offbeat.engines.execution import EXECUTIONS
-from offbeat.errors import InputError, unknown_name
-from offbeat.nn import models
-from offbeat.nn.problem import Precision
-from offbeat.privacy.ledger import amplification_refused
-from offbeat.training.settings_file import renamed
+from offbeat.errors import InputError, setting_name
+from offbeat.renamed import present_names
+from offbeat.training.schema import COUNT, ValueKind, check_settings, setting, settings_of
 
+if TYPE_CHECKING:
+    from offbeat.schedule.dispatch import Dispatch
+
+DATASETS = ("cifar10", "digits", "fashion-mnist", "mnist", "mrpc", "rte", "shakespeare", "sst2")
+MODELS = ("bert-base", "bert-tiny", "charformer", "cnn", "logistic", "mlp", "resnet18")
 ENGINES = ("auto", "sequential", "vectorised", "workers", "ray")
-PRECISIONS = tuple(precision.name.lower() for precision in Precision)
-_COUNTS = (
-    "clients",
-    "concurrency",
-    "buffer",
-    "local_steps",
-    "local_epochs",
-    "batch_size",
-    "rounds",
-    "every",
-    "workers",
-    "most",
-    "apart",
-    "nominal_cohort",
-)
-# What means nothing where nothing is private.
-_PRIVATE = (
-    "noise",
-    "epsilon",
-    "delta",
-    "most",
-    "apart",
-    "simulate_amplification",
-    "noise_shape",
-    "accountant",
-    "adaptive_clip",
-    "nominal_cohort",
-    "noise_seed",
-)
+EXECUTIONS = ("auto", "mapped", "columns", "eager", "streamed", "compiled")
+PRECISIONS = ("torch", "float32", "tf32", "bfloat16")
+STORES = ("auto", "ram", "device", "mapped")
+
+# Settings by the group of options and the table of a deployment's settings file that have them; those
+# without a table are for simulations only.
+_data = partial(setting, group="data")
+_schedule = partial(setting, group="schedule", table="training")
+_simulated_schedule = partial(setting, group="schedule")
+_training = partial(setting, group="training", table="training")
+_compute = partial(setting, group="training")
+_privacy = partial(setting, group="privacy", table="privacy", private=True)
+_simulated_privacy = partial(setting, group="privacy", private=True)
 
 
 @dataclass(frozen=True)
 class Experiment:
     """Every setting of a run."""
 
-    algorithm: str = "cadence"
-    parameters: tuple[tuple[str, Any], ...] = ()
-    data: str = "digits"
-    data_dir: str | None = None
-    model: str | None = None  # None: by data
-    clients: int = 100
-    partition: str = "dirichlet:0.5"
-    dispatch: str = "asynchronous"
-    hand_out: str = "before"
-    buffer: int = 10
-    concurrency: int = 20
-    delays: str = "tiers:mild"
-    availability: str = "always"
-    dropout: float = 0.0
-    weights: str = "constant"
-    limit: int | None = None
-    local_steps: int = 10
-    local_epochs: int | None = None
-    batch_size: int = 20
-    weight_decay: float = 0.0
-    rounds: int = 200
-    average: float | None = None
-    every: int = 10
-    engine: str = "auto"
-    device: str = "cpu"
-    how: str = "auto"
-    precision: str = "torch"
-    memory: str = "auto"
-    workers: int | None = None  # None: as many as there are cores, or room on the cluster
-    ray_address: str | None = None  # None: a cluster of our own
-    seed: int = 0
-    clip: str | None = None  # None: nothing is private
-    noise: float | None = None  # None: by epsilon
-    epsilon: float | None = None
-    delta: float | None = None
-    most: int | None = None
-    apart: int | None = None  # None: by the shape of the noise
-    simulate_amplification: bool = False
-    noise_shape: str = "independent"
-    accountant: str = "pld"
-    adaptive_clip: float | None = None
-    nominal_cohort: int | None = None
-    noise_seed: int | None = None
-    secure: bool = False
-    amplified: InitVar[bool] = False  # refused: it does not hold for a buffer of fixed size
+    algorithm: str = setting("cadence", "NAME", "the method; see 'offbeat algorithms'", table="training")
+    parameters: tuple[tuple[str, Any], ...] = setting(
+        (), "NAME=VALUE", "hyperparameters of the method", table="training", kind=ValueKind.TABLE
+    )
+    data: str = _data("digits", "NAME", "data set: {choices}", choices=DATASETS, noun="data set")
+    data_dir: str | None = _data(
+        None, "DIR", "folder of the data; without it all but GLUE is downloaded, and digits needs none"
+    )
+    model: str | None = _data(
+        None, "NAME", "model: {choices}", choices=MODELS, noun="model", default_text="by data"
+    )
+    clients: int = _schedule(100, "N", "number of clients", within=COUNT)
+    partition: str = _data(
+        "dirichlet:0.5",
+        "SPEC",
+        "how examples are divided: iid, dirichlet:ALPHA[:MIN], quantity:ALPHA[:MIN], shards[:N] or natural; "
+        "MIN examples or more for each client, 1 by default (0 may leave clients empty, which a run rejects)",
+    )
+    dispatch: str = _schedule(
+        "asynchronous",
+        "NAME",
+        "protocol: synchronous, asynchronous, round-refill, poisson, phases or queues",
+        default_text="the method's own",
+    )
+    hand_out: str = _schedule(
+        "before",
+        "WHEN",
+        "before or after the server step: when the client that fills the buffer is replaced",
+    )
+    buffer: int = _schedule(
+        10, "S", "updates per server step", within=COUNT, default_text="10, or the method's own"
+    )
+    concurrency: int = _schedule(20, "N", "clients that work at the same time", within=COUNT)
+    delays: str = _simulated_schedule(
+        "tiers:mild",
+        "SPEC",
+        "duration of tasks: constant:S, uniform:A:B, half-normal:S, exponential:S, log-normal:M:S, "
+        "tiers:KIND[:GAMMA] or recorded:FILE; KIND is mild or large, a GAMMA below 1 makes more clients slow",
+    )
+    availability: str = _simulated_schedule(
+        "always", "SPEC", "when clients are available: always or cycle:PERIOD:SHARE"
+    )
+    dropout: float = _simulated_schedule(0.0, "P", "probability that a task is lost", within="[0, 1)")
+    weights: str = _training(
+        "constant",
+        "SPEC",
+        "weights of stale updates: constant, polynomial:A or hinge:A:B",
+        default_text="the method's own",
+    )
+    max_staleness: int | None = _schedule(
+        None, "N", "discard updates that are staler than this", within="[0, inf]"
+    )
+    local_steps: int = _training(10, "K", "minibatches per task", within=COUNT)
+    local_epochs: int | None = _training(
+        None, "E", "epochs per task, in place of a number of minibatches", within=COUNT
+    )
+    batch_size: int = _training(20, "N", "examples per minibatch", within=COUNT)
+    weight_decay: float = _training(0.0, "W", "added to the loss as W/2 |x|^2", within="[0, inf)")
+    rounds: int = _schedule(200, "T", "number of server steps", within=COUNT)
+    ema_decay: float | None = _training(
+        None, "DECAY", "evaluate the exponential moving average of the models, such as 0.99", within="(0, 1)"
+    )
+    eval_every: int = _training(
+        10, "N", "evaluate every N server steps", within=COUNT, default_text="20 times in a run"
+    )
+    engine: str = _compute(
+        "auto",
+        "NAME",
+        "{choices}; workers are processes on this machine, ray is a cluster",
+        choices=ENGINES,
+        noun="engine",
+    )
+    device: str = _training("cpu", "NAME", "cpu or cuda")
+    execution: str = _compute(
+        "auto",
+        "NAME",
+        "how a GPU runs many clients: {choices}; auto measures which is fastest",
+        choices=EXECUTIONS,
+        noun="execution",
+    )
+    precision: str = _training(
+        "torch",
+        "NAME",
+        "of matrix products on a GPU: {choices}; torch leaves PyTorch's own settings",
+        choices=PRECISIONS,
+        noun="precision",
+    )
+    memory: str = _compute(
+        "auto",
+        "NAME",
+        "where clients' state is stored: {choices}; mapped is a file, auto decides by size",
+        choices=STORES,
+        noun="memory",
+    )
+    workers: int | None = _compute(
+        None,
+        "N",
+        "number of workers of the engines workers and ray; default: one for each core",
+        within=COUNT,
+        placement=True,
+    )
+    ray_address: str | None = _compute(
+        None, "HOST:PORT", "a running Ray cluster, or auto to find it", placement=True
+    )
+    seed: int = _schedule(0, "N", "seed of all random draws", within="[0, 2^32)")
+    clip: str | None = setting(
+        None,
+        "[FIELD=]BOUND",
+        "the largest norm of an upload, or of one field of it; may be repeated",
+        table="privacy",
+        kind=ValueKind.CLIP,
+    )
+    noise: float | None = _privacy(
+        None,
+        "SIGMA",
+        "noise multiplier of sums; default: computed from the epsilon",
+        within="[0, inf)",
+    )
+    epsilon: float | None = _privacy(
+        None, "E", "privacy budget: training ends before it would be exceeded", within="(0, inf)"
+    )
+    delta: float | None = _privacy(None, "D", "probability beside epsilon, such as 1e-6", within="(0, 1)")
+    max_participations: int | None = _privacy(
+        None, "N", "contributions of a client at most; needed for a guarantee", within=COUNT
+    )
+    min_separation: int | None = _privacy(
+        None,
+        "N",
+        "server steps between two contributions of a client at least; default: 1, or as the noise needs",
+        within=COUNT,
+    )
+    simulate_amplification: bool = _simulated_privacy(
+        False, "", "epsilon as if poisson dispatch amplified it, which is not a guarantee"
+    )
+    noise_correlation: str = _privacy(
+        "independent", "SPEC", "correlation over server steps: independent, tree or banded:B"
+    )
+    accountant: str = _privacy("pld", "NAME", "privacy accountant: pld or rdp")
+    adaptive_clip: float | None = _privacy(
+        None, "QUANTILE", "let the bounds follow this quantile of the clients' norms", within="(0, 1)"
+    )
+    nominal_cohort: int | None = _simulated_privacy(
+        None, "N", "simulations only: noise as small as for a buffer of this size", within=COUNT
+    )
+    noise_seed: int | None = _simulated_privacy(
+        None, "N", "simulations only: noise that can be repeated", within="[0, 2^32)"
+    )
+    secure: bool = setting(False, "", "secure aggregation by two servers", group="privacy")
+    amplified: InitVar[bool] = False  # rejected: it does not hold for a buffer of fixed size
 
     @classmethod
     def of(cls, **given: Any) -> Self:
-        """What was given; the rest as the method has it, and some twenty evaluations.
+        """The given settings; the others are the method's own, or follow from those that were given.
 
-        Where privacy is asked for without `clip`, the method's parameters for that count, too, unless they
-        were given, and a method that bounds all its uploads sets the clip.
+        A private run without `clip` takes the parameters that the method has for private runs, unless they
+        were given, and the bounds of a method that bounds all its uploads.
         """
-        entry = find(given.get("algorithm", cls.algorithm))
+        from offbeat.algorithms import find  # these load PyTorch, which the command line's help does without
+        from offbeat.nn.models import default_model
+
+        algorithm = given.get("algorithm", cls.algorithm)
+        method = find(algorithm)
         own = {
-            "dispatch": entry.dispatch,
-            "buffer": entry.buffer or cls.buffer,
-            "weights": entry.weights,
-            "limit": entry.max_staleness,
-            "model": models.default_model(given.get("data", cls.data)),
-            "every": max(1, given.get("rounds", cls.rounds) // 20),
+            "dispatch": method.dispatch,
+            "buffer": method.buffer or cls.buffer,
+            "weights": method.weights,
+            "max_staleness": method.max_staleness,
+            "model": default_model(given.get("data", cls.data)),
+            "eval_every": max(1, given.get("rounds", cls.rounds) // 20),
         }
         values = own | given
-        private = any(values.get(name, getattr(cls, name)) != getattr(cls, name) for name in _PRIVATE)
-        if private:
-            bare = values.get("clip") is None
-            chosen = (*entry.private_defaults, *entry.unclipped_defaults) if bare else entry.private_defaults
+        if _private_settings(values):
+            unclipped = values.get("clip") is None
+            chosen = (
+                (*method.private_defaults, *method.unclipped_defaults)
+                if unclipped
+                else method.private_defaults
+            )
             parameters = dict(chosen) | dict(values.get("parameters", ()))
             values["parameters"] = tuple(sorted(parameters.items()))
-            if bare:
-                values["clip"] = clip_of(values.get("algorithm", cls.algorithm), values["parameters"])
+            if unclipped:
+                values["clip"] = clip_of(algorithm, values["parameters"])
         return cls(**values)
 
     def __post_init__(self, amplified: bool) -> None:
         if amplified:
-            raise amplification_refused("--most", "--simulate-amplification")
-        for name in _COUNTS:
-            value = getattr(self, name)
-            _check(name, value is None or 1 <= value < 2**31, value, "at least 1 and below 2^31")
-        _check("limit", self.limit is None or self.limit >= 0, self.limit, "at least 0")
-        _check("average", self.average is None or 0 < self.average < 1, self.average, "between 0 and 1")
-        _check("weight_decay", 0 <= self.weight_decay < math.inf, self.weight_decay, "at least 0 and finite")
-        _check("dropout", 0 <= self.dropout < 1, self.dropout, "at least 0 and below 1")
-        _check("seed", 0 <= self.seed < 2**32, self.seed, "at least 0 and below 2^32")
+            from offbeat.privacy.ledger import amplification_refused
+
+            raise amplification_refused(
+                setting_name("max_participations"), setting_name("simulate_amplification")
+            )
+        check_settings(self)
         self._check_privacy()
-        for kind, value, known in (
-            ("data set", self.data, SOURCES),
-            ("model", self.model, (*models.NAMES, None)),
-            ("engine", self.engine, ENGINES),
-            ("way to compute", self.how, EXECUTIONS),
-            ("precision", self.precision, PRECISIONS),
-            ("memory", self.memory, MEMORY_BACKENDS),
-        ):
-            if value not in known:
-                raise unknown_name(kind, str(value), filter(None, known))
+        name = setting_name
         if self.workers is not None and self.engine in ("sequential", "vectorised"):
-            raise InputError(f"the engine '{self.engine}' has no --workers: use workers or ray.")
+            raise InputError(f"the engine '{self.engine}' has no {name('workers')}: use workers or ray.")
         if self.ray_address is not None and self.engine != "ray":
-            raise InputError("--ray-address is for --engine ray: give that, too.")
+            raise InputError(f"{name('ray_address')} is for {name('engine')} ray: give that, too.")
         if self.data == "digits" and self.data_dir is not None:
-            raise InputError("digits ships with scikit-learn and needs no --data-dir: leave it out.")
+            raise InputError(f"digits ships with scikit-learn and needs no {name('data_dir')}: leave it out.")
 
     def _check_privacy(self) -> None:
-        """Refuse options that contradict each other, or that would do nothing."""
+        """Reject settings that contradict each other or that would have no effect."""
+        name = setting_name
         if self.clip is None:
-            for field in dataclasses.fields(self):
-                if field.name in _PRIVATE and getattr(self, field.name) != field.default:
-                    raise InputError(
-                        f"--{field.name.replace('_', '-')} needs --clip, the most that a client may add to "
-                        "a sum: give it, or nothing is private."
-                    )
+            for unused in _private_settings(vars(self)):
+                raise InputError(
+                    f"{name(unused)} needs {name('clip')}, the most that a client may add to a sum: give it, "
+                    "or nothing is private."
+                )
             return
-        noise, epsilon, delta = self.noise, self.epsilon, self.delta
-        _check("noise", noise is None or 0 <= noise < math.inf, noise, "at least 0 and finite")
-        _check("epsilon", epsilon is None or 0 < epsilon < math.inf, epsilon, "above 0 and finite")
-        _check("delta", delta is None or 0 < delta < 1, delta, "above 0 and below 1")
-        quantile, seed = self.adaptive_clip, self.noise_seed
-        _check("adaptive_clip", quantile is None or 0 < quantile < 1, quantile, "above 0 and below 1")
-        _check("noise_seed", seed is None or 0 <= seed < 2**32, seed, "at least 0 and below 2^32")
-        if noise is None and epsilon is None:
-            raise InputError("privacy needs noise: give --noise, or --epsilon to have it computed.")
-        if delta is None:
-            raise InputError("privacy needs --delta, well below one in the number of clients, such as 1e-6.")
+        if self.noise is None and self.epsilon is None:
+            raise InputError(
+                f"privacy needs noise: give {name('noise')}, or {name('epsilon')} to have it computed."
+            )
+        if self.delta is None:
+            raise InputError(
+                f"privacy needs {name('delta')}, well below one in the number of clients, such as 1e-6."
+            )
         if self.simulate_amplification and self.dispatch != "poisson":
             raise InputError(
-                "--simulate-amplification is for clients that are drawn by --dispatch poisson, not "
-                f"{self.dispatch}: give that, or --most in its place."
+                f"{name('simulate_amplification')} is for clients that are drawn by {name('dispatch')} "
+                f"poisson, not {self.dispatch}: give that, or {name('max_participations')} in its place."
             )
-        if not self.simulate_amplification and self.most is None:
+        if not self.simulate_amplification and self.max_participations is None:
             raise InputError(
-                "privacy rests on how often a client contributes: give --most, or --dispatch poisson and "
-                "--simulate-amplification for a figure that is not a guarantee."
+                f"privacy rests on how often a client contributes: give {name('max_participations')}, or "
+                f"{name('dispatch')} poisson and {name('simulate_amplification')} for a figure that is not a "
+                "guarantee."
             )
 
     def settings(self) -> dict[str, Any]:
-        """As JSON-able values."""
+        """The settings as values for JSON."""
         return dataclasses.asdict(self) | {"parameters": dict(self.parameters)}
 
     @classmethod
-    def from_settings(cls, settings: dict[str, Any]) -> Self:
-        """What `settings` gave, back again."""
-        known = {field.name for field in dataclasses.fields(cls)}
-        settings = renamed(settings)
-        values = {name: value for name, value in settings.items() if name in known}
-        hints = get_type_hints(cls)
+    def from_settings(cls, settings: Mapping[str, Any]) -> Self:
+        """The experiment that `settings` was called on, also of an earlier version."""
+        known = settings_of(cls)
+        values = {name: value for name, value in present_settings(settings).items() if name in known}
         for name, value in values.items():
-            if name != "parameters" and not _fits(value, hints[name]):
+            if name != "parameters" and not known[name].accepts(value):
                 raise InputError(
-                    f"the settings of this run are damaged ({name} is {value!r}): put them back."
+                    f"the settings of this run are damaged ({name} is {value!r}): restore a good copy."
                 )
         try:
             return cls(**values | {"parameters": tuple(settings["parameters"].items())})
         except (KeyError, AttributeError, TypeError):
-            raise InputError("these settings are not of a run: start it anew in another folder.") from None
+            raise InputError(
+                "these are not the settings of a run: start it again in another folder."
+            ) from None
 
 
-def _fits(value: object, hint: Any) -> bool:
-    """Whether a value from JSON is of a type, or of one of several."""
-    kinds = get_args(hint) or (hint,)
-    return type(value) in kinds or (type(value) is int and float in kinds)
+def _private_settings(values: Mapping[str, Any]) -> list[str]:
+    """The settings for private runs that differ from their defaults."""
+    return [
+        name
+        for name, each in settings_of(Experiment).items()
+        if each.info.private and values.get(name, each.default) != each.default
+    ]
 
 
 def clip_of(algorithm: str, parameters: Iterable[tuple[str, Any]]) -> str | None:
-    """The bounds of a method that sets them all itself, in the words of --clip; None: it does not."""
+    """The `clip` of a method that bounds every field of its uploads; None if it does not."""
+    from offbeat.aggregate.private import own_bounds
+    from offbeat.algorithms import Setting, build
+
     bounds = own_bounds(build(algorithm, Setting(1, 1, 1), dict(parameters)))
     if bounds is None:
         return None
     return ",".join(f"{name}={str(bound).removesuffix('.0')}" for name, bound in bounds.items())
 
 
-def _check(name: str, fine: bool, value: object, wanted: str) -> None:
-    if not fine:
-        raise InputError(f"--{name.replace('_', '-')} must be {wanted}, not {value}.")
+def present_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of an earlier version under the present names of settings, methods and protocols."""
+    from offbeat import algorithms
+    from offbeat.schedule import dispatch
+
+    found = present_names(settings)
+    for name, current_name in (("algorithm", algorithms.current_name), ("dispatch", dispatch.current_name)):
+        if isinstance(found.get(name), str):
+            found[name] = current_name(found[name])
+    return found
+
+
+def build_dispatch(experiment: Experiment) -> "Dispatch":
+    """The protocol of an experiment."""
+    from offbeat.schedule.dispatch import parse_dispatch
+
+    return parse_dispatch(
+        experiment.dispatch,
+        concurrency=experiment.concurrency,
+        buffer=experiment.buffer,
+        population=experiment.clients,
+        hand_out=experiment.hand_out,
+    )

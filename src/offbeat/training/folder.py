@@ -15,7 +15,8 @@ from typing import Any, Self
 
 from filelock import FileLock, Timeout
 
-from offbeat.errors import InputError
+from offbeat.errors import InputError, setting_name
+from offbeat.renamed import present_record
 from offbeat.training import checkpoint, settings_file
 from offbeat.training.checkpoint import Checkpoint
 
@@ -125,9 +126,9 @@ def check_free(path: Path) -> None:
     """Refuse a place where no run can begin; nothing is written."""
     place = next(each for each in (path, *path.absolute().parents) if each.exists())
     if not place.is_dir():
-        raise InputError(f"{place} is a file: name a folder with --out.")
+        raise InputError(f"{place} is a file: name a folder with {setting_name('out')}.")
     if not os.access(place, os.W_OK | os.X_OK):
-        raise InputError(f"{place} cannot be written to: name another --out.")
+        raise InputError(f"{place} cannot be written to: name another {setting_name('out')}.")
     if (path / "lock").exists():
         _acquire_lock(path).release()
     _check_no_run(path)
@@ -143,7 +144,9 @@ def claim_folder(parent: Path, stem: str) -> Path:
         except FileExistsError:
             number += 1
         except OSError as error:
-            raise InputError(f"{path} cannot be made ({error.strerror}): name a folder with --out.") from None
+            raise InputError(
+                f"{path} cannot be made ({error.strerror}): name a folder with {setting_name('out')}."
+            ) from None
         else:
             return path
 
@@ -153,7 +156,8 @@ def read_jsonl(path: Path, name: str) -> Iterator[dict[str, Any]]:
     with (path / f"{name}.jsonl").open("rb") as file:
         for line in file:
             if line.endswith(b"\n"):
-                yield json.loads(line)
+                found: dict[str, Any] = json.loads(line)
+                yield present_record(found) if name == "records" else found
 
 
 def _check_ledger_kept(path: Path) -> None:
@@ -172,22 +176,28 @@ def _acquire_lock(path: Path) -> FileLock:
         path.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
     except Timeout:
-        raise InputError(f"{path} is in use by another run: wait for it, or name another --out.") from None
+        raise InputError(
+            f"{path} is in use by another run: wait for it, or name another {setting_name('out')}."
+        ) from None
     except (OSError, NotImplementedError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise InputError(f"{path} cannot be written to ({reason}): name another --out.") from None
+        raise InputError(
+            f"{path} cannot be written to ({reason}): name another {setting_name('out')}."
+        ) from None
     return lock
 
 
 def _check_no_run(path: Path) -> None:
     if (path / "settings.json").exists():
         raise InputError(
-            f"{path} holds a run already: name another --out, or go on with it by "
+            f"{path} holds a run already: name another {setting_name('out')}, or go on with it by "
             f"'offbeat run --out {shlex.quote(str(path))} --resume'."
         )
     for name in ("records.jsonl", "trace.jsonl", "checkpoint", "memory", FAILURE_FILE):
         if (path / name).exists():
-            raise InputError(f"{path} has a '{name}' that is not of a run: name another --out.")
+            raise InputError(
+                f"{path} has a '{name}' that is not of a run: name another {setting_name('out')}."
+            )
 
 
 def _check_length(path: Path, length: int) -> None:

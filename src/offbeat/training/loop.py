@@ -21,7 +21,7 @@ from offbeat.aggregate.mean import AggregationContext, Aggregator, Mean, Privacy
 from offbeat.algorithms import Setting, build
 from offbeat.core import AnyAlgorithm, Cohort, SavedState, Task, Vector, traits_of
 from offbeat.engines.engine import ClientUpdates, Engine, PersistentSession, SecureEncodingSession, Session
-from offbeat.errors import DivergedError, InputError
+from offbeat.errors import DivergedError, InputError, setting_name
 from offbeat.nn.problem import Statistics
 from offbeat.schedule.dispatch import Dispatch, Phases, RoundRefill
 from offbeat.schedule.scheduler import Buffer, BufferSource, Scheduler, TaskCounts
@@ -85,7 +85,8 @@ def check_fit(
             )
     if traits_of(algorithm).reads_rank and not isinstance(dispatch, RoundRefill):
         raise InputError(
-            "trailing is defined where tasks are replaced round by round: use --dispatch round-refill."
+            "trailing is defined where tasks are replaced round by round: use "
+            f"{setting_name('dispatch')} round-refill."
         )
     if (span := traits_of(algorithm).span) is not None:
         oldest = min(limit, rounds - 1)
@@ -100,8 +101,9 @@ def check_extendable(name: str, parameters: Mapping[str, Any], rounds: int, late
     """Refuse a later end for a method whose rates follow from the one it has, which is found by trying."""
     if len({repr(build(name, Setting(1, 1, each), parameters)) for each in (rounds, later)}) > 1:
         raise InputError(
-            f"{name} sets its rates by --rounds, so {later} in place of {rounds} is another run: name "
-            "another --out; to train until told to stop use a method that does not, such as cadence."
+            f"{name} sets its rates by {setting_name('rounds')}, so {later} in place of {rounds} is another "
+            f"run: name another {setting_name('out')}; to train until told to stop use a method that does "
+            "not, such as cadence."
         )
 
 

@@ -99,15 +99,15 @@ def _run_steps(
         observe_start=lambda starting: state.start(starting, folder, save_every, observe_start),
     )
     for shot in shots:
-        state.see(shot, experiment.average)
+        state.see(shot, experiment.ema_decay)
         if folder and shot.filled:
             folder.append("trace", _trace(shot))
         final = shot.version == experiment.rounds or shot.ended is not None
         last = final or stop()
         record = None
-        due = shot.version % experiment.every == 0
+        due = shot.version % experiment.eval_every == 0
         if due or final:
-            record = state.record(shot, trial, experiment.average, due)
+            record = state.record(shot, trial, experiment.ema_decay, due)
             if isinstance(trial.aggregate, Private):
                 counted = final or _epsilon_due(shot.version, experiment)
                 name = "simulated_epsilon" if experiment.simulate_amplification else "epsilon"
@@ -161,7 +161,7 @@ class _RunRecorder:
         record = {
             "version": shot.version,
             "time": shot.time,
-            "trips": shot.counts.trips,
+            "client_updates": shot.counts.trips,
             **scores,
             "staleness_mean": self._total / self._count if self._count else 0.0,
             "staleness_max": self._worst,
@@ -224,7 +224,7 @@ def _reopen_end(folder: RunFolder, rounds: int) -> None:
 def _epsilon_due(version: int, experiment: Experiment) -> bool:
     """Whether so many versions went by with this record that epsilon is due again."""
     span = max(1, experiment.rounds // _EPSILON_RECORDS)
-    return version // span > (version - experiment.every) // span
+    return version // span > (version - experiment.eval_every) // span
 
 
 def _epsilon(shot: Snapshot) -> float | None:

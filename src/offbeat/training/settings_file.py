@@ -1,4 +1,4 @@
-"""A run's settings.json: all that was asked for, and which code it was made with."""
+"""A run's settings.json: every setting, and the version of the code that runs it."""
 
 import json
 import logging
@@ -9,12 +9,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from offbeat import algorithms
-from offbeat.errors import InputError
-from offbeat.schedule import dispatch
+from offbeat.errors import InputError, setting_name
+from offbeat.training.experiment import Experiment, present_settings
+from offbeat.training.schema import settings_of
 
-FORMAT = 1  # of a run's folder; a folder that says nothing is of the first
-_WHERE = ("--workers", "--ray-address")  # where it is computed, which may change on the way
+FORMAT = 1  # of a run's folder; folders without a number have the first
 
 
 def write(folder: Path, settings: Mapping[str, Any]) -> None:
@@ -32,7 +31,9 @@ def read(folder: Path) -> dict[str, Any]:
     try:
         settings = json.loads((folder / "settings.json").read_text())
     except (FileNotFoundError, NotADirectoryError):
-        raise InputError(f"{folder} holds no run to resume: leave out --resume to start one there.") from None
+        raise InputError(
+            f"{folder} holds no run to resume: leave out {setting_name('resume')} to start one there."
+        ) from None
     except (ValueError, RecursionError):
         settings = None
     if not isinstance(settings, dict):
@@ -42,36 +43,25 @@ def read(folder: Path) -> dict[str, Any]:
         raise InputError(
             f"{folder} was written by a newer version of offbeat ({settings.get('version')}): use that one."
         )
-    return renamed(settings)
-
-
-def renamed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """With today's names of settings, methods and dispatches; `amplified` never was a guarantee."""
-    kept = dict(settings)
-    if "amplified" in kept:
-        kept.setdefault("simulate_amplification", kept.pop("amplified"))
-    if isinstance(kept.get("algorithm"), str):
-        kept["algorithm"] = algorithms.current_name(kept["algorithm"])
-    if isinstance(kept.get("dispatch"), str):
-        kept["dispatch"] = dispatch.current_name(kept["dispatch"])
-    return kept
+    return present_settings(settings)
 
 
 def compare(folder: Path, asked: Mapping[str, Any]) -> None:
-    """Refuse to go on with other settings, naming the differences; other code is worth a warning."""
+    """Reject other settings than a run began with, naming the differences; warn of other code."""
     known = read(folder)
     before, now = _flat(known), _flat(json.loads(json.dumps(dict(asked))))
-    names = [name for name in before | now if name in now or name.startswith("--set ")]
-    names = [name for name in names if name not in _WHERE]
+    movable = {name for name, each in settings_of(Experiment).items() if each.info.placement}
+    names = [name for name in before | now if name in now or name.startswith("parameters.")]
+    names = [name for name in names if name not in movable]
     different = [
-        f"{name} was {_word(before.get(name))} and is now {_word(now.get(name))}"
+        f"{setting_name(name)} was {_word(before.get(name))} and is now {_word(now.get(name))}"
         for name in names
         if before.get(name) != now.get(name)
     ]
     if different:
         raise InputError(
             f"{folder} was started with other settings ({'; '.join(different)}): "
-            "leave these out to resume it, or name another --out."
+            f"leave these out to resume it, or name another {setting_name('out')}."
         )
     origin = _origin()
     if any(known.get(name) != value for name, value in origin.items()):
@@ -89,18 +79,15 @@ def _replace(folder: Path, settings: Mapping[str, Any]) -> None:
     with part.open("w") as file:
         file.write(json.dumps(settings, indent=1) + "\n")
         file.flush()
-        os.fsync(
-            file.fileno()
-        )  # a run is known by it, so it is on the disk before all that is lost without it
+        os.fsync(file.fileno())  # a run is found by this file, so it is on the disk before the others
     part.replace(folder / "settings.json")
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """By the words of the command line."""
-    own = {f"--{name.replace('_', '-')}": value for name, value in settings.items()}
-    method = {"the method": own.pop("--algorithm", None)}
-    parameters = own.pop("--parameters", {})
-    return method | own | {f"--set {name}": value for name, value in parameters.items()}
+    """Settings by name, with `parameters.local_lr` for a hyperparameter."""
+    own = dict(settings)
+    parameters = own.pop("parameters", {})
+    return own | {f"parameters.{name}": value for name, value in parameters.items()}
 
 
 def _word(value: Any) -> str:
@@ -108,8 +95,8 @@ def _word(value: Any) -> str:
 
 
 def _origin() -> dict[str, str | None]:
-    """The version, and the commit where the package runs from its own checkout; `+`: with changes."""
-    here = Path(__file__).parent
+    """The version, and the commit if the package runs from its own checkout; `+` tells of changes."""
+    here = Path(__file__).parent.parent
     commit = None
     if _git(here, "ls-files", "--error-unmatch", "__init__.py") is not None:
         changed = _git(here, "status", "--porcelain", "--untracked-files=no", ".")

@@ -345,7 +345,7 @@ def _check_registry(plan: ServeConfig, ask: ServeRequest) -> None:
     if any(task[0] not in members for line in lines for task in line["tasks"]):
         raise InputError(f"{place} does not know all clients of this run: put it back as it was.")
     keyed = any(member.node is not None for member in members.values())
-    if keyed and not ask.authenticated and plan.network.bound is None:
+    if keyed and not ask.authenticated and plan.network.bind_names is None:
         raise InputError(
             "the sites of this run are known by their keys: resume it with --certificates, "
             "or say bound = false in [network] if anybody may now pass for them."
@@ -367,9 +367,9 @@ def _session_config(plan: ServeConfig, stage: ServerSetup, authenticated: bool) 
         deadline=network.deadline,
         poll=network.poll,
         patience=network.patience,
-        most_bytes=network.most_bytes,
-        most_norm=network.most_norm,
-        bound=authenticated if network.bound is None else network.bound,
+        most_bytes=network.max_upload_bytes,
+        most_norm=network.max_update_norm,
+        bound=authenticated if network.bind_names is None else network.bind_names,
     )
 
 

@@ -26,7 +26,7 @@ from offbeat.aggregate.uploads import clients_read_staleness
 from offbeat.algorithms import build
 from offbeat.core import AnyAlgorithm, traits_of
 from offbeat.data.population import Epochs, Examples, Population, Steps
-from offbeat.deploy.config import CodeConfig, ServeConfig, as_toml_keys
+from offbeat.deploy.config import CodeConfig, ServeConfig
 from offbeat.deploy.helper.client import HttpsHelperConnection
 from offbeat.deploy.helper.protocol import read_token
 from offbeat.deploy.server.registry import ClientRegistry
@@ -41,20 +41,19 @@ from offbeat.deploy.user_code import (
 )
 from offbeat.engines.engine import Engine
 from offbeat.engines.single_process import Sequential, Vectorised
-from offbeat.errors import InputError
+from offbeat.errors import InputError, naming_settings
 from offbeat.nn.problem import Loss, Precision, Problem
 from offbeat.schedule.dispatch import Dispatch
 from offbeat.schedule.staleness import StalenessWeights, parse_weights
 from offbeat.training.build import (
     RunSpec,
     build_aggregate,
-    build_dispatch,
     check_privacy,
     dry_run,
     parameters_under_noise,
     with_calibrated_noise,
 )
-from offbeat.training.experiment import Experiment
+from offbeat.training.experiment import Experiment, build_dispatch
 
 
 class ServerSetup(NamedTuple):
@@ -101,7 +100,7 @@ class ServerSetup(NamedTuple):
 def set_up(plan: ServeConfig, noise: float | None = None, summation: Summation | None = None) -> ServerSetup:
     """Put together what a plan names; `noise` is what an earlier start of the same run came to."""
     experiment = plan.experiment
-    try:
+    with naming_settings(str):  # as the keys of the settings file
         dispatch, weights = build_dispatch(experiment), parse_weights(experiment.weights)
         opening = dry_run(experiment, dispatch, weights)
         method, limit = opening.algorithm, opening.limit
@@ -122,8 +121,6 @@ def set_up(plan: ServeConfig, noise: float | None = None, summation: Summation |
             )
         parameters = parameters_under_noise(experiment, aggregate)
         algorithm = build(experiment.algorithm, plan.setting, parameters)
-    except InputError as error:
-        raise InputError(as_toml_keys(str(error))) from None
     test = _load_test_data(plan, problem)
     return ServerSetup(
         plan, experiment, algorithm, dispatch, weights, limit, problem, test, aggregate, parameters

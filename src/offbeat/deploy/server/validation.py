@@ -69,7 +69,7 @@ class NormGuard:
                 raise Rejected(
                     Reason.NORM,
                     f"the upload's {name} has norm {norm:.4g}, above {bound:.4g}: "
-                    "if that is correct, set most_norm of [network].",
+                    "if that is correct, set max_update_norm of [network].",
                 )
         for name, norm in norms.statistics.items():
             bound = self._limit(f"{norms.kind}/{name}", 1.0)
@@ -77,7 +77,7 @@ class NormGuard:
                 raise Rejected(
                     Reason.NORM,
                     f"the running statistic {name} has norm {norm:.4g}, above {bound:.4g}: "
-                    "if that is correct, set most_norm of [network] to 0.",
+                    "if that is correct, set max_update_norm of [network] to 0.",
                 )
 
     def add(self, norms: UploadNorms) -> None:

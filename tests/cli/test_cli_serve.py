@@ -103,7 +103,7 @@ def act(monkeypatch: pytest.MonkeyPatch) -> Act:
             asked.append((folder, *words))
             yield Acted(folder, outcome)
 
-        monkeypatch.setattr(serve_command, "held", held)
+        monkeypatch.setattr(serve_command, "running_backend", held)
         return asked
 
     return put

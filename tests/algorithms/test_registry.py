@@ -12,7 +12,7 @@ from offbeat.algorithms.registry import check_ranges, discover
 from offbeat.algorithms.scaffold import Scaffold
 from offbeat.core import Traits, traits_of
 from offbeat.errors import InputError
-from offbeat.training.settings_file import renamed
+from offbeat.training.experiment import present_settings
 from oracles.cases import load_cases
 
 
@@ -81,7 +81,7 @@ def test_a_former_name_is_answered_with_the_one_of_now_and_read_from_files(forme
         find(former)
     assert current_name(former) == now
     assert current_name("fedbuff") == "fedbuff"
-    assert renamed({"algorithm": former, "dispatch": "rounds"}) == {
+    assert present_settings({"algorithm": former, "dispatch": "rounds"}) == {
         "algorithm": now,
         "dispatch": "round-refill",
     }

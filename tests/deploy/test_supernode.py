@@ -85,7 +85,7 @@ class _Never:
     def fail(self) -> float:
         return 1.0
 
-    def succeed(self) -> None: ...
+    def reset(self) -> None: ...
 
 
 @pytest.fixture(scope="module")

@@ -38,7 +38,7 @@ def test_what_is_there_is_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     before = sorted(tmp_path.rglob("*"))
     for name in ("folder", "empty", "file", "dangling"):
-        with pytest.raises(InputError, match=f"{name} is there already"), atomic_dir(tmp_path / name, 0o700):
+        with pytest.raises(InputError, match=f"{name} already exists"), atomic_dir(tmp_path / name, 0o700):
             pass
     assert sorted(tmp_path.rglob("*")) == before
     assert (tmp_path / "folder/file").read_text() == (tmp_path / "file").read_text() == "mine"
@@ -46,7 +46,7 @@ def test_what_is_there_is_left_as_it_is(tmp_path: Path) -> None:
 
 def test_whoever_was_quicker_keeps_the_place(tmp_path: Path) -> None:
     place = tmp_path / "folder"
-    with pytest.raises(InputError, match="is there already"), atomic_dir(place, 0o700):
+    with pytest.raises(InputError, match="already exists"), atomic_dir(place, 0o700):
         write_new(place / "file", b"theirs")
     assert (place / "file").read_bytes() == b"theirs"
     assert list(tmp_path.iterdir()) == [place]
@@ -54,7 +54,10 @@ def test_whoever_was_quicker_keeps_the_place(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written_to_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot be made"), atomic_dir(tmp_path / "file" / "folder", 0o700):
+    with (
+        pytest.raises(InputError, match="cannot be created"),
+        atomic_dir(tmp_path / "file" / "folder", 0o700),
+    ):
         pass
 
 

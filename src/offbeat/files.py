@@ -1,9 +1,4 @@
-"""Files that are whole or not there, whatever happens while they are written.
-
-Folders that are there whole or not at all.
-
-New lines of a file that another process writes.
-"""
+"""Files that survive a kill: atomic replacement, new folders, and JSONL whose last line may be incomplete."""
 
 import json
 import os
@@ -11,55 +6,70 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 from offbeat.errors import InputError
 
-PART_SUFFIX = ".part"  # the end of the name of what is being written
+PART_SUFFIX = ".part"  # of a file that is being written
+_TAIL_BYTES = 1 << 16  # read at a time from the end of a file
 
 
-def write_atomic(path: Path, pieces: Iterable[bytes]) -> None:
-    """Write beside it and move into place; when this is over it is on the disk."""
+def replace_file(path: Path, data: bytes | Iterable[bytes], mode: int | None = None) -> None:
+    """Write beside a file and move into place; when this returns the new contents are on disk."""
     part = path.with_name(path.name + PART_SUFFIX)
+    part.unlink(missing_ok=True)
+    handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else mode)
     try:
-        with part.open("wb") as file:
-            for piece in pieces:
+        with os.fdopen(handle, "wb") as file:
+            for piece in [data] if isinstance(data, bytes) else data:
                 file.write(piece)
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
-        fsync_dir(path.parent)
+    except Exception:
+        part.unlink(missing_ok=True)
+        raise
+    fsync_dir(path.parent)
+
+
+def write_atomic(path: Path, data: bytes | Iterable[bytes]) -> None:
+    """The same; a failure is one sentence for whoever runs the server or the site."""
+    try:
+        replace_file(path, data)
     except OSError as error:
         raise unwritable(path, error) from None
 
 
 def fsync_dir(folder: Path) -> None:
-    """What was moved or removed in it is on the disk, too."""
-    number = os.open(folder, os.O_RDONLY)
+    """Make sure that files moved or removed in a folder are so on disk."""
+    if os.name != "posix":
+        return
+    handle = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(number)
+        os.fsync(handle)
     finally:
-        os.close(number)
+        os.close(handle)
 
 
 def unwritable(path: Path, error: OSError) -> InputError:
-    """The disk will not have it."""
+    """The sentence for a failed write."""
     reason = error.strerror or error
-    return InputError(f"{path} cannot be written ({reason}): see to the disk, then resume the run.")
+    return InputError(f"{path} cannot be written ({reason}): check the disk, then resume the run.")
 
 
 @contextmanager
 def atomic_dir(path: Path, mode: int) -> Iterator[Path]:
-    """A hidden folder to fill, which becomes `path` at the end; anything that goes wrong removes it."""
+    """A hidden folder to fill, which becomes `path` at the end and is removed after an exception."""
     if os.path.lexists(path):
-        raise _taken(path)
+        raise _exists(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(prefix=f".{path.name}.part-", dir=path.parent))
     except OSError as error:
         raise InputError(
-            f"{path} cannot be made ({error.strerror}): name a place that can be written to."
+            f"{path} cannot be created ({error.strerror}): name a folder that can be written to."
         ) from None
     try:
         yield part
@@ -70,7 +80,7 @@ def atomic_dir(path: Path, mode: int) -> Iterator[Path]:
 
 
 def write_new(path: Path, data: bytes, *, secret: bool = False) -> None:
-    """A new file in a new folder; one that is secret is never readable to others, not for a moment."""
+    """Write a file that does not exist yet; others can never read one that is secret."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
     with os.fdopen(handle, "wb") as file:
@@ -78,46 +88,71 @@ def write_new(path: Path, data: bytes, *, secret: bool = False) -> None:
 
 
 def _move_into_place(part: Path, path: Path) -> None:
-    """Somebody else may have been quicker."""
     try:
         part.rename(path)
     except (FileExistsError, NotADirectoryError):
-        raise _taken(path) from None
+        raise _exists(path) from None
     except OSError as error:
         if not os.path.lexists(path):
             raise
-        raise _taken(path) from error
+        raise _exists(path) from error
 
 
-def _taken(path: Path) -> InputError:
-    return InputError(f"{path} is there already and is left as it is: name another place, or move it away.")
+def _exists(path: Path) -> InputError:
+    return InputError(f"{path} already exists and is left as it is: name another path, or move it away.")
+
+
+def last_line(path: Path) -> tuple[bytes, int]:
+    """The last complete line of a file, and where it ends; a line without its end is left out."""
+    with path.open("rb") as file:
+        start = file.seek(0, os.SEEK_END)
+        tail = b""
+        while start and tail.count(b"\n") < 2:
+            size = min(start, _TAIL_BYTES + len(tail))
+            start -= size
+            file.seek(start)
+            tail = file.read(size) + tail
+    complete = tail[: tail.rfind(b"\n") + 1]
+    return complete[complete.rfind(b"\n", 0, -1) + 1 :], start + len(complete)
+
+
+def open_jsonl(path: Path) -> FileIO:
+    """A file to append lines to, without buffering; an incomplete last line is removed first."""
+    file = path.open("ab", buffering=0)
+    try:
+        file.truncate(last_line(path)[1])
+        file.seek(0, os.SEEK_END)
+    except OSError:
+        file.close()
+        raise
+    return file
 
 
 class JsonlTail:
-    """Each whole line once; a file that was cut back is read on from its new end."""
+    """Follows a file that another process appends to: each complete line once, also after a truncation."""
 
     def __init__(self, path: Path, *, from_end: bool = False) -> None:
         self._path = path
-        self._place = path.stat().st_size if from_end and path.exists() else 0
+        self._position = path.stat().st_size if from_end and path.exists() else 0
 
     def new(self) -> Iterator[dict[str, Any]]:
-        """What has come since the last time."""
+        """The lines since the last call."""
         try:
             size = self._path.stat().st_size
-            self._place = min(self._place, size)
-            if self._place == size:
+            self._position = min(self._position, size)
+            if self._position == size:
                 return
             with self._path.open("rb") as file:
-                file.seek(self._place)
-                data = file.read(size - self._place)
+                file.seek(self._position)
+                data = file.read(size - self._position)
         except FileNotFoundError:
             return
-        whole = data[: data.rfind(b"\n") + 1]
-        self._place += len(whole)
-        for line in whole.splitlines():
+        complete = data[: data.rfind(b"\n") + 1]
+        self._position += len(complete)
+        for line in complete.splitlines():
             try:
-                read = json.loads(line)
-            except ValueError:  # cut and written again while it was read
+                value = json.loads(line)
+            except ValueError:  # truncated and written again while it was read
                 continue
-            if isinstance(read, dict):
-                yield read
+            if isinstance(value, dict):
+                yield value

@@ -84,7 +84,7 @@ def test_keys_are_never_written_over(here: Path, capsys: pytest.CaptureFixture[s
     assert main(shlex.split(NEW)) == 0
     before = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
     assert main(shlex.split(NEW)) == 2
-    assert "keys is there already" in capsys.readouterr().err
+    assert "keys already exists" in capsys.readouterr().err
     assert main(shlex.split("keys --add-site hospital-a")) == 2
     assert "'hospital-a' has a key in keys already" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in here.rglob("*") if path.is_file()} == before

@@ -43,7 +43,7 @@ def test_it_goes_where_it_is_told_to(here: Path, capsys: pytest.CaptureFixture[s
         ("new json", "'json' means something else"),
         ("new my-app other", "there is no place for 'other'"),
         ("new my-app --folder there/file", "cannot be made"),
-        ("new there", "there is there already"),
+        ("new there", "there already exists"),
     ],
 )
 def test_what_cannot_be_done_is_one_sentence_and_nothing_is_written(

@@ -114,7 +114,7 @@ def test_a_folder_that_cannot_be_written_does_not_stop_the_run(
     events = EventLog(tmp_path, "run-1")
     events.tell("sent")
     events.close()
-    assert "goes on without it" in caplog.text
+    assert "continues without it" in caplog.text
 
 
 def test_a_full_disk_does_not_stop_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -123,4 +123,4 @@ def test_a_full_disk_does_not_stop_the_run(tmp_path: Path, caplog: pytest.LogCap
     events.tell("sent")
     events.tell("sent")
     events.close()
-    assert caplog.text.count("goes on without it") == 1
+    assert caplog.text.count("continues without it") == 1

@@ -129,7 +129,7 @@ def test_the_commands_that_are_told_are_those_of_the_readme(app: NewApp) -> None
 def test_an_app_is_written_once(tmp_path: Path) -> None:
     place = create_app("second-try", tmp_path).folder / "serve.toml"
     place.write_text("mine")
-    with pytest.raises(InputError, match="is there already"):
+    with pytest.raises(InputError, match="already exists"):
         create_app("second-try", tmp_path)
     assert place.read_text() == "mine"
 

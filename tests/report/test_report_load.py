@@ -53,7 +53,7 @@ def test_a_trace_that_ends_before_the_records_is_damaged(run: Path, left: int) -
 
 
 def test_long_lines_are_found_at_the_end_of_a_trace(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("offbeat.report.load._TAIL_BYTES", 16)
+    monkeypatch.setattr("offbeat.files._TAIL_BYTES", 16)
     (read,) = read_runs([run])
     assert read.trace is not None
     assert read.trace.versions == 8

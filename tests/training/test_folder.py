@@ -132,12 +132,13 @@ def test_settings_are_on_the_disk_before_they_are_in_their_place(tmp_path, monke
     synced = []
 
     def sync(number):
-        assert not (tmp_path / "settings.json").exists()
+        assert (tmp_path / "settings.json").exists() == bool(synced)  # the file first, then its folder
         synced.append(os.fstat(number).st_size)
 
     monkeypatch.setattr("os.fsync", sync)
     settings_file.write(tmp_path, SETTINGS)
-    assert synced == [(tmp_path / "settings.json").stat().st_size]
+    assert synced[0] == (tmp_path / "settings.json").stat().st_size
+    assert len(synced) == 2
 
 
 def test_the_differences_between_settings_are_named(tmp_path):

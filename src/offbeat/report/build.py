@@ -11,6 +11,7 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from offbeat.errors import InputError
+from offbeat.files import replace_file
 from offbeat.report.chart import Figure, figure_csv
 from offbeat.report.fairness import client_accuracies
 from offbeat.report.figures import (
@@ -55,21 +56,11 @@ def write_report(spot: ReportPaths, page: str, contents: Mapping[str, bytes], kn
     """Put everything there; files by `known` names that an earlier report left and this one lacks go."""
     spot.folder.mkdir(exist_ok=True)
     for name, content in contents.items():
-        _replace_file(spot.folder / name, content)
+        replace_file(spot.folder / name, content)
     for name in known:
         if name not in contents:
             (spot.folder / name).unlink(missing_ok=True)
-    _replace_file(spot.page, page.encode())
-
-
-def _replace_file(path: Path, content: bytes) -> None:
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.write_bytes(content)
-        part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    replace_file(spot.page, page.encode())
 
 
 _METRICS = ("accuracy", "loss")

@@ -7,7 +7,6 @@ The folder of a run, as a report needs it.
 
 import json
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from offbeat.errors import InputError
+from offbeat.files import last_line
 from offbeat.privacy.accountant import Releases
 from offbeat.privacy.ledger import correct_statement, corrected_end, is_simulated
 from offbeat.renamed import present_record
@@ -151,9 +151,6 @@ def _pending_tasks(facts: Mapping[str, Any]) -> tuple[PendingTask, ...] | None:
         return None
 
 
-_TAIL_BYTES = 1 << 16  # bytes that are read at once from the end of a file
-
-
 @dataclass(frozen=True)
 class Run:
     """One run."""
@@ -225,7 +222,7 @@ def _read(folder: Path, label: str) -> Run:
 def _trace(
     path: Path, clients: int, buffer: int, ending: RunEnding, recorded: int
 ) -> tuple[TraceSummary | None, bool]:
-    last, size = _last_line(path) if path.is_file() else (b"", 0)
+    last, size = last_line(path) if path.is_file() else (b"", 0)
     if not last:
         return None, False
     try:
@@ -261,20 +258,6 @@ def _parse_line(text: bytes) -> dict[str, Any]:
     if not isinstance(line, dict):
         raise DamagedFileError("a line is no object")
     return line
-
-
-def _last_line(path: Path) -> tuple[bytes, int]:
-    """The last whole line, and where it ends; what a kill cut short is left out."""
-    with path.open("rb") as file:
-        start = file.seek(0, os.SEEK_END)
-        tail = b""
-        while start and tail.count(b"\n") < 2:
-            size = min(start, _TAIL_BYTES + len(tail))
-            start -= size
-            file.seek(start)
-            tail = file.read(size) + tail
-    whole = tail[: tail.rfind(b"\n") + 1]
-    return whole[whole.rfind(b"\n", 0, -1) + 1 :], start + len(whole)
 
 
 def _no_run_sentence(folder: Path) -> str:

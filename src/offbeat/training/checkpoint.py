@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from offbeat.errors import InputError
+from offbeat.files import fsync_dir
 
 
 class Checkpoint(NamedTuple):
@@ -46,7 +47,7 @@ def save(path: Path | str, checkpoint: Checkpoint) -> None:
         os.fsync(file.fileno())
     part.replace(path)
     part.parent.rmdir()
-    _sync(path.parent)
+    fsync_dir(path.parent)
 
 
 def load(path: Path | str, device: torch.device | str = "cpu") -> Checkpoint:
@@ -79,16 +80,6 @@ def load_facts(path: Path) -> dict[str, Any]:
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"the checkpoint {path} cannot be read ({error}): put a whole copy there.") from None
     return facts
-
-
-def _sync(folder: Path) -> None:
-    """The move is on the disk too, before anything that only the file before needed is overwritten."""
-    if os.name == "posix":
-        number = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(number)
-        finally:
-            os.close(number)
 
 
 def _digest(facts: str, tensors: dict[str, Tensor]) -> str:

@@ -16,6 +16,7 @@ from typing import Any, Self
 from filelock import FileLock, Timeout
 
 from offbeat.errors import InputError, setting_name
+from offbeat.files import replace_file
 from offbeat.renamed import present_record
 from offbeat.training import checkpoint, settings_file
 from offbeat.training.checkpoint import Checkpoint
@@ -97,9 +98,7 @@ class RunFolder:
 
     def fail(self, why: str) -> None:
         """Keep why the run went no further, until it goes on."""
-        part = self.path / f".{FAILURE_FILE}.part"
-        part.write_text(json.dumps({"diverged": why}) + "\n")
-        part.replace(self.path / FAILURE_FILE)
+        replace_file(self.path / FAILURE_FILE, (json.dumps({"diverged": why}) + "\n").encode())
 
     def close(self) -> None:
         """Let go of the folder."""

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import subprocess
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from offbeat.errors import InputError, setting_name
+from offbeat.files import replace_file
 from offbeat.training.experiment import Experiment, present_settings
 from offbeat.training.schema import settings_of
 
@@ -75,12 +75,8 @@ def compare(folder: Path, asked: Mapping[str, Any]) -> None:
 
 def _replace(folder: Path, settings: Mapping[str, Any]) -> None:
     """Write, then move into place."""
-    part = folder / ".settings.json.part"
-    with part.open("w") as file:
-        file.write(json.dumps(settings, indent=1) + "\n")
-        file.flush()
-        os.fsync(file.fileno())  # a run is found by this file, so it is on the disk before the others
-    part.replace(folder / "settings.json")
+    # A run is known by this file, so it is on disk before everything that would be lost without it.
+    replace_file(folder / "settings.json", (json.dumps(settings, indent=1) + "\n").encode())
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from offbeat.deploy.protocol.strict_json import Reason
+from offbeat.files import open_jsonl
 
 T = TypeVar("T")
 
@@ -104,7 +105,6 @@ _LOG = logging.getLogger(__name__)
 
 _MAX_CHARS = 200  # characters of text from outside
 _REPEAT_WINDOW = 60.0  # seconds in which what is repeated is only counted
-_TAIL_BYTES = 1 << 16  # bytes, more than any line has
 _MAX_REPEATED = 256  # repetitions that are counted at a time
 
 
@@ -180,7 +180,7 @@ class EventLog:
         try:
             self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
         except OSError as error:
-            _LOG.warning("events.jsonl cannot be written (%s): the run goes on without it.", error.strerror)
+            _LOG.warning("events.jsonl cannot be written (%s): the run continues without it.", error.strerror)
             self._file.close()
             self._file = None
 
@@ -197,19 +197,11 @@ def _json_safe(value: Any) -> Any:
 
 
 def _open_log(path: Path) -> FileIO | None:
-    """The file, open for writing after its last whole line."""
     try:
-        file = path.open("a+b", buffering=0)  # what is written is there, whoever dies next
-        end = file.seek(0, 2)
-        begin = file.seek(max(0, end - _TAIL_BYTES))
-        tail = file.read(end - begin)
-        if tail and not tail.endswith(b"\n"):
-            file.truncate(end - len(tail) + tail.rfind(b"\n") + 1)
-        file.seek(0, 2)
+        return open_jsonl(path)
     except OSError as error:
-        _LOG.warning("%s cannot be written (%s): the run goes on without it.", path, error.strerror)
+        _LOG.warning("%s cannot be written (%s): the run continues without it.", path, error.strerror)
         return None
-    return file
 
 
 SCORE_NAMES = ("accuracy", "loss")

@@ -41,14 +41,13 @@ class Journal:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # nobody else may read a client's update
             for part in folder.glob(f"*{files.PART_SUFFIX}"):
                 part.unlink()
-            self._path.touch()
-            self._lines = self._repair()
+            self._file = files.open_jsonl(self._path)
+            self._lines = self._path.read_bytes().count(b"\n")
         except OSError as error:
             raise files.unwritable(folder, error) from None
         # The tasks whose upload is here, numbered in order of acceptance.
         self.orders = {_task_of(path): _order_of(path) for path in folder.glob(f"*{_UPLOAD_SUFFIX}")}
         self.run = self._run_id()
-        self._file = self._path.open("ab")
 
     @property
     def tasks(self) -> set[Task]:
@@ -110,7 +109,6 @@ class Journal:
             return
         try:
             self._file.write(line)
-            self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as error:
             raise files.unwritable(self._path, error) from None
@@ -134,16 +132,10 @@ class Journal:
         lines = self._path.read_bytes().splitlines(keepends=True)
         return {json.loads(line)["epoch"]: line for line in lines}
 
-    def _repair(self) -> int:
-        """Remove an incomplete last line; the number of lines."""
-        data = self._path.read_bytes()
-        os.truncate(self._path, data.rfind(b"\n") + 1)
-        return data.count(b"\n")
-
     def _rewrite(self, lines: list[bytes]) -> None:
         self._file.close()
         files.write_atomic(self._path, lines)
-        self._file = self._path.open("ab")
+        self._file = files.open_jsonl(self._path)
         self._lines = len(lines)
 
     def _upload_path(self, task: Task) -> Path:

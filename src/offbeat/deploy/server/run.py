@@ -33,6 +33,7 @@ from offbeat.deploy.server.registry import ClientRegistry
 from offbeat.deploy.server.session import DeployedEngine, StopRequested, max_upload_bytes
 from offbeat.deploy.server.setup import ServerSetup, secure_summation, set_up
 from offbeat.errors import DivergedError, InputError
+from offbeat.files import replace_file
 from offbeat.nn.problem import Problem
 from offbeat.training import checkpoint, settings_file
 from offbeat.training.build import resolved_settings
@@ -182,12 +183,7 @@ def _proc_stat(pid: int) -> list[str] | None:
 
 
 def _write_json(path: Path, facts: dict[str, Any]) -> None:
-    part = path.with_name(f".{path.name}.part")
-    with part.open("w") as file:
-        json.dump(facts, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+    replace_file(path, json.dumps(facts, indent=1).encode())
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
@@ -244,7 +240,7 @@ def serve(ask: ServeRequest, post: Callable[[int], Transport]) -> ServeOutcome:
             outcome = ServeOutcome(
                 None,
                 error=f"{error.filename or ask.folder} cannot be written ({error.strerror or error}): "
-                "see to the disk, then resume the run.",
+                "check the disk, then resume the run.",
             )
         for name in (STOP_FILE, SET_ASIDE_FILE):
             (ask.folder / name).unlink(missing_ok=True)

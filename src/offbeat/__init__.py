@@ -1,7 +1,7 @@
-"""Asynchronous federated learning that needs no step-size tuning and keeps data private.
+"""Asynchronous federated learning for PyTorch, simulated under a virtual clock or over real sites.
 
-Public names are imported when they are first asked for: a program that needs none of them, such as
-the one that passes a site's messages on, does not wait for torch.
+Public names are imported on first use, so that a program that needs none of them, such as the relay
+of a site's messages, starts without importing torch.
 """
 
 import sys

@@ -29,7 +29,7 @@ from offbeat import Asynchronous, Examples, Exponential, FedOpt, Population, Pro
 from offbeat.core import Task, Visit
 from offbeat.engines.execution import EXECUTIONS, Execution
 from offbeat.engines.local import TaskStart
-from offbeat.engines.single_process import Vectorised
+from offbeat.engines.simulation import Vectorised
 from offbeat.nn import models
 from offbeat.nn.problem import Precision
 
@@ -134,7 +134,7 @@ class Case:
     def offbeat(self, how: Execution) -> tuple[float, float, str]:
         """Local steps per second of a whole run, of its local work alone, and what computed it."""
         problem = self.problem()
-        engine = Vectorised(problem, self.population, Exponential(1.0), how=how)
+        engine = Vectorised(problem, self.population, Exponential(1.0), execution=how)
         algorithm = FedOpt(LR, 1.0)
         shots = train(
             algorithm,
@@ -147,7 +147,7 @@ class Case:
             if shot.version == self.rounds:
                 began = self.now()
         run = self.rounds * self.buffer * self.steps / (self.now() - began)
-        work = how.work(problem, self.population)
+        work = how.executor(problem, self.population)
         x, statistics = problem.initial()
         count = self.concurrency
         starts = [

@@ -36,19 +36,21 @@ DELAYS = Exponential(1.0)
 class Lasting:
     """An engine whose workers serve one run after another, since their start takes seconds."""
 
-    def __init__(self, world: World, crew: Any) -> None:
+    def __init__(self, world: World, pool: Any) -> None:
         self.engine = Sequential(world.problem, world.population, DELAYS)
-        self.crew = crew
+        self.pool = pool
         self.ahead = 0
         self.clients, self.availability = self.engine.clients, self.engine.availability
         self.initial = self.engine.initial
 
-    def open(self, algorithm: Any, seed: int, source: Any) -> Simulation:
-        clock = Clock(DELAYS.bind(source, self.clients), source)
-        work = PoolExecutor(self.crew, torch.device("cpu"), guided_chunks)
-        work.close = lambda: None  # type: ignore[method-assign]
-        home = self.engine.memory
-        return Simulation(algorithm, self.engine.problem, clock, work, seed, home, self.clients, self.ahead)
+    def open(self, algorithm: Any, seed: int, rng: Any) -> Simulation:
+        clock = Clock(DELAYS.bind(rng, self.clients), rng)
+        executor = PoolExecutor(self.pool, torch.device("cpu"), guided_chunks)
+        executor.close = lambda: None  # type: ignore[method-assign]
+        backend = self.engine.memory
+        return Simulation(
+            algorithm, self.engine.problem, clock, executor, seed, backend, self.clients, self.ahead
+        )
 
 
 def ragged() -> World:

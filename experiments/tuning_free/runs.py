@@ -152,7 +152,7 @@ def run(cell: dict[str, Any], given: argparse.Namespace) -> dict[str, Any]:
         engine: Engine = Sequential(problem, population, delays)
     else:
         how = "compiled" if at["model"] == "resnet18" else given.execution
-        engine = Vectorised(problem, population, delays, how=EXECUTIONS[how])
+        engine = Vectorised(problem, population, delays, execution=EXECUTIONS[how])
     limit = None if at["method"] == "unit" else find(at["method"]).max_staleness
     averages: dict[float, Tensor] = {}
     record: dict[str, Any] = {"device": given.device, "failure": None}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from offbeat.data.datasets import Source, load
     from offbeat.data.partition import Dirichlet, Iid, Natural, Quantity, Shards
     from offbeat.data.population import Epochs, Examples, Population, Steps
-    from offbeat.engines.single_process import Sequential, Vectorised
+    from offbeat.engines.simulation import Sequential, Vectorised
     from offbeat.errors import DivergedError, InputError
     from offbeat.nn import models
     from offbeat.nn.problem import Precision, Problem
@@ -166,7 +166,7 @@ _NAMES = {
         "Population",
         "Steps",
     ),
-    "offbeat.engines.single_process": (
+    "offbeat.engines.simulation": (
         "Sequential",
         "Vectorised",
     ),

@@ -1,9 +1,13 @@
 """What can go wrong that is not a bug: each error is one sentence for the person at the keyboard."""
 
 import difflib
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any, TypeVar
+
+Renamed = TypeVar("Renamed", bound=Callable[..., Any])
 
 
 class InputError(ValueError):
@@ -38,3 +42,23 @@ def naming_settings(rule: Callable[[str], str]) -> Iterator[None]:
         yield
     finally:
         _naming.reset(token)
+
+
+def renamed_parameters(**new_names: str) -> Callable[[Renamed], Renamed]:
+    """Let a function or class answer a parameter's former name with one sentence."""
+
+    def decorate(callee: Renamed) -> Renamed:
+        original: Any = callee.__init__ if isinstance(callee, type) else callee
+
+        @functools.wraps(original)
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            for name in new_names.keys() & kwargs.keys():
+                raise InputError(f"{callee.__name__}: the parameter {name} is now {new_names[name]}.")
+            return original(*args, **kwargs)
+
+        if isinstance(callee, type):
+            callee.__init__ = checked  # type: ignore[misc]
+            return callee
+        return checked  # type: ignore[return-value]
+
+    return decorate

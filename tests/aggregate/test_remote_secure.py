@@ -66,8 +66,8 @@ class HiddenSession:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def veil(self, hiding: Callable[[], SecureEncoding | None]) -> None:
-        self._hiding = hiding
+    def set_secure_encoding(self, encoding: Callable[[], SecureEncoding | None]) -> None:
+        self._hiding = encoding
 
     def publish(self, version: int, *others: Any) -> None:
         hiding = self._hiding()

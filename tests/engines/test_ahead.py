@@ -50,7 +50,7 @@ def test_fewer_and_larger_groups_are_computed() -> None:
             def __init__(self, sizes: list[int]) -> None:
                 self.sizes = sizes
 
-            def work(self, problem, population):  # type: ignore[no-untyped-def]
+            def executor(self, problem, population):  # type: ignore[no-untyped-def]
                 from offbeat.engines.vmap import VmapExecutor
 
                 inner, sizes = VmapExecutor(problem, population), self.sizes
@@ -67,7 +67,7 @@ def test_fewer_and_larger_groups_are_computed() -> None:
 
         import dataclasses
 
-        engine = dataclasses.replace(engine, how=Counting(sizes[ahead]))
+        engine = dataclasses.replace(engine, execution=Counting(sizes[ahead]))
         list(train(FedOpt(0.1, 1.0), engine, dispatch=Asynchronous(8), buffer=2, rounds=12))
     assert len(sizes[6]) < len(sizes[0])
     assert max(sizes[6]) > max(sizes[0])
@@ -84,7 +84,7 @@ def test_stragglers_do_not_hold_what_was_computed_beside_them() -> None:
         session.start(Task(client, 0, 0))
     for _ in range(11):
         session.gather([session.next().task, session.next().task], 0)
-        ready = session._ready
+        ready = session._computed
         rows = {id(each.results): len(each.results.uploads.delta) for each in ready.values()}
         held.append((sum(rows.values()), len(ready)))
     assert any(ready for _, ready in held)

@@ -221,4 +221,4 @@ def test_weak_dropout_is_noticed_whatever_torchs_own_generator_is_at(seed: int) 
 def test_a_chunk_beside_a_way_to_compute_is_refused_rather_than_ignored() -> None:
     world = make_world()
     with pytest.raises(InputError, match="give chunk there"):
-        Vectorised(world.problem, world.population, chunk=2, how=Vmap())
+        Vectorised(world.problem, world.population, chunk=2, execution=Vmap())

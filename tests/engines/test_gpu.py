@@ -21,7 +21,7 @@ from offbeat import (
 from offbeat.core import AnyAlgorithm
 from offbeat.engines.cuda import GraphCache
 from offbeat.engines.execution import EXECUTIONS
-from offbeat.engines.single_process import Sequential, Vectorised
+from offbeat.engines.simulation import Sequential, Vectorised
 from offbeat.nn import models
 from offbeat.nn.problem import Precision
 
@@ -72,7 +72,7 @@ def run(
     engine = (
         Sequential(problem, population)
         if how is None
-        else Vectorised(problem, population, how=EXECUTIONS[how])
+        else Vectorised(problem, population, execution=EXECUTIONS[how])
     )
     shots = train(METHODS[method], engine, dispatch=Asynchronous(10), buffer=4, rounds=8, seed=1)
     return list(shots)[-1].x.cpu()

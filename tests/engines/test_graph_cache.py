@@ -15,7 +15,7 @@ def ask(graphs: GraphCache[int], key: int, made: list[int]) -> bool:
         made.append(key)
         return key
 
-    return graphs.welcomes(key) and bool(graphs.make(key, record) == key)
+    return graphs.accepts(key) and bool(graphs.make(key, record) == key)
 
 
 def test_a_circle_of_more_shapes_than_there_is_room_for_is_recorded_once() -> None:

@@ -33,7 +33,7 @@ from offbeat import (
 )
 from offbeat.cli import main
 from offbeat.engines import shared_memory
-from offbeat.engines.execution import Vmap
+from offbeat.engines.execution import Serial, Vmap
 from offbeat.engines.local import TaskResults, TaskStart
 from offbeat.engines.process_pool import ProcessPool, Workers
 from offbeat.engines.shared_memory import SegmentPool
@@ -47,7 +47,7 @@ from offbeat.engines.worker_pool import (
     guided_chunks,
     run_orders,
 )
-from offbeat.engines.worker_runtime import Serial, WorkerRuntime, attempt, pack_worker
+from offbeat.engines.worker_runtime import WorkerRuntime, attempt, pack_worker
 from offbeat.errors import DivergedError
 from offbeat.training.build import build_run, resolved_settings
 from offbeat.training.experiment import Experiment
@@ -60,7 +60,7 @@ def lasting() -> Iterator[tuple[World, Lasting]]:
     world = ragged()
     engine = Lasting(world, ProcessPool(pack_worker(world.problem, world.population, Serial()), 2))
     yield world, engine
-    engine.crew.close()
+    engine.pool.close()
 
 
 @pytest.mark.parametrize("ahead", [0, 6])
@@ -85,7 +85,7 @@ def test_workers_that_are_killed_again_and_again_change_nothing(lasting: tuple[W
     killed = []
 
     def kill(count: int) -> None:
-        for process in forks(engine.crew)[:count]:
+        for process in forks(engine.pool)[:count]:
             os.kill(process, signal.SIGKILL)
             killed.append(process)
 
@@ -99,26 +99,26 @@ def test_workers_that_are_killed_again_and_again_change_nothing(lasting: tuple[W
     assert len(killed) > 12
 
 
-def forks(crew: ProcessPool) -> list[int]:
-    nursery = crew._nursery._process.pid
-    return [int(word) for word in Path(f"/proc/{nursery}/task/{nursery}/children").read_text().split()]
+def forks(pool: ProcessPool) -> list[int]:
+    server = pool._forkserver._process.pid
+    return [int(word) for word in Path(f"/proc/{server}/task/{server}/children").read_text().split()]
 
 
 @pytest.mark.slow
-def test_a_nursery_that_is_killed_changes_nothing(lasting: tuple[World, Lasting]) -> None:
+def test_a_fork_server_that_is_killed_changes_nothing(lasting: tuple[World, Lasting]) -> None:
     _, engine = lasting
     whole = play(METHODS["fedavg"], engine, Asynchronous(5))
-    nursery, workers = engine.crew._nursery._process, forks(engine.crew)
-    for process in (nursery.pid, *workers):
+    server, workers = engine.pool._forkserver._process, forks(engine.pool)
+    for process in (server.pid, *workers):
         os.kill(process, signal.SIGKILL)
     identical(whole, play(METHODS["fedavg"], engine, Asynchronous(5)))
-    assert engine.crew._nursery._process.pid != nursery.pid
+    assert engine.pool._forkserver._process.pid != server.pid
 
 
 @pytest.mark.slow
 def test_vmap_inside_workers_is_the_same_but_for_rounding() -> None:
     world = make_world(work=Epochs(2, 4))
-    engine = Workers(world.problem, world.population, DELAYS, workers=2, how=Vmap())
+    engine = Workers(world.problem, world.population, DELAYS, workers=2, execution=Vmap())
     many = play(METHODS["adamasfl"], engine, Asynchronous(5))
     same(
         play(METHODS["adamasfl"], Sequential(world.problem, world.population, DELAYS), Asynchronous(5)), many
@@ -157,8 +157,8 @@ class TwoWordsError(Exception):
 def test_an_error_in_a_worker_reaches_the_caller_as_it_is(
     module: nn.Module, kind: type[Exception], said: str
 ) -> None:
-    body, order = _body(module), _order()
-    failed = body(order)
+    run, order = _runtime(module), _order()
+    failed = run(order)
     assert isinstance(failed, WorkFailed)
     assert type(failed.error) is kind
     assert str(failed.error) == said
@@ -169,16 +169,16 @@ def _order() -> WorkOrder:
     return WorkOrder(1, METHODS["fedavg"], 0, [Task(0, 0, 0)], [[0, 0]], [], [0], [()])
 
 
-def _body(module: nn.Module) -> Any:
+def _runtime(module: nn.Module) -> Any:
     world = make_world(module=module)
     x, statistics = world.problem.initial()
     algorithm = METHODS["fedavg"]
     message = algorithm.broadcast(algorithm.init(x), 0)
     logger = logging.getLogger("offbeat")
     handlers, propagate = logger.handlers[:], logger.propagate
-    body = WorkerRuntime(pack_worker(world.problem, world.population, Serial()), torch.device("cpu"))
+    runtime = WorkerRuntime(pack_worker(world.problem, world.population, Serial()), torch.device("cpu"))
     logger.handlers, logger.propagate = handlers, propagate
-    return lambda order: attempt(order.number, lambda: body.do(order, [(message, statistics)]))
+    return lambda order: attempt(order.number, lambda: runtime.run(order, [(message, statistics)]))
 
 
 def test_what_is_defined_on_the_spot_can_be_sent_and_its_errors_come_back() -> None:
@@ -236,7 +236,8 @@ run = train(FedOpt(0.1, 1.0), Workers(world.problem, world.population, workers=2
 for shot in run:
     if shot.version == 1:
         session = run.gi_frame.f_locals["run"].session
-        print(*session._work._crew.ids(), session._work._crew._nursery._process.pid, flush=True)
+        pool = session._executor._pool
+        print(*pool.process_ids(), pool._forkserver._process.pid, flush=True)
 """
 
 
@@ -308,7 +309,7 @@ def test_options_that_do_not_go_together_are_refused(
 
 
 class Clumsy:
-    """A crew whose workers die as often as told before each order is done."""
+    """A pool whose workers die as often as told before each order is done."""
 
     def __init__(self, workers: int, deaths: dict[int, int], failing: frozenset[int] = frozenset()) -> None:
         self.workers = workers
@@ -354,9 +355,9 @@ def orders(count: int) -> list[WorkOrder]:
 
 @given(st.integers(1, 4), st.dictionaries(st.integers(0, 9), st.integers(0, 7)), st.integers(0, 10))
 def test_every_order_is_done_once_and_in_its_place(workers: int, deaths: dict[int, int], count: int) -> None:
-    crew = Clumsy(workers, deaths)
-    assert [done.number for done in run_orders(crew, orders(count))] == list(range(count))  # type: ignore[arg-type]
-    assert sorted(crew.seen) == list(range(count))
+    pool = Clumsy(workers, deaths)
+    assert [done.number for done in run_orders(pool, orders(count))] == list(range(count))  # type: ignore[arg-type]
+    assert sorted(pool.seen) == list(range(count))
 
 
 def test_an_order_that_kills_whoever_has_it_is_given_up_with_one_sentence() -> None:
@@ -365,34 +366,34 @@ def test_an_order_that_kills_whoever_has_it_is_given_up_with_one_sentence() -> N
 
 
 def test_the_first_failure_is_raised_when_nobody_is_at_work() -> None:
-    crew = Clumsy(3, {}, frozenset({1, 2}))
+    pool = Clumsy(3, {}, frozenset({1, 2}))
     with pytest.raises(ValueError, match="1"):
-        run_orders(crew, orders(9))  # type: ignore[arg-type]
-    assert not crew.given
+        run_orders(pool, orders(9))  # type: ignore[arg-type]
+    assert not pool.given
 
 
 def test_a_message_is_placed_once_a_version_and_what_workers_say_is_said_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    crew = Clumsy(2, {})
-    spread = PoolExecutor(crew, torch.device("cpu"), guided_chunks)  # type: ignore[arg-type]
+    pool = Clumsy(2, {})
+    executor = PoolExecutor(pool, torch.device("cpu"), guided_chunks)  # type: ignore[arg-type]
     old, new, statistics = (torch.zeros(3),), (torch.ones(3),), {"mean": torch.zeros(1)}
 
     def call(*messages: Any) -> None:
         tasks = [Task(client, 0, 0) for client in range(len(messages))]
         visit = Visit(torch.tensor(0), torch.tensor(0))
         starts = [TaskStart(message, statistics, (), visit) for message in messages]
-        results = spread(METHODS["fedavg"], tasks, starts, 0)
+        results = executor(METHODS["fedavg"], tasks, starts, 0)
         assert results.uploads.tolist() == list(range(len(messages)))
 
     call(old, new, old, old, new)
-    assert crew.placed == [(old, statistics), (new, statistics)]
+    assert pool.placed == [(old, statistics), (new, statistics)]
     call(new, new)
-    assert crew.removed == []
+    assert pool.removed == []
     call(new)
-    assert crew.removed == [0]
+    assert pool.removed == [0]
     call(old)  # a straggler's
-    assert crew.placed[2:] == [(old, statistics)]
+    assert pool.placed[2:] == [(old, statistics)]
     assert [record.message for record in caplog.records] == ["it is so."]
 
 
@@ -419,13 +420,13 @@ def test_a_packed_tree_comes_back_as_it_was(leaves: list[tuple[torch.dtype, list
     assert [leaf.dtype for leaf in trees.leaves(back)] == [leaf.dtype for leaf in trees.leaves(tree)]
 
 
-def test_room_on_a_shelf_is_used_again() -> None:
-    shelf = SegmentPool()
-    first, _ = shelf.put((torch.zeros(1000),))
-    second, _ = shelf.put((torch.zeros(1000),))
+def test_segments_are_used_again() -> None:
+    segments = SegmentPool()
+    first, _ = segments.put((torch.zeros(1000),))
+    second, _ = segments.put((torch.zeros(1000),))
     assert first.number != second.number
-    shelf.take_off(first)
-    third, slots = shelf.put((torch.arange(900.0),))
+    segments.release(first)
+    third, slots = segments.put((torch.arange(900.0),))
     assert third.number == first.number
-    assert torch.equal(shared_memory.read_packed(slots, third.room)[0], torch.arange(900.0))
-    shelf.close()
+    assert torch.equal(shared_memory.read_packed(slots, third.memory)[0], torch.arange(900.0))
+    segments.close()

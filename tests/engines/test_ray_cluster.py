@@ -19,8 +19,9 @@ from lasting import METHODS, Lasting, identical, ragged, same, steps
 from offbeat import Asynchronous, InputError
 from offbeat.cli import main
 from offbeat.engines import ray_cluster
+from offbeat.engines.execution import Serial
 from offbeat.engines.ray_cluster import RayCluster, RayPool
-from offbeat.engines.worker_runtime import Serial, pack_worker
+from offbeat.engines.worker_runtime import pack_worker
 from worlds import make_world, play
 
 ray = pytest.importorskip("ray", reason="Ray is an extra, and not installed")
@@ -37,9 +38,9 @@ def cluster() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def lasting(cluster: None) -> Iterator[Lasting]:
     world = ragged()
-    crew = RayPool(pack_worker(world.problem, world.population, Serial()), 2, None, 0.0, 2)
-    yield Lasting(world, crew)
-    crew.close()
+    pool = RayPool(pack_worker(world.problem, world.population, Serial()), 2, None, 0.0, 2)
+    yield Lasting(world, pool)
+    pool.close()
 
 
 @pytest.mark.slow
@@ -64,7 +65,7 @@ def test_workers_that_are_killed_again_and_again_change_nothing(lasting: Lasting
     for shot in steps(METHODS["adamasfl"], lasting, rounds=8):
         disturbed.append(shot)
         if shot.version % 3 == 0:
-            victims = lasting.crew.ids()[: 1 + shot.version % 2]  # one, or both
+            victims = lasting.pool.process_ids()[: 1 + shot.version % 2]  # one, or both
             killed |= set(victims)
             timer = threading.Timer(chance.uniform(0, 0.02), lambda each=victims: [*map(kill, each)])
             timer.start()
@@ -72,7 +73,7 @@ def test_workers_that_are_killed_again_and_again_change_nothing(lasting: Lasting
                 timer.join()
     identical(whole, disturbed)
     assert len(killed) == 4
-    assert not killed & set(lasting.crew.ids())
+    assert not killed & set(lasting.pool.process_ids())
 
 
 def kill(process: int) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offbeat.algorithms import Setting, build
-from offbeat.engines.single_process import Vectorised
+from offbeat.engines.simulation import Vectorised
 from offbeat.errors import InputError
 from offbeat.schedule.availability import Cycle, Dropout
 from offbeat.schedule.delays import Tiers

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from offbeat.algorithms import CATALOGUE, Setting
-from offbeat.engines.single_process import Sequential, Vectorised
+from offbeat.engines.simulation import Sequential, Vectorised
 from offbeat.errors import InputError
 from offbeat.training.build import build_run, resolved_settings
 from offbeat.training.experiment import Experiment

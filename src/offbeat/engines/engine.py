@@ -1,4 +1,4 @@
-"""What the loop asks of an engine, simulated or real."""
+"""The protocols of an engine, simulated or deployed, as the training loop uses them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -13,79 +13,79 @@ from offbeat.trees import Tree
 
 
 class ClientUpdates(NamedTuple):
-    """What a full buffer brings."""
+    """The uploads of a full buffer, and the mean of its statistics."""
 
     uploads: Tree  # leaves (tasks, ...)
-    statistics: Statistics  # the plain mean of the clients' running statistics
+    statistics: Statistics  # the unweighted mean over clients
 
 
 class Session(Timeline, Protocol):
-    """One run on an engine: it tells time, holds what is in flight, and does the local work."""
+    """One run on an engine: it keeps time, holds the tasks in flight, and computes the local work."""
 
     def publish(self, version: int, algorithm: AnyAlgorithm, message: Tree, statistics: Statistics) -> None:
-        """Make a version known, and whose local half clients now run."""
+        """Publish a version, and the algorithm whose local half clients run from now on."""
         ...
 
     def gather(self, tasks: Sequence[Task], version: int) -> ClientUpdates:
-        """The uploads of tasks that arrived and were accepted; their clients' memory is committed."""
+        """The uploads of tasks that arrived and were accepted; commits their clients' memory."""
         ...
 
     def forget(self, tasks: Sequence[Task]) -> None:
-        """These tasks were dropped or lost: nothing of them is computed or committed."""
+        """Drop tasks that were discarded or lost: nothing of them is computed or committed."""
         ...
 
     def save(self) -> SavedState: ...
 
     def confirm(self) -> None:
-        """What `save` last gave is in its place: nothing older will be loaded again."""
+        """The state that `save` last gave is on the disk: no older one will be loaded."""
         ...
 
     def load(self, saved: SavedState) -> None: ...
 
     def close(self) -> None:
-        """The run is over: let go of workers."""
+        """Release the workers of the run."""
         ...
 
 
 @runtime_checkable
 class PersistentSession(Protocol):
-    """A session that loses nothing of a buffer half full, for what arrives there was real work."""
+    """A session that can resume in the middle of a buffer, because its uploads were real work."""
 
-    def keep(self, flow: dict[str, Any]) -> None:
-        """An arrival was dealt with, and this is what the flow has come to."""
+    def save_progress(self, scheduler: dict[str, Any]) -> None:
+        """Store the scheduler's state after each arrival."""
         ...
 
-    def kept(self) -> dict[str, Any] | None:
-        """After `load`: what was kept last, if anything was since that save."""
+    def saved_progress(self) -> dict[str, Any] | None:
+        """After `load`: the scheduler's state that was stored last, if any was since that save."""
         ...
 
 
 @runtime_checkable
 class SecureEncodingSession(Protocol):
-    """A session whose clients can hide what they send by themselves."""
+    """A session whose clients encode their uploads for secure aggregation themselves."""
 
-    def veil(self, hiding: Callable[[], SecureEncoding | None]) -> None:
-        """Told once, before anything is published; to be asked anew for each version."""
+    def set_secure_encoding(self, encoding: Callable[[], SecureEncoding | None]) -> None:
+        """Called once before the first version is published; `encoding` is to be called for each version."""
         ...
 
 
 class Engine(Protocol):
-    """A place where client work can run."""
+    """Where the clients' local work runs."""
 
     @property
     def clients(self) -> int:
-        """How many clients there are."""
+        """The number of clients."""
         ...
 
     @property
     def availability(self) -> Availability:
-        """When they are there."""
+        """When clients are available."""
         ...
 
     def initial(self) -> tuple[Vector, Statistics]:
         """The model and running statistics that training starts from."""
         ...
 
-    def open(self, algorithm: AnyAlgorithm, seed: int, source: Rng) -> Session:
-        """Begin a run."""
+    def open(self, algorithm: AnyAlgorithm, seed: int, rng: Rng) -> Session:
+        """Start a run."""
         ...

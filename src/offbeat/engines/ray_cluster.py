@@ -1,8 +1,6 @@
-"""Finding Ray, and a cluster: one of our own on this machine, or one that runs already.
+"""Client work on a Ray cluster: several machines, several GPUs.
 
-A crew of Ray actors: on the cores or GPUs of this machine or of many.
-
-Client work on a Ray cluster: several machines, several GPUs.
+The cluster is one that runs already, or is started on this machine for the run.
 """
 
 import contextlib
@@ -24,14 +22,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from offbeat.core import AnyAlgorithm, Vector
 from offbeat.data.client_store import Anywhere, MemoryBackend
 from offbeat.data.population import Population
-from offbeat.engines import shared_memory
-from offbeat.engines.execution import Autotune, Execution
-from offbeat.engines.local import check_module
+from offbeat.engines.execution import Autotune, Execution, Serial
+from offbeat.engines.local import Executor
 from offbeat.engines.process_pool import available_cores, check_worker_count
-from offbeat.engines.simulation import Simulation
+from offbeat.engines.shared_memory import pack_tree, read_packed
+from offbeat.engines.simulation import SimulatedEngine
 from offbeat.engines.worker_pool import (
     PoolExecutor,
     WorkDone,
@@ -41,23 +38,210 @@ from offbeat.engines.worker_pool import (
     even_chunks,
     guided_chunks,
 )
-from offbeat.engines.worker_runtime import Serial, WorkerRuntime, attempt, pack_worker
+from offbeat.engines.worker_runtime import WorkerRuntime, attempt, pack_worker
 from offbeat.errors import InputError, setting_name
-from offbeat.nn.problem import Problem, Statistics
+from offbeat.nn.problem import Problem
 from offbeat.schedule.availability import Always, Availability, Dropout
-from offbeat.schedule.clock import Clock
 from offbeat.schedule.delays import Delay, Tiers
-from offbeat.schedule.rng import Rng
 from offbeat.trees import Tree
 
-_CONNECT_TIMEOUT = 5.0  # seconds for an answer
-# How HTTP/2 begins, which Ray speaks: the client's words and an empty frame of settings.
+_RESULT_TIMEOUT = 3600.0  # seconds without any result after which the run stops
+_START_TIMEOUT = 120.0  # seconds for a cluster to start all workers
+_CONNECT_TIMEOUT = 5.0  # seconds
+# The start of an HTTP/2 connection, which Ray uses: the client's preface and an empty SETTINGS frame.
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
-_SETTINGS_FRAME = 4  # the kind of frame that is the answer
+_SETTINGS_FRAME = 4  # the type of the frame that answers
+
+
+@dataclass(frozen=True)
+class RayCluster(SimulatedEngine):
+    """The clients of a buffer on Ray actors; without an address, on a cluster started here for the run.
+
+    Offbeat has to be installed on every machine. A worker has a core, and `gpus` GPUs (or a part of one).
+    """
+
+    problem: Problem
+    population: Population
+    delays: Delay = Tiers("mild")
+    availability: Availability = Always()
+    dropout: Dropout = Dropout()
+    workers: int | None = None  # None: as many as the cluster has room for
+    address: str | None = None
+    gpus: float = 0.0
+    memory: MemoryBackend = Anywhere()
+    execution: Execution | None = None  # None: one by one on a core, by a trial on a GPU
+    ahead: int = 0  # tasks to compute at once, some ahead of a buffer too small to keep all workers busy
+
+    def __post_init__(self) -> None:
+        check_worker_count(self.workers)
+        if not 0 <= self.gpus < float("inf"):
+            raise InputError(f"the number of GPUs of a worker is {self.gpus}: give at least 0.")
+
+    def make_executor(self) -> Executor:
+        execution = self.execution or (Autotune() if self.gpus else Serial())
+        packed = pack_worker(self.problem, self.population, execution)
+        pool = RayPool(packed, self.workers, self.address, self.gpus, available_cores())
+        split = guided_chunks if isinstance(execution, Serial) else even_chunks
+        return PoolExecutor(pool, self.problem.device, split)
+
+    def tasks_at_once(self) -> int:
+        return self.ahead
+
+
+class RayWorker:
+    """The actor that runs on the cluster."""
+
+    def __init__(self, packed: tuple[Tree, NDArray[np.uint8]], device: str, paths: list[str]) -> None:
+        sys.path += [path for path in paths if path not in sys.path]  # to import the user's own modules
+        torch.set_num_threads(1)
+        self._runtime = attempt(0, lambda: WorkerRuntime(_unpack(packed), torch.device(device)))
+
+    def process_id(self) -> int:
+        """The process id; an answer also shows that the actor has started."""
+        return os.getpid()
+
+    def run(self, order: WorkOrder, memories: tuple[Tree, NDArray[np.uint8]]) -> WorkDone | WorkFailed:
+        """Results are packed; errors are returned, since Ray would wrap them."""
+        if isinstance(self._runtime, WorkFailed):
+            return WorkFailed(order.number, self._runtime.error)
+        runtime: WorkerRuntime = self._runtime
+
+        def action() -> WorkDone:
+            messages = [_unpack(each) for each in import_ray().get(list(order.messages))]
+            done = runtime.run(order._replace(memories=_unpack(memories)), messages)
+            return replace(done, results=_pack(done.results))
+
+        answer: WorkDone | WorkFailed = attempt(order.number, action)
+        return answer
+
+
+class RayPool:
+    """Workers on a cluster; by default as many as it has room for."""
+
+    def __init__(
+        self, packed: Tree, workers: int | None, address: str | None, gpus: float, cores: int
+    ) -> None:
+        self._ray = import_ray()
+        self._connected = connect(address, max(cores, workers or 0))
+        self._running: dict[Any, int] = {}
+        self._workers: list[Any] = []
+        try:
+            count = self._count(workers, gpus)
+            self._make = self._ray.remote(RayWorker).options(
+                num_cpus=1, num_gpus=gpus, max_restarts=0, scheduling_strategy="SPREAD"
+            )
+            self._device = "cuda" if gpus else "cpu"
+            self._packed = self._ray.put(_pack(packed))
+            self._workers = [self._start() for _ in range(count)]
+            self._await_start()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def workers(self) -> int:
+        return len(self._workers)
+
+    def process_ids(self) -> list[int]:
+        """The process ids of the workers, on their machines."""
+        found: list[int] = self._ray.get([actor.process_id.remote() for actor in self._workers])
+        return found
+
+    def place(self, tree: Tree) -> Any:
+        return self._ray.put(_pack(tree))
+
+    def remove(self, placed: Any) -> None:
+        pass  # Ray counts references
+
+    def give(self, worker: int, order: WorkOrder) -> None:
+        memories = _pack(list(order.memories))
+        self._running[self._workers[worker].run.remote(order._replace(memories=()), memories)] = worker
+
+    def wait(self) -> Sequence[tuple[int, WorkDone | WorkFailed] | WorkerLost]:
+        first, others = self._ray.wait(list(self._running), num_returns=1, timeout=_RESULT_TIMEOUT)
+        if not first:
+            raise InputError(
+                f"the cluster has not answered for {_RESULT_TIMEOUT / 60:.0f} minutes: "
+                "see that its machines are up, and go on from the last checkpoint."
+            )
+        more, _ = self._ray.wait(others, num_returns=len(others), timeout=0) if others else ([], [])
+        return [self._receive(each, self._running.pop(each)) for each in [*first, *more]]
+
+    def replace(self, worker: int) -> None:
+        with contextlib.suppress(Exception):  # it is gone already in most cases
+            self._ray.kill(self._workers[worker])
+        self._workers[worker] = self._start()
+
+    def clear(self) -> None:
+        pass
+
+    def close(self) -> None:
+        if self._connected:
+            self._connected = False
+            disconnect(self._ray)
+        elif self._ray.is_initialized():
+            for actor in self._workers:
+                self._ray.kill(actor)
+        self._workers, self._running = [], {}
+
+    def _receive(self, ready: Any, worker: int) -> tuple[int, WorkDone | WorkFailed] | WorkerLost:
+        try:
+            answer: WorkDone | WorkFailed = self._ray.get(ready)
+        except self._ray.exceptions.RayTaskError:
+            raise  # a bug of offbeat: errors of user code are returned
+        except self._ray.exceptions.RayError as error:
+            return WorkerLost(worker, str(error).strip().splitlines()[0].rstrip(".") or type(error).__name__)
+        if isinstance(answer, WorkDone):
+            answer = replace(answer, results=_unpack(answer.results))
+        return worker, answer
+
+    def _start(self) -> Any:
+        paths = [path or str(Path.cwd()) for path in sys.path]
+        return self._make.remote(self._packed, self._device, paths)
+
+    def _count(self, workers: int | None, gpus: float) -> int:
+        resources = self._ray.cluster_resources()
+        available = int(resources.get("CPU", 0))
+        if gpus:
+            available = min(available, int(resources.get("GPU", 0) / gpus))
+        count = workers or available
+        if not 1 <= count <= available:
+            kind = f"{gpus:g} GPU and a core" if gpus else "a core"
+            raise InputError(
+                f"the cluster has room for {available} workers with {kind} each, not for {max(1, count)}: "
+                f"use fewer {setting_name('workers')} or a larger cluster."
+            )
+        return count
+
+    def _await_start(self) -> None:
+        up = [actor.process_id.remote() for actor in self._workers]
+        _, missing = self._ray.wait(up, num_returns=len(up), timeout=_START_TIMEOUT)
+        if missing:
+            raise InputError(
+                f"the cluster has not started {len(missing)} of {len(up)} workers in {_START_TIMEOUT:.0f} s: "
+                f"use fewer {setting_name('workers')}, or wait until others leave it."
+            )
+
+
+def _pack(tree: Tree) -> tuple[Tree, NDArray[np.uint8]]:
+    slots, memory = pack_tree(tree)
+    return slots, memory.numpy()
+
+
+def _unpack(packed: tuple[Tree, NDArray[np.uint8]]) -> Tree:
+    """Views of Ray's memory, which is read-only."""
+    slots, memory = packed
+    return read_packed(slots, _view(memory))
+
+
+def _view(memory: NDArray[np.uint8]) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(memory)
 
 
 def import_ray() -> Any:
-    """The package, if it is there."""
+    """Import the package ray, which is optional."""
     try:
         return import_module("ray")
     except ImportError:
@@ -67,14 +251,14 @@ def import_ray() -> Any:
 
 
 def check_cluster(address: str | None) -> None:
-    """Refuse an address where no cluster answers, before anything is begun."""
+    """Refuse an address where no cluster answers, before the run starts."""
     ray = import_ray()
     if address is not None and connect(address, 1):
         disconnect(ray)
 
 
 def connect(address: str | None, cpus: int) -> bool:
-    """Connect to a cluster, or start one here; false if this process was connected already."""
+    """Connect to a cluster, or start one here; False if this process was connected already."""
     ray = import_ray()
     if address not in (None, "auto"):
         _check_reachable(str(address))
@@ -93,10 +277,10 @@ def connect(address: str | None, cpus: int) -> bool:
 
 
 def disconnect(ray: Any) -> None:
-    """Leave a cluster, and end it if it was started here.
+    """Disconnect from a cluster, and stop it if it was started here.
 
-    Ray kills its processes and forgets them a second later, whether or not they are gone; where one is not,
-    Python would warn of it.
+    Ray kills its processes and stops waiting a second later, also for those that still run, of which Python
+    would warn.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"subprocess \d+ is still running", ResourceWarning)
@@ -104,15 +288,15 @@ def disconnect(ray: Any) -> None:
 
 
 def _check_reachable(address: str) -> None:
-    """See whether somebody answers; Ray itself would try for two minutes."""
+    """Refuse an address where nothing answers; Ray itself would try for two minutes."""
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 2**16:
-        raise InputError(f"'{address}' is no address of a cluster: give HOST:PORT of its head, or auto.")
+        raise InputError(f"'{address}' is not the address of a cluster: give HOST:PORT of its head, or auto.")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT) as line:
+        with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT) as connection:
             if not os.environ.get("RAY_USE_TLS"):
-                line.sendall(_HTTP2_PREFACE)
-                answer = line.recv(9)
+                connection.sendall(_HTTP2_PREFACE)
+                answer = connection.recv(9)
                 if len(answer) < 4 or answer[3] != _SETTINGS_FRAME:
                     raise ConnectionError
     except OSError:
@@ -120,9 +304,10 @@ def _check_reachable(address: str) -> None:
 
 
 def _set_auth_token() -> None:
-    """Ray's ports are open to the network: a secret for this process, unless the user has seen to it.
+    """Set an authentication token for a cluster on this machine, since Ray's ports are open to the network.
 
-    Without one in the environment, which Ray reads once, it would write one to the home folder.
+    The user's own setting has precedence. Ray reads the environment once, and without a token there would
+    write one to the home directory.
     """
     if "RAY_AUTH_MODE" not in os.environ:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
@@ -130,7 +315,7 @@ def _set_auth_token() -> None:
 
 @contextlib.contextmanager
 def _keep_sigterm() -> Iterator[None]:
-    """Ray takes the signal to stop; it is given back."""
+    """Restore the handler of SIGTERM, which Ray reavailable."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -158,200 +343,3 @@ def _refused(address: str | None, reason: str) -> InputError:
         f"the Ray cluster at {address} refuses ({reason}): use its version of Ray, and if it wants a token, "
         "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN."
     )
-
-
-_RESULT_TIMEOUT = 3600.0  # seconds without a single result after which a cluster is given up
-_START_TIMEOUT = 120.0  # seconds for a cluster to start all workers
-
-
-class RayWorker:
-    """What runs on the cluster."""
-
-    def __init__(self, sent: tuple[Tree, NDArray[np.uint8]], device: str, paths: list[str]) -> None:
-        sys.path += [path for path in paths if path not in sys.path]  # for the user's own modules
-        torch.set_num_threads(1)
-        self._body = attempt(0, lambda: WorkerRuntime(_unpack(sent), torch.device(device)))
-
-    def process(self) -> int:
-        """Its id, which also says that it is up."""
-        return os.getpid()
-
-    def do(self, order: WorkOrder, memories: tuple[Tree, NDArray[np.uint8]]) -> WorkDone | WorkFailed:
-        """Results are packed; errors are answers, since Ray would dress them up."""
-        if isinstance(self._body, WorkFailed):
-            return WorkFailed(order.number, self._body.error)
-        body: WorkerRuntime = self._body
-
-        def action() -> WorkDone:
-            messages = [_unpack(each) for each in import_ray().get(list(order.messages))]
-            done = body.do(order._replace(memories=_unpack(memories)), messages)
-            return replace(done, results=_pack(done.results))
-
-        answer: WorkDone | WorkFailed = attempt(order.number, action)
-        return answer
-
-
-class RayPool:
-    """Workers on a cluster, as many as it has places if none are asked for."""
-
-    def __init__(self, sent: Tree, workers: int | None, address: str | None, gpus: float, cores: int) -> None:
-        self._ray = import_ray()
-        self._connected = connect(address, max(cores, workers or 0))
-        self._running: dict[Any, int] = {}
-        self._crew: list[Any] = []
-        try:
-            count = self._count(workers, gpus)
-            self._make = self._ray.remote(RayWorker).options(
-                num_cpus=1, num_gpus=gpus, max_restarts=0, scheduling_strategy="SPREAD"
-            )
-            self._device = "cuda" if gpus else "cpu"
-            self._sent = self._ray.put(_pack(sent))
-            self._crew = [self._start() for _ in range(count)]
-            self._await()
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def workers(self) -> int:
-        return len(self._crew)
-
-    def ids(self) -> list[int]:
-        """Of the processes, where they run."""
-        found: list[int] = self._ray.get([actor.process.remote() for actor in self._crew])
-        return found
-
-    def place(self, tree: Tree) -> Any:
-        return self._ray.put(_pack(tree))
-
-    def remove(self, placed: Any) -> None:
-        pass  # Ray counts references
-
-    def give(self, worker: int, order: WorkOrder) -> None:
-        memories = _pack(list(order.memories))
-        self._running[self._crew[worker].do.remote(order._replace(memories=()), memories)] = worker
-
-    def wait(self) -> Sequence[tuple[int, WorkDone | WorkFailed] | WorkerLost]:
-        first, others = self._ray.wait(list(self._running), num_returns=1, timeout=_RESULT_TIMEOUT)
-        if not first:
-            raise InputError(
-                f"the cluster has not answered for {_RESULT_TIMEOUT / 60:.0f} minutes: "
-                "see that its machines are up, and go on from the last checkpoint."
-            )
-        more, _ = self._ray.wait(others, num_returns=len(others), timeout=0) if others else ([], [])
-        return [self._hear(each, self._running.pop(each)) for each in [*first, *more]]
-
-    def replace(self, worker: int) -> None:
-        with contextlib.suppress(Exception):  # it is gone already, most of the time
-            self._ray.kill(self._crew[worker])
-        self._crew[worker] = self._start()
-
-    def clear(self) -> None:
-        pass
-
-    def close(self) -> None:
-        if self._connected:
-            self._connected = False
-            disconnect(self._ray)
-        elif self._ray.is_initialized():
-            for actor in self._crew:
-                self._ray.kill(actor)
-        self._crew, self._running = [], {}
-
-    def _hear(self, ready: Any, worker: int) -> tuple[int, WorkDone | WorkFailed] | WorkerLost:
-        try:
-            answer: WorkDone | WorkFailed = self._ray.get(ready)
-        except self._ray.exceptions.RayTaskError:
-            raise  # a fault of ours: what the user's code raises is an answer
-        except self._ray.exceptions.RayError as error:
-            return WorkerLost(worker, str(error).strip().splitlines()[0].rstrip(".") or type(error).__name__)
-        if isinstance(answer, WorkDone):
-            answer = replace(answer, results=_unpack(answer.results))
-        return worker, answer
-
-    def _start(self) -> Any:
-        paths = [path or str(Path.cwd()) for path in sys.path]
-        return self._make.remote(self._sent, self._device, paths)
-
-    def _count(self, workers: int | None, gpus: float) -> int:
-        room = self._ray.cluster_resources()
-        places = int(room.get("CPU", 0))
-        if gpus:
-            places = min(places, int(room.get("GPU", 0) / gpus))
-        count = workers or places
-        if not 1 <= count <= places:
-            kind = f"{gpus:g} GPU and a core" if gpus else "a core"
-            raise InputError(
-                f"the cluster has room for {places} workers with {kind} each, not for {max(1, count)}: "
-                f"use fewer {setting_name('workers')} or a larger cluster."
-            )
-        return count
-
-    def _await(self) -> None:
-        up = [actor.process.remote() for actor in self._crew]
-        _, missing = self._ray.wait(up, num_returns=len(up), timeout=_START_TIMEOUT)
-        if missing:
-            raise InputError(
-                f"the cluster has not started {len(missing)} of {len(up)} workers in {_START_TIMEOUT:.0f} s: "
-                f"use fewer {setting_name('workers')}, or wait until others leave it."
-            )
-
-
-def _pack(tree: Tree) -> tuple[Tree, NDArray[np.uint8]]:
-    slots, room = shared_memory.pack_tree(tree)
-    return slots, room.numpy()
-
-
-def _unpack(packed: tuple[Tree, NDArray[np.uint8]]) -> Tree:
-    """As views of Ray's memory, which nobody writes to."""
-    slots, room = packed
-    return shared_memory.read_packed(slots, _view(room))
-
-
-def _view(room: NDArray[np.uint8]) -> Tensor:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-        return torch.from_numpy(room)
-
-
-@dataclass(frozen=True)
-class RayCluster:
-    """The clients of a buffer on Ray actors; without an address, on a cluster started here for the run.
-
-    Offbeat has to be installed on every machine. A worker has a core, and `gpus` GPUs (or a part of one).
-    """
-
-    problem: Problem
-    population: Population
-    delays: Delay = Tiers("mild")
-    availability: Availability = Always()
-    dropout: Dropout = Dropout()
-    workers: int | None = None  # None: as many as there is room for
-    address: str | None = None
-    gpus: float = 0.0
-    memory: MemoryBackend = Anywhere()
-    how: Execution | None = None  # None: one by one on a core, by trial on a GPU
-    ahead: int = 0  # tasks to compute at once, some ahead of a buffer too small to keep all busy
-
-    def __post_init__(self) -> None:
-        check_worker_count(self.workers)
-        if not 0 <= self.gpus < float("inf"):
-            raise InputError(f"the number of GPUs of a worker is {self.gpus}: give at least 0.")
-
-    @property
-    def clients(self) -> int:
-        return len(self.population)
-
-    def initial(self) -> tuple[Vector, Statistics]:
-        return self.problem.initial()
-
-    def open(self, algorithm: AnyAlgorithm, seed: int, source: Rng) -> Simulation:
-        clock = Clock(self.delays.bind(source, self.clients), source, self.dropout)
-        check_module(algorithm, self.problem, self.population, seed)
-        how = self.how or (Autotune() if self.gpus else Serial())
-        sent = pack_worker(self.problem, self.population, how)
-        crew = RayPool(sent, self.workers, self.address, self.gpus, available_cores())
-        work = PoolExecutor(
-            crew, self.problem.device, guided_chunks if isinstance(how, Serial) else even_chunks
-        )
-        return Simulation(algorithm, self.problem, clock, work, seed, self.memory, self.clients, self.ahead)

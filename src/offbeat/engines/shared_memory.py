@@ -1,8 +1,7 @@
-"""A tree of tensors as one run of bytes, and back as views of those bytes.
+"""Trees of tensors in memory that processes share, and the channel over which they pass them.
 
-Memory that processes share: it has no name, and is gone with the last process that uses it.
-
-A line between two processes that pass words, and segments of shared memory.
+A tree is packed into one run of bytes and read back as views of these bytes. Segments of shared memory
+have no name, and are freed with the last process that uses them.
 """
 
 import mmap
@@ -20,27 +19,21 @@ from torch import Tensor
 from offbeat import trees
 from offbeat.trees import Tree
 
-_ALIGNMENT = 64  # every tensor begins at a multiple, as torch's own do
+_ALIGNMENT = 64  # bytes; every tensor starts at a multiple, as torch's own do
+_PAGE = mmap.PAGESIZE
 
 
 @dataclass(frozen=True)
 class TensorSlot:
-    """Where a tensor lies among the bytes."""
+    """Where a tensor is among the bytes."""
 
     start: int
     dtype: torch.dtype
     shape: tuple[int, ...]
 
 
-class PackingPlan(NamedTuple):
-    """Where the tensors of a tree are to lie, and how many bytes they take."""
-
-    slots: Tree
-    size: int
-
-
-def plan_packing(tree: Tree) -> PackingPlan:
-    """One tensor after another."""
+def plan_packing(tree: Tree) -> tuple[Tree, int]:
+    """A slot for each tensor of a tree, one after another, and the number of bytes of all."""
     end = 0
 
     def slot(leaf: Tensor) -> TensorSlot:
@@ -50,22 +43,22 @@ def plan_packing(tree: Tree) -> PackingPlan:
         return TensorSlot(start, leaf.dtype, tuple(leaf.shape))
 
     slots = trees.map(slot, tree)
-    return PackingPlan(slots, end)
+    return slots, end
 
 
-def write_packed(tree: Tree, slots: Tree, room: Tensor) -> None:
-    """Copy a tree to where it was planned to lie."""
-    trees.map(lambda leaf, place: place.copy_(leaf), tree, read_packed(slots, room))
+def write_packed(tree: Tree, slots: Tree, memory: Tensor) -> None:
+    """Copy a tree to its slots."""
+    trees.map(lambda leaf, view: view.copy_(leaf), tree, read_packed(slots, memory))
 
 
-def read_packed(slots: Tree, room: Tensor) -> Tree:
-    """The tree that lies there; nothing is copied."""
+def read_packed(slots: Tree, memory: Tensor) -> Tree:
+    """The tree in these slots, as views."""
 
     def view(slot: TensorSlot) -> Tensor:
         length = slot.dtype.itemsize
         for side in slot.shape:
             length *= side
-        return room[slot.start : slot.start + length].view(slot.dtype).view(slot.shape)
+        return memory[slot.start : slot.start + length].view(slot.dtype).view(slot.shape)
 
     return trees.map(view, slots)
 
@@ -73,44 +66,41 @@ def read_packed(slots: Tree, room: Tensor) -> Tree:
 def pack_tree(tree: Tree) -> tuple[Tree, Tensor]:
     """The slots of a tree and its bytes."""
     slots, size = plan_packing(tree)
-    room = torch.empty(size, dtype=torch.uint8)
-    write_packed(tree, slots, room)
-    return slots, room
-
-
-_PAGE = mmap.PAGESIZE
+    memory = torch.empty(size, dtype=torch.uint8)
+    write_packed(tree, slots, memory)
+    return slots, memory
 
 
 class Segment(NamedTuple):
-    """A run of bytes, mapped here; `handle` is how another process is given it."""
+    """A run of shared bytes, mapped here; another process is sent its file descriptor."""
 
     number: int
     size: int
-    handle: int
-    room: Tensor
+    descriptor: int
+    memory: Tensor
 
 
 class SegmentPool:
-    """Where one process puts trees for others to read; room that was taken off is used again."""
+    """Segments that one process writes for others to read; released ones are used again."""
 
     def __init__(self) -> None:
         self._free: list[Segment] = []
         self._made: list[Segment] = []
 
     def put(self, tree: Tree) -> tuple[Segment, Tree]:
-        """Copy a tree to the shelf: the segment it is in, and where."""
+        """Copy a tree to a segment: the segment and the slots."""
         slots, size = plan_packing(tree)
         segment = self._take(size)
-        write_packed(tree, slots, segment.room)
+        write_packed(tree, slots, segment.memory)
         return segment, slots
 
-    def take_off(self, segment: Segment) -> None:
-        """Nobody reads it any more."""
+    def release(self, segment: Segment) -> None:
+        """No process reads it any more."""
         self._free.append(segment)
 
     def close(self) -> None:
         for segment in self._made:
-            os.close(segment.handle)
+            os.close(segment.descriptor)
         self._made, self._free = [], []
 
     def _take(self, size: int) -> Segment:
@@ -122,16 +112,16 @@ class SegmentPool:
         return segment
 
     def _make(self, size: int) -> Segment:
-        handle = _anonymous_file()
-        os.ftruncate(handle, size)
-        segment = Segment(len(self._made), size, handle, map_segment(handle, size))
+        descriptor = _anonymous_file()
+        os.ftruncate(descriptor, size)
+        segment = Segment(len(self._made), size, descriptor, _map_file(descriptor, size))
         self._made.append(segment)
         return segment
 
 
-def map_segment(handle: int, size: int) -> Tensor:
-    """The bytes behind a handle; the handle may be closed afterwards."""
-    return torch.frombuffer(mmap.mmap(handle, size), dtype=torch.uint8)
+def _map_file(descriptor: int, size: int) -> Tensor:
+    """The bytes of a file; the descriptor may be closed afterwards."""
+    return torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.uint8)
 
 
 def _anonymous_file() -> int:
@@ -145,44 +135,44 @@ def _anonymous_file() -> int:
 class PlacedTree:
     """Where the other process finds a tree."""
 
-    number: int
+    segment: int
     slots: Tree
 
 
 @dataclass(frozen=True)
 class _SegmentNotice:
-    """Announces a segment; its handle follows."""
+    """Announces a segment; its file descriptor follows."""
 
     number: int
     size: int
 
 
 class Channel:
-    """One end of the line; what is said is small, what is large lies in segments."""
+    """One end of a connection between two processes; large things are in segments."""
 
-    def __init__(self, line: Connection) -> None:
-        self.line = line
-        self._shown: set[int] = set()
-        self._theirs: dict[int, Tensor] = {}
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self._shared: set[int] = set()
+        self._received: dict[int, Tensor] = {}
 
-    def show(self, segment: Segment) -> None:
+    def share(self, segment: Segment) -> None:
         """Let the other end read a segment."""
-        if segment.number not in self._shown:
-            self._shown.add(segment.number)
-            self.say(_SegmentNotice(segment.number, segment.size))
-            reduction.send_handle(self.line, segment.handle, None)
+        if segment.number not in self._shared:
+            self._shared.add(segment.number)
+            self.send(_SegmentNotice(segment.number, segment.size))
+            reduction.send_handle(self.connection, segment.descriptor, None)
 
-    def say(self, thing: Any) -> None:
-        self.line.send_bytes(cloudpickle.dumps(thing))
+    def send(self, message: Any) -> None:
+        self.connection.send_bytes(cloudpickle.dumps(message))
 
-    def hear(self) -> Any:
-        """What the other end says next; EOFError or OSError where it is gone."""
-        while isinstance(thing := cloudpickle.loads(self.line.recv_bytes()), _SegmentNotice):
-            handle = reduction.recv_handle(self.line)
-            self._theirs[thing.number] = map_segment(handle, thing.size)
-            os.close(handle)
-        return thing
+    def receive(self) -> Any:
+        """The next message of the other end; EOFError or OSError if that is gone."""
+        while isinstance(message := cloudpickle.loads(self.connection.recv_bytes()), _SegmentNotice):
+            descriptor = reduction.recv_handle(self.connection)
+            self._received[message.number] = _map_file(descriptor, message.size)
+            os.close(descriptor)
+        return message
 
     def read(self, placed: PlacedTree) -> Tree:
-        """The tree that the other end has put there, as views."""
-        return read_packed(placed.slots, self._theirs[placed.number])
+        """A tree that the other end has placed, as views."""
+        return read_packed(placed.slots, self._received[placed.segment])

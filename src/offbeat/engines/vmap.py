@@ -1,15 +1,16 @@
-"""All clients at once by `vmap`."""
+"""Many clients at once by `vmap`."""
 
 import logging
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 from torch.func import vmap
 
 from offbeat import trees
 from offbeat.core import AnyAlgorithm, Task
 from offbeat.data.population import Population
-from offbeat.engines.cuda import CapturedGraph, GraphCache, tree_signature
+from offbeat.engines.cuda import CapturedGraph, GraphCache, new_stream, tree_signature
 from offbeat.engines.local import (
     PaddedIndices,
     PaddingCheck,
@@ -33,10 +34,10 @@ _MIN_RECORDED = 8  # tasks of the smallest recorded shape
 
 
 class VmapExecutor:
-    """Clients of like length in one `vmap`, at most `chunk` at a time.
+    """Clients of similar length in one `vmap`, at most `chunk` at a time.
 
-    What cannot be mapped runs one by one, and a chunk that does not fit into memory is halved;
-    both are said once. On a GPU a shape that comes again is recorded as a graph, unless `graphs` is off.
+    What cannot be mapped runs one by one, and a chunk that does not fit into memory is halved; each is
+    logged once. On a GPU, a shape that occurs again is recorded as a graph, unless `graphs` is off.
     """
 
     def __init__(
@@ -45,25 +46,25 @@ class VmapExecutor:
         population: Population,
         chunk: int | None = None,
         graphs: bool = True,
-        columns: bool = False,
+        im2col: bool = False,
     ) -> None:
         if chunk is not None and chunk < 1:
             raise InputError(f"a chunk of {chunk} clients cannot be computed: give at least 1.")
         self._problem = problem
         self._population = population
         self._chunk = chunk
-        self._alone = SequentialExecutor(problem, population)
+        self._sequential = SequentialExecutor(problem, population)
         self._padding = PaddingCheck(problem, population)
         self._mappable = True
-        self._shrunk = False
-        self._full = False  # whether the last attempt ran out of memory
-        self._steady = False  # whether the call before computed as many
-        self._last = 0  # how many the last call computed
-        self._differentiate = problem.differentiate_by_im2col if columns else problem.differentiate
+        self._warned = False  # that the chunk was halved
+        self._out_of_memory = False  # in the last attempt
+        self._steady = False  # whether the previous call had as many tasks
+        self._last_count = 0  # tasks of the last call
+        self._differentiate = problem.differentiate_by_im2col if im2col else problem.differentiate
         self._graphs: GraphCache[tuple[object, ...]] | None = None
         if graphs and problem.device.type == "cuda":
             self._graphs = GraphCache(_MAX_GRAPHS)
-            self._stream = torch.cuda.Stream(problem.device)  # type: ignore[no-untyped-call]
+            self._stream = new_stream(problem.device)
 
     @property
     def large(self) -> bool:
@@ -73,17 +74,16 @@ class VmapExecutor:
     def __call__(
         self, algorithm: AnyAlgorithm, tasks: Sequence[Task], starts: Sequence[TaskStart], seed: int
     ) -> TaskResults:
-        """The tasks' results, in order."""
         if not self._mappable:
-            return self._alone(algorithm, tasks, starts, seed)
-        self._steady, self._last = self._last == len(tasks), len(tasks)
+            return self._sequential(algorithm, tasks, starts, seed)
+        self._steady, self._last_count = self._last_count == len(tasks), len(tasks)
         drawn = TaskDraws.of(algorithm, tasks, self._population, seed)
         groups, parts = group_by_length(drawn.items), []
         for rows in groups:
-            mine = [starts[row] for row in rows]
-            result = self._group(algorithm, mine, drawn, rows)
+            group_starts = [starts[row] for row in rows]
+            result = self._run_group(algorithm, group_starts, drawn, rows)
             if result is None:
-                result = self._alone(algorithm, [tasks[row] for row in rows], mine, seed)
+                result = self._sequential(algorithm, [tasks[row] for row in rows], group_starts, seed)
             parts.append(result)
         return join_results(groups, parts)
 
@@ -91,21 +91,21 @@ class VmapExecutor:
         if self._graphs is not None:
             self._graphs.clear()
 
-    def _group(
+    def _run_group(
         self, algorithm: AnyAlgorithm, starts: list[TaskStart], drawn: TaskDraws, rows: list[int]
     ) -> TaskResults | None:
-        """Tasks of like length, chunk by chunk; nothing if they cannot be mapped."""
+        """Compute tasks of similar length chunk by chunk; None if they cannot be mapped."""
         parts: list[TaskResults] = []
         done = 0
         while done < len(rows) and self._mappable:
-            size = self._portion(len(rows) - done)
-            places = drawn.pick(rows[done : done + size])
-            if not self._padding.allows(places):
+            size = self._next_chunk(len(rows) - done)
+            padded = drawn.padded(rows[done : done + size])
+            if not self._padding.allows(padded):
                 return None
             keys = [drawn.keys[row] for row in rows[done : done + size]]
-            part = self._attempt(algorithm, starts[done : done + size], keys, places)
+            part = self._try_chunk(algorithm, starts[done : done + size], keys, padded)
             if part is None:
-                self._shrink(size)
+                self._free_memory(size)
             else:
                 parts.append(part)
                 done += size
@@ -114,20 +114,19 @@ class VmapExecutor:
         whole: TaskResults = parts[0] if len(parts) == 1 else trees.map(lambda *p: torch.cat(p), *parts)
         return whole
 
-    def _attempt(
+    def _try_chunk(
         self,
         algorithm: AnyAlgorithm,
         starts: list[TaskStart],
         keys: list[int],
-        places: dict[str, PaddedIndices],
+        padded: dict[str, PaddedIndices],
     ) -> TaskResults | None:
-        """A chunk; nothing where it does not fit into memory, or cannot be mapped or recorded after all."""
+        """Compute a chunk; None if it does not fit into memory, or cannot be mapped or recorded after all."""
         try:
-            return self._map(
-                algorithm, stacked_inputs(starts, keys, places, self._problem.device), len(starts)
-            )
+            inputs = stacked_inputs(starts, keys, padded, self._problem.device)
+            return self._map(algorithm, inputs, len(starts))
         except torch.OutOfMemoryError:
-            self._full = True
+            self._out_of_memory = True
         except RuntimeError as error:
             if self._graphs is not None and "captur" in str(error):
                 self._graphs = None
@@ -136,35 +135,35 @@ class VmapExecutor:
                 self._give_up(str(error).splitlines()[0])
             else:
                 raise
-        return None  # outside of the handler, for what failed holds memory while it is handled
+        return None  # outside the handler, since a handled error keeps memory alive
 
-    def _map(self, algorithm: AnyAlgorithm, given: TaskInputs, count: int) -> TaskResults:
-        one = make_local_fn(algorithm, self._problem, self._population, self._differentiate)
-        mapped = vmap(one, randomness="error")
+    def _map(self, algorithm: AnyAlgorithm, inputs: TaskInputs, count: int) -> TaskResults:
+        local_fn = make_local_fn(algorithm, self._problem, self._population, self._differentiate)
+        mapped = vmap(local_fn, randomness="error")
         with self._problem.precision_context():
             if self._graphs is None:
-                return TaskResults(*mapped(given))
-            if not (self._steady and count == self._last):
+                return TaskResults(*mapped(inputs))
+            if not (self._steady and count == self._last_count):
                 shape = max(count, min(_padded_count(count), self._chunk or _padded_count(count)))
-                given = trees.map(lambda leaf: _repeat_last(leaf, shape), given)
-            key = (id(algorithm), *tree_signature(given))
-            graph = self._graphs.find(key, lambda: CapturedGraph(mapped, given, self._stream))
-            results = mapped(given) if graph is None else graph(given)
-            fresh: TaskResults = trees.map(lambda leaf: leaf[:count].clone(), TaskResults(*results))
-            return fresh
+                inputs = trees.map(lambda leaf: _repeat_last(leaf, shape), inputs)
+            key = (id(algorithm), *tree_signature(inputs))
+            graph = self._graphs.find(key, lambda: CapturedGraph(mapped, inputs, self._stream))
+            results = mapped(inputs) if graph is None else graph(inputs)
+            copied: TaskResults = trees.map(lambda leaf: leaf[:count].clone(), TaskResults(*results))
+            return copied
 
-    def _portion(self, left: int) -> int:
-        """How many to compute next: where shapes are recorded, powers of two, or what comes every time."""
+    def _next_chunk(self, left: int) -> int:
+        """How many to compute next: with graphs a power of two, or the number that occurs every time."""
         size = min(self._chunk or left, left)
-        if self._graphs is None or size <= _MIN_RECORDED or (self._steady and size == self._last):
+        if self._graphs is None or size <= _MIN_RECORDED or (self._steady and size == self._last_count):
             return size
         return 1 << (size.bit_length() - 1)
 
-    def _shrink(self, size: int) -> None:
-        """Make room: first by what was recorded, then by computing fewer at once."""
-        if not self._full:
+    def _free_memory(self, size: int) -> None:
+        """After running out of memory: first drop recorded graphs, then compute fewer at once."""
+        if not self._out_of_memory:
             return
-        self._full = False
+        self._out_of_memory = False
         held = self._graphs is not None and len(self._graphs) > 0
         if self._graphs is not None:
             self._graphs.clear()
@@ -177,15 +176,15 @@ class VmapExecutor:
                 "use smaller minibatches, fewer local steps or a smaller model."
             ) from None
         self._chunk = size // 2
-        if not self._shrunk:
-            self._shrunk = True
+        if not self._warned:
+            self._warned = True
             log.warning(
                 "%d clients at once do not fit into memory, so they are computed in smaller groups.", size
             )
 
     def _give_up(self, reason: str) -> None:
         self._mappable = False
-        if "random operation" in reason:  # torch goes on to advise flags that are not the user's
+        if "random operation" in reason:  # torch goes on to recommend flags that users cannot set here
             log.warning("this module draws random numbers, so its clients are computed one by one.")
         else:
             log.warning(
@@ -194,12 +193,12 @@ class VmapExecutor:
 
 
 def _padded_count(count: int) -> int:
-    """The shape to compute so many in."""
+    """The number of tasks of the recorded shape that holds this many."""
     return max(_MIN_RECORDED, 1 << (count - 1).bit_length())
 
 
-def _repeat_last(leaf: torch.Tensor, count: int) -> torch.Tensor:
-    """As many rows as one of few shapes has, for each shape is a recording of its own."""
+def _repeat_last(leaf: Tensor, count: int) -> Tensor:
+    """Pad with copies of the last row, since each shape needs a recording of its own."""
     if len(leaf) == count:
         return leaf
     return torch.cat([leaf, leaf[-1:].expand(count - len(leaf), *leaf.shape[1:])])

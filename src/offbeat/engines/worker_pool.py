@@ -1,9 +1,7 @@
-"""What a worker elsewhere is asked to do, and what it answers.
+"""The tasks of a buffer on a pool of workers: every task is done, whichever worker dies.
 
-The tasks of a buffer spread over workers elsewhere: each is done, whoever dies on the way.
-
-A task's result depends on nothing but what it is given, so one that a lost worker had is simply
-done again by the next. A message goes to the workers once, however many tasks start from it.
+A task's result depends only on its inputs, so the tasks of a lost worker are given to its successor.
+A message is sent to the workers once, however many tasks start from it.
 """
 
 import logging
@@ -21,32 +19,37 @@ from offbeat.engines.local import TaskResults, TaskStart
 from offbeat.errors import InputError, setting_name
 from offbeat.trees import Tree
 
+log = logging.getLogger(__name__)
+
+_MAX_DEATHS = 8  # of workers with the same order, before the order itself is blamed
+_KEPT_CALLS = 2  # calls after which a message that no task uses is removed
+
 
 class WorkOrder(NamedTuple):
-    """Some tasks of one buffer."""
+    """Some tasks of one buffer, as a worker gets them."""
 
     number: int
     algorithm: AnyAlgorithm
     seed: int
     tasks: Sequence[Task]
     visits: Sequence[Sequence[int]]  # each `Visit`, its numbers in order
-    messages: Sequence[Any]  # each once, as the crew has placed it
+    messages: Sequence[Any]  # each once, as the pool has placed it
     which: Sequence[int]  # of the messages, for each task
     memories: Sequence[Tree]
 
 
 @dataclass(frozen=True)
 class WorkDone:
-    """The results of an order, and what was logged on the way."""
+    """The results of an order, and the warnings that were logged."""
 
     number: int
-    results: Tree  # `Results`, or where they lie
-    remarks: tuple[str, ...] = ()
+    results: Tree  # `TaskResults`, or where they are
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class WorkFailed:
-    """An error that would have stopped the run here, too."""
+    """An error that would have stopped the run in this process, too."""
 
     number: int
     error: Exception
@@ -54,20 +57,14 @@ class WorkFailed:
 
 @dataclass(frozen=True)
 class WorkerLost:
-    """A worker is gone, and why, as far as that can be told."""
+    """A worker is gone, and why, as far as is known."""
 
     worker: int
     reason: str
 
 
-log = logging.getLogger(__name__)
-
-_MAX_DEATHS = 8  # of workers that had one order, until it is thought to be the order's fault
-_KEPT_CALLS = 2  # calls for which a message that nobody asks for stays placed
-
-
 class WorkerPool(Protocol):
-    """Some workers, by number, and what passes between them and here."""
+    """Some workers, by number, and how to communicate with them."""
 
     @property
     def workers(self) -> int: ...
@@ -81,15 +78,15 @@ class WorkerPool(Protocol):
         ...
 
     def give(self, worker: int, order: WorkOrder) -> None:
-        """Give an idle worker an order; that it is gone may be noticed later."""
+        """Give an idle worker an order; that the worker is gone may be noticed later."""
         ...
 
     def wait(self) -> Sequence[tuple[int, WorkDone | WorkFailed] | WorkerLost]:
-        """What has happened since, by worker; at least one thing."""
+        """What has happened since, by worker; at least one event."""
         ...
 
     def replace(self, worker: int) -> None:
-        """Have another in the place of one that is lost."""
+        """Start another worker in the place of a lost one."""
         ...
 
     def clear(self) -> None:
@@ -102,55 +99,54 @@ class WorkerPool(Protocol):
 class PlacedMessage(NamedTuple):
     """A message and statistics that workers can read."""
 
-    both: Tree  # held, so that no other object gets their identity
+    tree: Tree  # held, so that no other object gets the same id
     placed: Any
-    used: int  # the last call that asked for it
+    last_call: int  # that used it
 
 
 class PoolExecutor:
-    """A `Work` that is done by a crew."""
+    """An executor that gives its tasks to a pool of workers."""
 
     def __init__(
-        self, crew: WorkerPool, device: torch.device, parts: Callable[[int, int], list[slice]]
+        self, pool: WorkerPool, device: torch.device, split: Callable[[int, int], list[slice]]
     ) -> None:
-        self._crew = crew
+        self._pool = pool
         self._device = device
-        self._parts = parts
-        self._known: dict[tuple[int, int], PlacedMessage] = {}
+        self._split = split
+        self._messages: dict[tuple[int, int], PlacedMessage] = {}
         self._calls = 0
         self._orders = 0
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
 
     def __call__(
         self, algorithm: AnyAlgorithm, tasks: Sequence[Task], starts: Sequence[TaskStart], seed: int
     ) -> TaskResults:
-        """The tasks' results, in order."""
         self._calls += 1
-        parts = self._parts(len(tasks), self._crew.workers)
-        orders = [self._order(algorithm, tasks[part], starts[part], seed) for part in parts]
-        done = run_orders(self._crew, orders)
-        for remark in (remark for each in done for remark in each.remarks):
-            if remark not in self._said:
-                self._said.add(remark)
-                log.warning("%s", remark)
+        chunks = self._split(len(tasks), self._pool.workers)
+        orders = [self._order(algorithm, tasks[chunk], starts[chunk], seed) for chunk in chunks]
+        done = run_orders(self._pool, orders)
+        for warning in (warning for each in done for warning in each.warnings):
+            if warning not in self._warned:
+                self._warned.add(warning)
+                log.warning("%s", warning)
 
         def join(*leaves: Tensor) -> Tensor:
             return torch.cat(leaves).to(self._device)
 
         results: TaskResults = trees.map(join, *(each.results for each in done))
-        self._crew.clear()
-        self._forget()
+        self._pool.clear()
+        self._remove_unused()
         return results
 
     def close(self) -> None:
-        self._known = {}
-        self._crew.close()
+        self._messages = {}
+        self._pool.close()
 
     def _order(
         self, algorithm: AnyAlgorithm, tasks: Sequence[Task], starts: Sequence[TaskStart], seed: int
     ) -> WorkOrder:
-        messages = {_identity(start): self._placed(start) for start in starts}
-        places = {key: place for place, key in enumerate(messages)}
+        messages = {_message_id(start): self._place(start) for start in starts}
+        positions = {key: position for position, key in enumerate(messages)}
         self._orders += 1
         return WorkOrder(
             self._orders,
@@ -159,32 +155,32 @@ class PoolExecutor:
             tasks,
             [[int(number) for number in trees.leaves(start.visit)] for start in starts],
             list(messages.values()),
-            [places[_identity(start)] for start in starts],
+            [positions[_message_id(start)] for start in starts],
             [start.memory for start in starts],
         )
 
-    def _placed(self, start: TaskStart) -> Any:
-        key, both = _identity(start), (start.message, start.statistics)
-        known = self._known.get(key)
-        placed = known.placed if known else self._crew.place(both)
-        self._known[key] = PlacedMessage(both, placed, self._calls)
+    def _place(self, start: TaskStart) -> Any:
+        key, tree = _message_id(start), (start.message, start.statistics)
+        known = self._messages.get(key)
+        placed = known.placed if known else self._pool.place(tree)
+        self._messages[key] = PlacedMessage(tree, placed, self._calls)
         return placed
 
-    def _forget(self) -> None:
-        """A straggler's message may be placed again: that costs a copy, and keeping all costs room."""
-        for key, known in list(self._known.items()):
-            if known.used <= self._calls - _KEPT_CALLS:
-                self._crew.remove(known.placed)
-                del self._known[key]
+    def _remove_unused(self) -> None:
+        """Remove unused messages: to place a straggler's again costs a copy, to keep all costs memory."""
+        for key, message in list(self._messages.items()):
+            if message.last_call <= self._calls - _KEPT_CALLS:
+                self._pool.remove(message.placed)
+                del self._messages[key]
 
 
-def _identity(start: TaskStart) -> tuple[int, int]:
+def _message_id(start: TaskStart) -> tuple[int, int]:
     """The same for all tasks of a version, which share these objects."""
     return id(start.message), id(start.statistics)
 
 
-def run_orders(crew: WorkerPool, orders: Sequence[WorkOrder]) -> list[WorkDone]:
-    """Have all orders done; the first that fails is raised when nobody is at work any more."""
+def run_orders(pool: WorkerPool, orders: Sequence[WorkOrder]) -> list[WorkDone]:
+    """Have all orders done; the first failure is raised once no worker is busy."""
     waiting = deque(orders)
     held: dict[int, WorkOrder] = {}
     deaths: Counter[int] = Counter()
@@ -194,20 +190,20 @@ def run_orders(crew: WorkerPool, orders: Sequence[WorkOrder]) -> list[WorkDone]:
     def feed(worker: int) -> None:
         if waiting and not failed:
             held[worker] = waiting.popleft()
-            crew.give(worker, held[worker])
+            pool.give(worker, held[worker])
 
-    for worker in range(crew.workers):
+    for worker in range(pool.workers):
         feed(worker)
     while held:
-        for event in crew.wait():
+        for event in pool.wait():
             if isinstance(event, WorkerLost):
                 order = held.get(event.worker)
                 if order is not None:
                     deaths[order.number] += 1
                     _check_deaths(deaths[order.number], order, event.reason)
-                crew.replace(event.worker)
+                pool.replace(event.worker)
                 if order is not None:
-                    crew.give(event.worker, order)
+                    pool.give(event.worker, order)
                 continue
             worker, answer = event
             del held[worker]
@@ -231,16 +227,16 @@ def _check_deaths(deaths: int, order: WorkOrder, reason: str) -> None:
 
 
 def even_chunks(tasks: int, workers: int) -> list[slice]:
-    """One run of tasks for each worker: for those that compute many at once."""
+    """One chunk for each worker: for workers that compute many tasks at once."""
     size = -(-tasks // workers)
     return [slice(start, start + size) for start in range(0, tasks, size)]
 
 
 def guided_chunks(tasks: int, workers: int) -> list[slice]:
-    """Runs of tasks, shorter towards the end, so that workers end together and are asked rarely."""
-    parts, start = [], 0
+    """Chunks that get smaller towards the end, so that workers finish together with few orders."""
+    chunks, start = [], 0
     while start < tasks:
         size = max(1, (tasks - start) // (2 * workers))
-        parts.append(slice(start, start + size))
+        chunks.append(slice(start, start + size))
         start += size
-    return parts
+    return chunks

@@ -1,11 +1,11 @@
-"""What any worker is made of: the problem and the clients as they were sent, and a way to compute."""
+"""What every worker runs, in a process of this machine or on a cluster: it computes orders."""
 
 import io
 import logging
 import pickle
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 import cloudpickle
@@ -16,22 +16,14 @@ from offbeat import trees
 from offbeat.core import Visit
 from offbeat.data.population import Population
 from offbeat.engines.execution import Execution
-from offbeat.engines.local import Executor, SequentialExecutor, TaskStart
+from offbeat.engines.local import Executor, TaskStart
 from offbeat.engines.worker_pool import WorkDone, WorkFailed, WorkOrder
 from offbeat.errors import InputError
 from offbeat.nn.problem import Problem
 from offbeat.trees import Tree
 
 
-@dataclass(frozen=True)
-class Serial:
-    """Client by client."""
-
-    def work(self, problem: Problem, population: Population) -> Executor:
-        return SequentialExecutor(problem, population)
-
-
-def pack_worker(problem: Problem, population: Population, how: Execution) -> Tree:
+def pack_worker(problem: Problem, population: Population, execution: Execution) -> Tree:
     """All that a worker needs, as tensors: the examples, and the rest as bytes."""
     others = {
         field.name: getattr(population, field.name) for field in fields(population) if field.name != "data"
@@ -39,7 +31,7 @@ def pack_worker(problem: Problem, population: Population, how: Execution) -> Tre
     file = io.BytesIO()
     try:
         # torch's format, so that tensors can be loaded to another device
-        torch.save((problem, others, how), file, pickle_module=cloudpickle, pickle_protocol=5)
+        torch.save((problem, others, execution), file, pickle_module=cloudpickle, pickle_protocol=5)
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(
@@ -50,53 +42,53 @@ def pack_worker(problem: Problem, population: Population, how: Execution) -> Tre
 
 
 class WorkerRuntime:
-    """Does orders; made from what `send_off` gave."""
+    """Computes orders; made from what `pack_worker` gave."""
 
-    def __init__(self, sent: Tree, device: torch.device) -> None:
-        data, rest = sent
+    def __init__(self, packed: Tree, device: torch.device) -> None:
+        data, rest = packed
         self._device = device
-        problem, others, how = torch.load(
+        problem, others, execution = torch.load(
             io.BytesIO(rest.numpy().tobytes()), map_location=device, weights_only=False
         )
         population = Population(data=trees.map(self._move, data), **others)
-        self._work: Executor = how.work(problem, population)
-        self._remarks = _LogCollector()
+        self._executor: Executor = execution.executor(problem, population)
+        self._warnings = _WarningCollector()
         logger = logging.getLogger("offbeat")
-        logger.addHandler(self._remarks)
+        logger.addHandler(self._warnings)
         logger.propagate = False
 
-    def do(self, order: WorkOrder, messages: Sequence[Tree]) -> WorkDone:
+    def run(self, order: WorkOrder, messages: Sequence[Tree]) -> WorkDone:
         """The results of an order, from its messages (with statistics), in their order."""
-        placed = [trees.map(self._move, message) for message in messages]
+        moved = [trees.map(self._move, message) for message in messages]
         starts = []
         for numbers, which, memory in zip(order.visits, order.which, order.memories, strict=True):
             visit = Visit(*(torch.tensor(number) for number in numbers))
-            message, statistics = placed[which]
+            message, statistics = moved[which]
             starts.append(TaskStart(message, statistics, trees.map(self._move, memory), visit))
-        results = self._work(order.algorithm, order.tasks, starts, order.seed)
-        return WorkDone(order.number, results, self._remarks.taken())
+        results = self._executor(order.algorithm, order.tasks, starts, order.seed)
+        return WorkDone(order.number, results, self._warnings.take())
 
     def _move(self, leaf: Tensor) -> Tensor:
         return leaf.to(self._device)
 
 
-class _LogCollector(logging.Handler):
-    """Keeps what is logged, for the process that gave the order to say."""
+class _WarningCollector(logging.Handler):
+    """Collects warnings, for the process that gave the order to log."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self._kept: list[str] = []
+        self._messages: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._kept.append(record.getMessage())
+        self._messages.append(record.getMessage())
 
-    def taken(self) -> tuple[str, ...]:
-        kept, self._kept = tuple(self._kept), []
-        return kept
+    def take(self) -> tuple[str, ...]:
+        messages, self._messages = tuple(self._messages), []
+        return messages
 
 
 def attempt(number: int, action: Callable[[], Any]) -> Any:
-    """What the action gives, or its error in a form that travels."""
+    """What the action returns, or its error in a form that can be sent."""
     try:
         return action()
     except Exception as error:

@@ -29,7 +29,7 @@ from offbeat.engines.engine import Engine
 from offbeat.engines.execution import EXECUTIONS
 from offbeat.engines.process_pool import Workers, available_cores
 from offbeat.engines.ray_cluster import RayCluster, check_cluster
-from offbeat.engines.single_process import Sequential, Vectorised
+from offbeat.engines.simulation import Sequential, Vectorised
 from offbeat.errors import InputError, setting_name
 from offbeat.nn import models
 from offbeat.nn.problem import Precision, Problem
@@ -307,7 +307,7 @@ def build_run(
     place = with_folder(home, folder) if folder else home
     make_client_store(place, algorithm.memory(problem.initial()[0]), len(population), device)  # or complains
     kind = _engine_type(experiment, problem, setting)
-    EXECUTIONS[experiment.execution].work(problem, population).close()  # or complains
+    EXECUTIONS[experiment.execution].executor(problem, population).close()  # or complains
     engine = kind(problem, population, delays, availability, dropout, memory=home)
     test = source.test.to(device)
     return RunSpec(algorithm, engine, dispatch, weights, limit, problem, test, source, aggregate, parameters)
@@ -338,7 +338,7 @@ def _engine_type(
         case "sequential":
             return Sequential
         case "vectorised":
-            return partial(Vectorised, how=EXECUTIONS[experiment.execution])
+            return partial(Vectorised, execution=EXECUTIONS[experiment.execution])
         case "workers":
             return partial(Workers, **many)
         case _:

@@ -139,7 +139,7 @@ class RunState:
             source.hide(secrets.randbits(62))
         self.session: Session = engine.open(algorithm, seed, source)
         if isinstance(self.session, SecureEncodingSession):
-            self.session.veil(self.aggregation.hiding)
+            self.session.set_secure_encoding(self.aggregation.hiding)
         self.flow: BufferSource = Scheduler(
             self.session,
             dispatch,
@@ -302,12 +302,12 @@ class RunState:
 
     def _keep(self) -> None:
         if isinstance(self.session, PersistentSession):
-            self.session.keep(self.flow.save())
+            self.session.save_progress(self.flow.save())
 
     def _load_session(self, checkpoint: Checkpoint) -> None:
         facts, tensors = checkpoint
         self.session.load(SavedState(facts["session"], _with_prefix("session", tensors)))
-        kept = self.session.kept() if isinstance(self.session, PersistentSession) else None
+        kept = self.session.saved_progress() if isinstance(self.session, PersistentSession) else None
         self.flow.load(kept or facts["flow"])
         self._started = self.flow.counts.started
 

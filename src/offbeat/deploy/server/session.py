@@ -141,8 +141,8 @@ class DeployedSession:
         needed = {each.task.version for each in self._exchange.in_flight if each.message_id is None}
         self._broadcasts.add(version, algorithm, message, statistics, self._encoding(), needed)
 
-    def veil(self, hiding: Callable[[], SecureEncoding | None]) -> None:
-        self._encoding = hiding
+    def set_secure_encoding(self, encoding: Callable[[], SecureEncoding | None]) -> None:
+        self._encoding = encoding
 
     def gather(self, tasks: Sequence[Task], version: int) -> ClientUpdates:
         validator = self._broadcasts.validator(version)
@@ -163,13 +163,13 @@ class DeployedSession:
     def forget(self, tasks: Sequence[Task]) -> None:
         pass  # their accepted uploads are removed with the next checkpoint
 
-    def keep(self, flow: dict[str, Any]) -> None:
+    def save_progress(self, flow: dict[str, Any]) -> None:
         for task in buffered_tasks(flow):
             self._exchange.commit(task)
         self._append(flow, self._exchange.pending, self.now)
         self._exchange.send(self.now)
 
-    def kept(self) -> dict[str, Any] | None:
+    def saved_progress(self) -> dict[str, Any] | None:
         return self._kept
 
     def save(self) -> SavedState:
@@ -270,7 +270,7 @@ class DeployedEngine:
     def initial(self) -> tuple[Vector, Statistics]:
         return self.problem.initial()
 
-    def open(self, algorithm: AnyAlgorithm, seed: int, source: Rng) -> DeployedSession:
+    def open(self, algorithm: AnyAlgorithm, seed: int, rng: Rng) -> DeployedSession:
         if clients_read_staleness(algorithm):
             raise InputError(
                 f"the clients of {type(algorithm).__name__} need the staleness of their task, which is not "

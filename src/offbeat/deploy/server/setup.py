@@ -40,7 +40,7 @@ from offbeat.deploy.user_code import (
     seeded_module,
 )
 from offbeat.engines.engine import Engine
-from offbeat.engines.single_process import Sequential, Vectorised
+from offbeat.engines.simulation import Sequential, Vectorised
 from offbeat.errors import InputError, naming_settings
 from offbeat.nn.problem import Loss, Precision, Problem
 from offbeat.schedule.dispatch import Dispatch

@@ -48,7 +48,7 @@ def renamed_parameters(**new_names: str) -> Callable[[Renamed], Renamed]:
     """Let a function or class answer a parameter's former name with one sentence."""
 
     def decorate(callee: Renamed) -> Renamed:
-        original: Any = callee.__init__ if isinstance(callee, type) else callee
+        original: Any = callee.__init__ if isinstance(callee, type) else callee  # type: ignore[misc]
 
         @functools.wraps(original)
         def checked(*args: Any, **kwargs: Any) -> Any:

@@ -13,7 +13,7 @@ from worlds import make_world, play
 def short_of_memory(monkeypatch: pytest.MonkeyPatch, room: int) -> list[int]:
     """Let no more than so many clients fit at once; how many were tried."""
     tried: list[int] = []
-    real = vmap.inputs
+    real = vmap.stacked_inputs
 
     def inputs(starts, *rest):  # type: ignore[no-untyped-def]
         tried.append(len(starts))

@@ -78,7 +78,7 @@ class Autotune:
             return Vmap(self.chunk).executor(problem, population)
         if problem.precision is Precision.FLOAT32:
             return CudaStreams().executor(problem, population)
-        candidates = {
+        candidates: dict[str, Execution] = {
             "mapped": Vmap(self.chunk),
             "columns": Vmap(self.chunk, im2col=True),
             "streamed": CudaStreams(),

@@ -84,19 +84,19 @@ class Turn(NamedTuple):
 def network(folder: Path, size: int, nodes: int, port: int) -> Iterator[str]:
     """A SuperLink and nodes of which each is a site; the SuperLink's address."""
     from offbeat.deploy.flower.commands import (
+        ChildProcess,
         SuperLinkAddress,
         start_superlink,
         wait_for_superlink,
         write_flower_home,
     )
-    from offbeat.deploy.process import ChildProcess
 
     link = SuperLinkAddress(f"127.0.0.1:{port}", None)
     write_flower_home(folder / "home", link)
     environment = os.environ | {"PYTHONPATH": str(folder)}
     children = [start_superlink("127.0.0.1", port, folder, None)]
     try:
-        wait_for_superlink(link, 60.0, children[0].alive, folder / "superlink.log")
+        wait_for_superlink(link, 60.0, children[0].is_alive, folder / "superlink.log")
         for node in range(nodes):
             words = [sys.executable, "-m", "offbeat", "join", "--superlink", link.address, "--insecure"]
             words += ["--data", f"wide_{size}:load", "--name", f"site-{node}"]
@@ -105,7 +105,7 @@ def network(folder: Path, size: int, nodes: int, port: int) -> Iterator[str]:
         yield link.address
     finally:
         for child in reversed(children):
-            child.end(patience=30.0)
+            child.stop(timeout=30.0)
 
 
 def await_file(path: Path, log: Path) -> None:

@@ -1,7 +1,6 @@
 """Helpers of secure sums for tests: in this process, behind HTTP on loopback, and the reports they add."""
 
-import threading
-import time
+import contextlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,10 +12,10 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from offbeat.aggregate.secure import HelperInfo
 from offbeat.core import Task
-from offbeat.deploy.helper import server as service
 from offbeat.deploy.helper.protocol import HelperRequest, read_request, write_request
-from offbeat.deploy.helper.server import HelperService
+from offbeat.deploy.helper.server import HelperService, build_server
 from offbeat.deploy.helper.store import HelperStore
+from offbeat.deploy.network import TlsFiles, bind_socket, running_in_thread
 from offbeat.privacy.secure.client import Report, make_report
 from offbeat.privacy.secure.encoding import Residues
 from offbeat.privacy.secure.servers import SealedSeed, SumRequest
@@ -59,7 +58,7 @@ class Nearby:
     desk: HelperService
 
     def known(self) -> HelperInfo:
-        return self.desk.known
+        return self.desk.info
 
     def under(self, terms: SecureTerms) -> "NearbyHelper":
         return NearbyHelper(self.desk, terms)
@@ -85,19 +84,12 @@ class NearbyHelper:
 
 
 @contextmanager
-def served(desk: HelperService, tls: service.TlsFiles | None = None, port: int = 0) -> Iterator[str]:
+def served(desk: HelperService, tls: TlsFiles | None = None, port: int = 0) -> Iterator[str]:
     """The helper's address, for as long as it is needed; its store is closed then."""
-    with service.bind_listener("127.0.0.1", port) as socket:
-        server = service.build_server(service.build_app(desk, TOKEN), tls)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]})
-        thread.start()
-        while not server.started:
-            assert thread.is_alive()
-            time.sleep(0.005)
-        try:
-            scheme = "http" if tls is None else "https"
-            yield f"{scheme}://127.0.0.1:{socket.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join(20)
-            desk.close()
+    scheme = "http" if tls is None else "https"
+    with (
+        contextlib.closing(desk),
+        bind_socket("127.0.0.1", port) as socket,
+        running_in_thread(build_server(desk, TOKEN, tls), socket),
+    ):
+        yield f"{scheme}://127.0.0.1:{socket.getsockname()[1]}"

@@ -133,11 +133,11 @@ def main() -> int:
         mouth = Mouth(own.name, place / "mouth", place / "resident")
         threading.Thread(target=mouth.serve, daemon=True).start()
         while not stopped.wait(0.25):
-            node.tend()
-            resident.tend()
+            node.keep_alive()
+            resident.keep_alive()
     finally:
-        node.end(at_once=False)
-        resident.end(at_once=False)
+        node.stop(kill=False)
+        resident.stop(kill=False)
         shutil.rmtree(place, ignore_errors=True)
     return 0
 

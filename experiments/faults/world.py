@@ -12,7 +12,7 @@ from typing import Any
 import sites
 from processes import Process, Trial, wait_for
 
-from offbeat.deploy.process import free_port
+from offbeat.deploy.network import free_port
 
 HERE = Path(__file__).parent
 DEADLINE = 30  # seconds for a task

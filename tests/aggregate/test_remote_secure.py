@@ -83,7 +83,7 @@ class HiddenSession:
             facts = self._told.get(task.version, self._told[version]).facts
             upload = trees.map(lambda leaf, row=row: leaf[row], plain.uploads)
             if task not in sent:
-                leaves = secure_encode(upload, {}, task, facts, {"seed": self._seed}, None)
+                leaves = secure_encode(upload, {}, task, facts, self._seed, None)
                 sent[task] = self._engine.spoil(task, leaves)
         intake = secure_validator(self._told[version])
         return intake.join([sent[task] for task in tasks])
@@ -247,10 +247,7 @@ def test_reports_that_were_clipped_to_other_bounds_are_not_summed(desk: HelperSe
     those = [Task(client, 0, 0) for client in range(4)]
     told = [hiding.facts] + [hiding.facts | {"bounds": {"delta": 1e-9}}] * 3
     upload = trees.map(torch.ones_like, probe_upload(FedOpt(0.1, 1.0), torch.zeros(3), 0))
-    sent = [
-        secure_encode(upload, {}, task, facts, {"seed": 0}, None)
-        for task, facts in zip(those, told, strict=True)
-    ]
+    sent = [secure_encode(upload, {}, task, facts, 0, None) for task, facts in zip(those, told, strict=True)]
     for task, (_, sealed, _), facts in zip(those, sent, told, strict=True):
         seed = sealed.numpy().tobytes()
         if facts is hiding.facts:

@@ -6,7 +6,7 @@ import pytest
 
 from offbeat.cli.main import main
 from offbeat.deploy import keys
-from offbeat.deploy.helper.server import bind_listener
+from offbeat.deploy.network import bind_socket
 
 WORDS = ["helper", "--key", "own.key", "--store", "store", "--token", "token"]
 TLS = ["--certificate", "keys/helper.pem", "--certificate-key", "keys/helper.key"]
@@ -31,7 +31,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ([*WORDS, *TLS[:3], "none.key"], "there is no file none.key"),
         ([*WORDS, *TLS[:3], "keys/server.key"], "are not a certificate and its key"),
         ([*WORDS[:-1], "none", "--insecure"], "the token none cannot be read"),
-        ([*WORDS[:-1], "/dev/null", "--insecure"], "does not hold a token"),
+        ([*WORDS[:-1], "/dev/null", "--insecure"], "does not contain a token"),
         ([*WORDS, "--insecure", "--sites", "none"], "there is no folder none"),
         ([*WORDS, "--insecure", "--minimum", "1"], "a sum of 1 sites hides nobody"),
         ([*WORDS, "--insecure", "--port", "99999"], "there is no port 99999"),
@@ -53,8 +53,8 @@ def test_what_cannot_work_is_one_sentence(
 def test_a_port_in_use_is_one_sentence_and_leaves_nothing(
     capfd: pytest.CaptureFixture[str], folder: Path
 ) -> None:
-    with bind_listener("127.0.0.1", 0) as socket:
+    with bind_socket("127.0.0.1", 0) as socket:
         assert main([*WORDS, "--insecure", "--port", str(socket.getsockname()[1])]) == 2
-    assert "cannot be used (Address already in use): give another --port" in capfd.readouterr().err
+    assert "is in use: choose another with --port" in capfd.readouterr().err
     assert not (folder / "own.key").exists()
     assert not (folder / "store").exists()

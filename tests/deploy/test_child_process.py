@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from offbeat.deploy.process import ChildProcess
+from offbeat.deploy.flower.commands import ChildProcess
 
 # a process that starts another, says its number, and waits
 PARENT = (
@@ -51,28 +51,28 @@ def said(log: Path) -> str:
 
 def test_a_child_ends_when_told_and_gives_its_code(tmp_path: Path) -> None:
     child = start("import time; time.sleep(60)", tmp_path / "log")
-    assert child.alive()
-    child.end()
-    assert not child.alive()
-    assert child.code == -signal.SIGTERM
-    child.end()
+    assert child.is_alive()
+    child.stop()
+    assert not child.is_alive()
+    assert child.returncode == -signal.SIGTERM
+    child.stop()
 
 
 def test_a_child_that_does_not_listen_is_ended_all_the_same(tmp_path: Path) -> None:
     child = start(STUBBORN, tmp_path / "log")
     said(tmp_path / "log")
-    child.end(patience=0.2)
-    assert child.code == -signal.SIGKILL
+    child.stop(timeout=0.2)
+    assert child.returncode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("how", ["end", "kill", "alone"])
+@pytest.mark.parametrize("how", ["stop", "kill", "alone"])
 def test_what_a_child_started_ends_with_it(tmp_path: Path, how: str) -> None:
     child = start(PARENT, tmp_path / "log")
     other = int(said(tmp_path / "log"))
     assert not gone(other)
     if how == "alone":
         os.kill(child.process.pid, signal.SIGKILL)
-        until(lambda: not child.alive())
+        until(lambda: not child.is_alive())
     else:
         getattr(child, how)()
     until(lambda: gone(other))
@@ -82,8 +82,8 @@ def test_what_a_child_says_is_added_to_its_log(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("before\n")
     child = start("import sys; print('out'); print('err', file=sys.stderr)", log)
-    until(lambda: not child.alive())
-    assert child.code == 0
+    until(lambda: not child.is_alive())
+    assert child.returncode == 0
     assert sorted(log.read_text().split()) == ["before", "err", "out"]
 
 
@@ -92,9 +92,10 @@ def test_what_a_child_says_is_added_to_its_log(tmp_path: Path) -> None:
 )
 def test_a_child_does_not_outlive_us(tmp_path: Path) -> None:
     code = (
-        "import os, sys, time; from pathlib import Path; from offbeat.deploy.process import Child; "
+        "import os, sys, time; from pathlib import Path; "
+        "from offbeat.deploy.flower.commands import ChildProcess; "
         "words = [sys.executable, '-c', 'import time; time.sleep(60)']; "
-        "child = Child(words, os.environ, Path(sys.argv[1])); "
+        "child = ChildProcess(words, os.environ, Path(sys.argv[1])); "
         "print(child.process.pid, flush=True); time.sleep(60)"
     )
     with subprocess.Popen(

@@ -22,7 +22,7 @@ from offbeat import Exponential, Sequential
 from offbeat.cli import main
 from offbeat.data.population import Steps
 from offbeat.deploy.config import ServeConfig
-from offbeat.deploy.process import free_port
+from offbeat.deploy.network import free_port
 from offbeat.deploy.server.setup import pool_site_data, set_up
 from offbeat.deploy.user_code import load_examples, seeded_module
 from offbeat.training import checkpoint

@@ -16,6 +16,7 @@ from offbeat.core import Task
 from offbeat.deploy.protocol.messages import TaskMessage, decode_hello, decode_upload, encode_message
 from offbeat.deploy.protocol.wire import byte_size
 from offbeat.deploy.site import relay
+from offbeat.deploy.site.relay import SOCKET_VARIABLE
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # of what Flower imports
@@ -33,9 +34,8 @@ with warnings.catch_warnings():
     from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
     from offbeat.deploy.flower.client import (
-        MESSAGE_RECORD,
+        HEADER_RECORD,
         PAYLOAD_RECORD,
-        SOCKET_VARIABLE,
         RecordError,
         SiteSetupError,
         answer_timeout,
@@ -83,7 +83,7 @@ def test_notes_and_payloads_survive_flower(payload: bytes) -> None:
     assert from_records(through_flower(to_records("a note ä", payload))) == ("a note ä", payload)
 
 
-NOTES = {MESSAGE_RECORD: ConfigRecord({"note": "x"})}
+NOTES = {HEADER_RECORD: ConfigRecord({"note": "x"})}
 BYTES = Array(dtype="uint8", shape=(2,), stype="offbeat.bytes", data=b"ab")
 
 
@@ -92,9 +92,9 @@ BYTES = Array(dtype="uint8", shape=(2,), stype="offbeat.bytes", data=b"ab")
     [
         {},
         {PAYLOAD_RECORD: ArrayRecord({"payload": BYTES})},
-        {MESSAGE_RECORD: MetricRecord({"note": 1})},
-        {MESSAGE_RECORD: ConfigRecord({"note": 1})},
-        {MESSAGE_RECORD: ConfigRecord({"note": "x", "more": "y"})},
+        {HEADER_RECORD: MetricRecord({"note": 1})},
+        {HEADER_RECORD: ConfigRecord({"note": 1})},
+        {HEADER_RECORD: ConfigRecord({"note": "x", "more": "y"})},
         NOTES | {"other": ConfigRecord({})},
         NOTES | {PAYLOAD_RECORD: ConfigRecord({})},
         NOTES | {PAYLOAD_RECORD: ArrayRecord({})},
@@ -111,7 +111,7 @@ def test_content_that_is_not_ours_is_refused(records: dict[str, Any]) -> None:
 
 def test_a_payload_above_the_limit_is_refused() -> None:
     assert from_records(to_records("x", b"abc"), 3)[1] == b"abc"
-    with pytest.raises(RecordError, match="3 bytes, and 2"):
+    with pytest.raises(RecordError, match="3 bytes; 2 are"):
         from_records(to_records("x", b"abc"), 2)
 
 

@@ -36,7 +36,9 @@ def test_commands_start_each_other_from_where_we_are(tmp_path: Path) -> None:
 
 def test_a_missing_command_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands.shutil, "which", lambda name, path=None: None)
-    with pytest.raises(InputError, match=r"flwr of Flower is not there: install 'offbeat\[deploy\]'\."):
+    with pytest.raises(
+        InputError, match=r"Flower's command flwr was not found: install 'offbeat\[deploy\]'\."
+    ):
         find_command("flwr")
 
 

@@ -18,7 +18,7 @@ from offbeat.deploy.flower.commands import (
     superlink_problem,
     wait_for_superlink,
 )
-from offbeat.deploy.process import check_port_free, format_address, free_port, parse_address
+from offbeat.deploy.network import check_port_free, format_address, free_port, parse_address
 from offbeat.errors import InputError
 
 
@@ -65,7 +65,7 @@ def test_a_certificate_of_another_key_is_refused(made: Path, tmp_path: Path) -> 
     folder = tmp_path / "keys"
     shutil.copytree(made, folder)
     shutil.copyfile(made / "helper.key", folder / "server.key")
-    with pytest.raises(InputError, match="do not fit each other"):
+    with pytest.raises(InputError, match="do not match each other"):
         find_certificates(folder)
 
 
@@ -75,7 +75,9 @@ def test_a_certificate_that_is_not_good_for_this_machine_is_refused(made: Path, 
     check_loopback_certificate(find_certificates(folder))
     for end in ("pem", "key"):
         shutil.copyfile(made / f"helper.{end}", folder / f"server.{end}")
-    with pytest.raises(InputError, match=r"server\.pem is not good for 127\.0\.0\.1, where --start has"):
+    with pytest.raises(
+        InputError, match=r"server\.pem is not valid for 127\.0\.0\.1, where the SuperLink of --start"
+    ):
         check_loopback_certificate(find_certificates(folder))
 
 
@@ -97,7 +99,7 @@ def test_one_that_is_away_is_given_up(tmp_path: Path) -> None:
     assert "refused" in str(superlink_problem(link))
     with pytest.raises(InputError, match=r"does not answer \(.*refused.*\)\."):
         wait_for_superlink(link, 0.3, lambda: True)
-    with pytest.raises(InputError, match=r"ended as it began; see .*log\."):
+    with pytest.raises(InputError, match=r"ended during its start; see .*log\."):
         wait_for_superlink(link, 60, lambda: False, tmp_path / "log")
 
 
@@ -113,7 +115,9 @@ def test_a_port_in_use_is_one_sentence() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(InputError, match=f"port {port} of 127.0.0.1 is in use: name another with --port"):
+        with pytest.raises(
+            InputError, match=f"port {port} of 127.0.0.1 is in use: choose another with --port"
+        ):
             check_port_free("127.0.0.1", port)
     check_port_free("127.0.0.1", free_port())
 
@@ -128,7 +132,7 @@ def test_a_host_that_is_not_ours_is_one_sentence(host: str) -> None:
     "text", ["host", "host:", ":80", "host:0", "host:70000", "https://host:80", "host:8o", ""]
 )
 def test_an_address_is_a_host_and_a_port(text: str) -> None:
-    with pytest.raises(InputError, match="--superlink must be such as"):
+    with pytest.raises(InputError, match="--superlink must be an address such as"):
         parse_address(text)
 
 

@@ -53,7 +53,7 @@ def test_an_apps_own_settings_are_found_beside_it(
 
 
 def test_a_run_to_go_on_with_has_to_be_named(ask_of: Callable[[Mapping[str, Any]], ServeRequest]) -> None:
-    with pytest.raises(InputError, match="resume needs folder"):
+    with pytest.raises(InputError, match="resume needs the folder"):
         ask_of({"resume": True})
 
 

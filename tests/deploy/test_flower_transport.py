@@ -97,13 +97,13 @@ class Link:
         self.answers[number] = (message_to_proto(remove_content_from_message(reply)), get_object_tree(reply))
 
 
-def make(most: int = 10_000) -> tuple[Link, FlowerTransport]:
+def make(max_bytes: int = 10_000) -> tuple[Link, FlowerTransport]:
     link = Link()
-    return link, FlowerTransport(link, most)
+    return link, FlowerTransport(link, max_bytes)
 
 
 def test_a_task_goes_out_and_its_upload_comes_back() -> None:
-    link, post = make(most=20_000_000)
+    link, post = make(max_bytes=20_000_000)
     assert post.nodes() == {NODE, 5}
     payload = bytes(range(256)) * 60_000  # in several pieces, some of them the same
     number = post.push(NODE, "task", "the note", payload, 33.0)
@@ -152,7 +152,7 @@ def test_what_nobody_asks_for_any_more_is_let_go() -> None:
     link.answer(number, to_records("slow", b"1"), lambda pieces: pieces.update(dict.fromkeys(pieces, b"")))
     assert post.pull([number]) == []
     assert post.pull([]) == []
-    assert not post._coming
+    assert not post._downloads
 
 
 def test_an_error_is_told_in_the_networks_words() -> None:
@@ -241,7 +241,7 @@ def test_whatever_else_an_answer_is_it_is_told_as_an_error_and_spoils_no_other(
     told = replies[bad]
     assert (told.node, told.header, told.payload) == (NODE, "", b"")
     assert told.error is not None
-    assert told.error.startswith("the answer cannot be read: ")
+    assert told.error.startswith("the reply cannot be read: ")
     assert len(link.confirmed) == 3
 
 
@@ -306,7 +306,7 @@ def test_a_run_that_flower_has_ended_is_closed_for_good() -> None:
 def test_a_message_that_is_not_taken_is_a_post_error(taken: list[Any]) -> None:
     link, post = make()
     link.push_messages = lambda messages: taken  # type: ignore[method-assign]
-    with pytest.raises(TransportError, match="took no message for node 5"):
+    with pytest.raises(TransportError, match="accepted no message for node 5"):
         post.push(5, "task", "a", b"", 9.0)
 
 

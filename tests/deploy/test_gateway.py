@@ -33,7 +33,7 @@ from offbeat.deploy.gateway import (
     UpstreamAddress,
     server_context,
 )
-from offbeat.deploy.process import bind_socket, format_address, free_port
+from offbeat.deploy.network import bind_socket, format_address, free_port
 
 PULL = "/v1/fleet/pull-messages"
 QUICK = ConnectionLimits(head=0.5, grace=0.5, rate=1e6, reach=2.0, answer=2.0, linger=0.5)
@@ -523,16 +523,16 @@ def test_as_a_process_it_is_started_again_and_ends_with_whoever_started_it(
         world = World(listener.getsockname()[1], [], RefusalLog(print), None)
         child = GatewayProcess(listener, tmp_path, None)
         try:
-            child.lead_to(link)
+            child.forward_to(link)
             assert world.ask("GET", "/health")[0] == 200
-            child.check()
+            child.check_started()
             first = child._child
             assert first is not None
             with socket.create_connection(("127.0.0.1", world.port), timeout=10) as line:
                 line.sendall(HEAD)
                 time.sleep(0.2)
                 first.process.kill()
-                while first.alive():
+                while first.is_alive():
                     time.sleep(0.01)
                 with pytest.raises(ConnectionResetError):  # no end that TLS would take for a broken one
                     line.recv(1)
@@ -540,7 +540,7 @@ def test_as_a_process_it_is_started_again_and_ends_with_whoever_started_it(
             asker = threading.Thread(target=lambda: late.append(world.ask("GET", "/health")[0]))
             asker.start()
             while asker.is_alive():
-                child.tend()
+                child.keep_alive()
                 time.sleep(0.02)
             assert late == [200]  # it waited at the socket
             assert world.ask("POST", "/v1/control/start-run", b"a")[0] == 403
@@ -552,9 +552,9 @@ def test_as_a_process_it_is_started_again_and_ends_with_whoever_started_it(
             assert second.process.stdin is not None
             second.process.stdin.close()
             limit = time.monotonic() + 10
-            while second.alive():
+            while second.is_alive():
                 assert time.monotonic() < limit
                 time.sleep(0.01)
-            assert second.code == 0
+            assert second.returncode == 0
         finally:
-            child.end()
+            child.stop()

@@ -18,10 +18,10 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
 from offbeat.deploy import keys
-from offbeat.deploy.helper.client import HttpsHelperConnection, is_loopback_host
+from offbeat.deploy.helper.client import HttpsHelperConnection
 from offbeat.deploy.helper.protocol import read_token
-from offbeat.deploy.helper.server import bind_listener
 from offbeat.deploy.keys import read_signer, signed_statement
+from offbeat.deploy.network import bind_socket, is_loopback
 from offbeat.deploy.site.secure_encode import read_helper_key
 from offbeat.errors import InputError
 from offbeat.privacy.secure.client import make_report
@@ -51,7 +51,7 @@ class Time:
 
 
 def free_port() -> int:
-    with bind_listener("127.0.0.1", 0) as socket:
+    with bind_socket("127.0.0.1", 0) as socket:
         return int(socket.getsockname()[1])
 
 
@@ -135,11 +135,11 @@ def test_errors_of_server_and_network_are_tried_again(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("response", "sentence"),
     [
-        (httpx.Response(401), "does not know this token"),
+        (httpx.Response(401), "does not accept this token"),
         (httpx.Response(404), "not a helper of this version"),
         (httpx.Response(413), "not a helper of this version"),
         (httpx.Response(200, content=bytes(7)), "has 7 bytes, not 8"),
-        (httpx.Response(200, content=bytes(9)), "longer than it should be"),
+        (httpx.Response(200, content=bytes(9)), "longer than expected"),
         (httpx.Response(422, json={"refusal": "ShortBatchError", "sentence": "too few."}), "too few"),
         (httpx.Response(422, json={"refusal": "Other", "sentence": "no.", "tasks": 3}), r"no\."),
         (httpx.Response(409, content=b"{"), "the helper refused"),
@@ -177,16 +177,16 @@ def test_plain_text_stays_on_this_machine() -> None:
     for host in ("127.0.0.1", "localhost", "[::1]"):
         HttpsHelperConnection(f"http://{host}:5", TOKEN)
     for host in ("192.0.2.1", "helper.example", "127.0.0.1.example", "0.0.0.0"):
-        assert not is_loopback_host(host)
-        with pytest.raises(InputError, match="reach it by https"):
+        assert not is_loopback(host)
+        with pytest.raises(InputError, match="is on another machine: use https"):
             HttpsHelperConnection(f"http://{host}:5", TOKEN)
 
 
 def test_files_that_are_not_there_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="name the helper's authority"):
+    with pytest.raises(InputError, match="name the certificate of the helper's authority"):
         HttpsHelperConnection("https://localhost:1", TOKEN, tmp_path / "ca.crt")
     (tmp_path / "ca.crt").write_text("no certificate")
-    with pytest.raises(InputError, match="is not a certificate of an authority"):
+    with pytest.raises(InputError, match="is not the certificate of an authority"):
         HttpsHelperConnection("https://localhost:1", TOKEN, tmp_path / "ca.crt").known()
     with pytest.raises(InputError, match=r"the token .* cannot be read"):
         read_token(tmp_path / "token")

@@ -24,20 +24,20 @@ TERMS = new_terms(b"run")
 
 def test_what_a_page_was_told_is_there_after_it_and_in_another_process(tmp_path: Path) -> None:
     store, other = HelperStore(tmp_path / "store", "key"), HelperStore(tmp_path / "store", "key")
-    with store.page(TERMS) as page:
+    with store.transaction(TERMS) as page:
         page.add(Task(1, 0, 5))
-        page.answer(b"digest")
-        page.bind({Task(1, 0, 5): "a"})
-    with other.page(TERMS) as page:
+        page.mark_answered(b"digest")
+        page.bind_signers({Task(1, 0, 5): "a"})
+    with other.transaction(TERMS) as page:
         assert Task(1, 3, 5) in page  # a visit is a visit, whatever version it claims
         assert Task(1, 0, 4) not in page
-        assert page.answered(b"digest")
-        assert not page.answered(b"another")
-        assert (page.site(1), page.site(2)) == ("a", None)
-    with other.page(replace(TERMS, run=b"another")) as page:
+        assert page.was_answered(b"digest")
+        assert not page.was_answered(b"another")
+        assert (page.signer(1), page.signer(2)) == ("a", None)
+    with other.transaction(replace(TERMS, run=b"another")) as page:
         assert Task(1, 0, 5) not in page
-        assert not page.answered(b"digest")
-        assert page.site(1) is None
+        assert not page.was_answered(b"digest")
+        assert page.signer(1) is None
     store.close()
     other.close()
 
@@ -46,25 +46,28 @@ def test_a_page_that_fails_was_never_begun(tmp_path: Path) -> None:
     store = HelperStore(tmp_path / "store", "key")
 
     def fail() -> None:
-        with store.page(TERMS) as page:
+        with store.transaction(TERMS) as page:
             page.add(Task(1, 0, 5))
             raise KeyError
 
     with pytest.raises(KeyError):
         fail()
-    with store.page(replace(TERMS, minimum=2)) as page:  # its terms were not taken down either
+    with store.transaction(replace(TERMS, minimum=2)) as page:  # its terms were not taken down either
         assert Task(1, 0, 5) not in page
     store.close()
 
 
 def test_terms_cannot_change(tmp_path: Path) -> None:
     store = HelperStore(tmp_path / "store", "key")
-    with store.page(TERMS):
+    with store.transaction(TERMS):
         pass
     for other in ({"most": 7}, {"minimum": 2}, {"bits": 15}, {"weight_bits": 1}, {"rule": "hinge:1:1"}):
-        with pytest.raises(RunError, match="under other terms"), store.page(replace(TERMS, **other)):  # type: ignore[arg-type]
+        with pytest.raises(RunError, match="under other terms"), store.transaction(replace(TERMS, **other)):  # type: ignore[arg-type]
             pass
-    with pytest.raises(LengthError, match="3 numbers, not the 2"), store.page(replace(TERMS, length=3)):
+    with (
+        pytest.raises(LengthError, match="3 numbers, not the 2"),
+        store.transaction(replace(TERMS, length=3)),
+    ):
         pass
     store.close()
 
@@ -74,7 +77,7 @@ def test_a_store_goes_with_its_key(tmp_path: Path) -> None:
     store = HelperStore(
         tmp_path / "store", "second"
     )  # nothing was counted yet: as after a kill while it was made
-    with store.page(TERMS):
+    with store.transaction(TERMS):
         pass
     store.close()
     with pytest.raises(InputError, match="the store of a helper with another key"):
@@ -110,7 +113,7 @@ def test_an_answer_that_was_lost_after_it_counted_is_given_again(tmp_path: Path)
     desk.close()
 
 
-@pytest.mark.parametrize("moment", ["add", "answer", "bind"])
+@pytest.mark.parametrize("moment", ["add", "mark_answered", "bind_signers"])
 def test_a_helper_that_is_killed_before_it_counted_has_not_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
@@ -204,6 +207,6 @@ def test_a_digest_tells_apart_all_that_a_sum_depends_on() -> None:
 def test_a_commit_lasts_even_if_the_power_goes_just_after_it(tmp_path: Path) -> None:
     # SQLite's manual: it takes EXTRA where "the commit is followed closely by a power loss"
     store = HelperStore(tmp_path / "store", "key")
-    assert store._base.execute("PRAGMA synchronous").fetchone() == (3,)
-    assert store._base.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+    assert store._connection.execute("PRAGMA synchronous").fetchone() == (3,)
+    assert store._connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
     store.close()

@@ -31,7 +31,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Makes a resident of some code."""
 
     def put(code: str) -> None:
-        monkeypatch.setattr(SiteOptions, "words", lambda self, socket: [sys.executable, "-c", code])
+        monkeypatch.setattr(SiteOptions, "command", lambda self, socket: [sys.executable, "-c", code])
 
     return put
 
@@ -40,13 +40,13 @@ def tend(resident: SiteProcess, enough: Callable[[], bool]) -> None:
     limit = time.monotonic() + 20
     while not enough():
         assert time.monotonic() < limit
-        resident.tend()
+        resident.keep_alive()
         time.sleep(0.02)
 
 
 def test_a_resident_is_told_all_that_a_site_was_given(tmp_path: Path) -> None:
     own = SiteOptions("a", tmp_path, "p.m:load", losses="p.m:losses", helper_key=Path("h"), minimum=4)
-    words = own.words(Path("/x/site"))
+    words = own.command(Path("/x/site"))
     assert words[1:3] == ["-m", "offbeat.deploy.site.process"]
     given = dict(zip(words[3::2], words[4::2], strict=True))
     assert given == {
@@ -64,11 +64,11 @@ def test_a_resident_says_when_it_is_ready(tmp_path: Path, runs: Callable[[str], 
     runs(READY)
     resident = SiteProcess(SiteOptions("a", tmp_path, "d:l"), tmp_path / "s", print)
     assert resident.start()["examples"] == 3
-    resident.end(at_once=False)
+    resident.stop(kill=False)
 
 
 @pytest.mark.parametrize(
-    ("code", "sentence"), [(FAILS, "there are no data."), (CRASHES, "ended as it began")]
+    ("code", "sentence"), [(FAILS, "there are no data."), (CRASHES, "ended during its start")]
 )
 def test_a_resident_that_cannot_begin_is_one_sentence(
     tmp_path: Path, runs: Callable[[str], None], code: str, sentence: str
@@ -84,10 +84,10 @@ def test_a_resident_that_ends_is_started_again(tmp_path: Path, runs: Callable[[s
     resident = SiteProcess(SiteOptions("a", tmp_path, "d:l"), tmp_path / "s", said.append)
     resident.start()
     tend(resident, lambda: bool(said))
-    assert said == ["the site's process ended, and is started again."]
+    assert said == ["the site's process ended and is being restarted."]
     runs(FAILS)
-    tend(resident, lambda: said[-1].startswith("there are no data; it is tried again in"))
-    resident.end(at_once=True)
+    tend(resident, lambda: said[-1].startswith("there are no data; next attempt in"))
+    resident.stop(kill=True)
 
 
 class Node:
@@ -98,12 +98,12 @@ class Node:
         nodes.append(self)
         self.ended: bool | None = None
 
-    def tend(self) -> None:
+    def keep_alive(self) -> None:
         if broken:
             raise InputError("the key is not known.")
 
-    def end(self, *, at_once: bool) -> None:
-        self.ended = at_once
+    def stop(self, *, kill: bool) -> None:
+        self.ended = kill
 
 
 nodes: list[Node] = []
@@ -166,5 +166,5 @@ def test_what_a_resident_hears_from_the_server_is_passed_on(
     resident = SiteProcess(SiteOptions("a", tmp_path, "d:l"), tmp_path / "s", said.append)
     resident.start()
     tend(resident, lambda: len(said) == 2)
-    resident.end(at_once=True)
-    assert said == [f"the server turned this site away: {reason}" for reason in ("no place.", "no model.")]
+    resident.stop(kill=True)
+    assert said == [f"the server refused this site: {reason}" for reason in ("no place.", "no model.")]

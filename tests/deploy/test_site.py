@@ -204,7 +204,7 @@ def test_a_body_that_is_not_the_servers_is_refused(tmp_path: Path, seed: int | N
     asking = Asking(tmp_path, module=frozen_body)
     if seed is not None:
         asking.plan["frozen"] = frozen_weights_digest(seeded_module(frozen_body, seed))
-    assert "not trained are not the server's" in asking.error()
+    assert "the frozen weights differ from the server's" in asking.error()
 
 
 def test_weights_that_are_not_trained_are_told_apart() -> None:
@@ -259,7 +259,7 @@ def test_a_hello_tells_who_it_is_and_what_it_has(tmp_path: Path) -> None:
     hello = decode_hello(text)
     assert payload == b""
     assert (hello.name, hello.error, hello.key) == ("hospital-a", None, None)
-    assert hello.site == asking.site.site
+    assert hello.site == asking.site.site_id
     assert hello.examples == asking.world.population.size(2)
     assert hello.form == specs_of(asking.world.problem.initial())
 
@@ -317,7 +317,7 @@ def test_the_start_of_everybody_runs_the_methods_own(tmp_path: Path) -> None:
 
 
 def test_a_start_that_a_method_does_not_have_is_refused(tmp_path: Path) -> None:
-    assert "start with everybody" in Asking(tmp_path, "fedbuff").error(start=True)
+    assert "full-participation start" in Asking(tmp_path, "fedbuff").error(start=True)
 
 
 def test_another_model_at_the_server_is_named(tmp_path: Path) -> None:
@@ -510,7 +510,7 @@ def test_a_site_that_trusts_one_helper_reports_to_no_other_and_not_in_plain_sigh
     helper, other = X25519PrivateKey.generate(), X25519PrivateKey.generate()
     (tmp_path / "helper.pub").write_text(helper.public_key().public_bytes_raw().hex() + "\n")
     asking = Asking(tmp_path / "site", helper_key=tmp_path / "helper.pub")
-    assert "secure sums alone" in asking.error()
+    assert "secure aggregation only" in asking.error()
     size = 2 * asking.world.problem.size
     assert "another helper" in asking.error(secure=secure_facts(size, other))
     assert not (tmp_path / "site" / "memory").exists()  # nothing was computed
@@ -520,8 +520,8 @@ def test_a_site_that_trusts_one_helper_reports_to_no_other_and_not_in_plain_sigh
 def test_a_site_with_a_minimum_sends_nothing_to_smaller_sums(tmp_path: Path) -> None:
     asking = Asking(tmp_path / "site", minimum=6)
     facts = secure_facts(2 * asking.world.problem.size, X25519PrivateKey.generate(), minimum=5, most=10)
-    assert "secure sums alone" in asking.error()
-    assert "6 or more alone" in asking.error(secure=facts)
+    assert "secure aggregation only" in asking.error()
+    assert "6 or more only" in asking.error(secure=facts)
     assert asking.ask(secure=facts | {"minimum": 6})[0].error is None
 
 

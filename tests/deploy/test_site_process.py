@@ -137,7 +137,7 @@ def test_work_that_hangs_or_dies_is_one_sentence_and_the_next_resident_goes_on(t
     with resident(tmp_path) as site:
         identity = site.said["site"]
         (tmp_path / "hang").touch()
-        with pytest.raises(RelayError, match="within 3 seconds, and its process was ended"):
+        with pytest.raises(RelayError, match="within 3 seconds, and its process was killed"):
             site.task(3)
         assert site.process.wait(10) == -9
     (tmp_path / "hang").unlink()
@@ -163,7 +163,7 @@ def test_a_loader_that_fails_is_one_sentence_and_exit_code_2(tmp_path: Path) -> 
 def test_a_folder_that_others_can_enter_is_refused(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o755)
-    with pytest.raises(InputError, match="others can enter"):
+    with pytest.raises(InputError, match="other users can enter"):
         listen_on(tmp_path / "open" / "s")
 
 
@@ -171,7 +171,7 @@ def test_a_socket_that_a_kill_left_is_replaced_but_no_file_is(tmp_path: Path) ->
     listen_on(tmp_path / "run" / "s").close()
     listen_on(tmp_path / "run" / "s").close()
     (tmp_path / "run" / "file").write_text("mine")
-    with pytest.raises(InputError, match="cannot be made"):
+    with pytest.raises(InputError, match="cannot be created"):
         listen_on(tmp_path / "run" / "file")
     assert (tmp_path / "run" / "file").read_text() == "mine"
 

@@ -29,10 +29,10 @@ def number_of(found: list[torch.Tensor] | None) -> float | None:
 
 def test_a_site_is_the_same_one_ever_after(tmp_path: Path) -> None:
     first = SiteStorage(tmp_path / "a")
-    assert len(first.site) == 32
-    assert first.site != SiteStorage(tmp_path / "b").site
+    assert len(first.site_id) == 32
+    assert first.site_id != SiteStorage(tmp_path / "b").site_id
     first.close()
-    assert SiteStorage(tmp_path / "a").site == first.site
+    assert SiteStorage(tmp_path / "a").site_id == first.site_id
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"site": 5}', '{"site": "xyz"}', '{"site": "AB"}'])
@@ -53,8 +53,8 @@ def test_a_folder_belongs_to_one_process_at_a_time(tmp_path: Path, monkeypatch: 
 
 def test_a_process_that_is_killed_lets_go(tmp_path: Path) -> None:
     code = (
-        "import os, sys, pathlib; from offbeat.deploy.site.storage import Keepsakes; "
-        "Keepsakes(pathlib.Path(sys.argv[1])); os.kill(os.getpid(), 9)"
+        "import os, sys, pathlib; from offbeat.deploy.site.storage import SiteStorage; "
+        "SiteStorage(pathlib.Path(sys.argv[1])); os.kill(os.getpid(), 9)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False).returncode == -9
     SiteStorage(tmp_path)
@@ -67,7 +67,7 @@ def test_a_folder_that_cannot_be_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_what_is_kept_is_for_its_owner_alone(tmp_path: Path) -> None:
-    SiteStorage(tmp_path / "a").keep("run", 0, 0, leaves(1))
+    SiteStorage(tmp_path / "a").save("run", 0, 0, leaves(1))
     (path,) = (tmp_path / "a").glob("memory/run/*")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o700
@@ -83,9 +83,9 @@ def test_memory_is_that_of_the_last_visit_used(visits: list[tuple[bool, bool, bo
             if tells:
                 told = used
             wanted = None if told < 0 else float(told)
-            assert number_of(kept.begin("run", 3, told)) == wanted
-            assert number_of(kept.begin("run", 3, told)) == wanted
-            kept.keep("run", 3, visit, leaves(visit))
+            assert number_of(kept.load("run", 3, told)) == wanted
+            assert number_of(kept.load("run", 3, told)) == wanted
+            kept.save("run", 3, visit, leaves(visit))
             if uses:
                 used = visit
             if restarts:
@@ -96,16 +96,16 @@ def test_memory_is_that_of_the_last_visit_used(visits: list[tuple[bool, bool, bo
 
 def test_a_visit_that_is_done_again_replaces_what_it_left(tmp_path: Path) -> None:
     kept = SiteStorage(tmp_path)
-    kept.keep("run", 0, 0, leaves(1))
-    kept.keep("run", 0, 0, leaves(2))
-    assert number_of(kept.begin("run", 0, 0)) == 2
+    kept.save("run", 0, 0, leaves(1))
+    kept.save("run", 0, 0, leaves(2))
+    assert number_of(kept.load("run", 0, 0)) == 2
 
 
 def test_what_can_no_longer_be_used_is_let_go(tmp_path: Path) -> None:
     kept = SiteStorage(tmp_path)
     for visit in range(3):
-        kept.keep("run", 0, visit, leaves(visit))
-    kept.begin("run", 0, 1)
+        kept.save("run", 0, visit, leaves(visit))
+    kept.load("run", 0, 1)
     names = sorted(path.name for path in tmp_path.glob("memory/run/*"))
     assert names == ["memory.safetensors", "pending-2.safetensors"]
 
@@ -113,53 +113,53 @@ def test_what_can_no_longer_be_used_is_let_go(tmp_path: Path) -> None:
 def test_only_some_visits_are_kept_for_later(tmp_path: Path) -> None:
     kept = SiteStorage(tmp_path)
     for visit in range(30):
-        kept.keep("run", 0, visit, leaves(visit))
+        kept.save("run", 0, visit, leaves(visit))
     assert len([*tmp_path.glob("memory/run/pending-*")]) == 16
-    assert number_of(kept.begin("run", 0, 29)) == 29
+    assert number_of(kept.load("run", 0, 29)) == 29
 
 
 def test_what_was_lost_is_new_and_not_older(tmp_path: Path) -> None:
     kept = SiteStorage(tmp_path)
-    kept.keep("run", 0, 0, leaves(0))
-    assert number_of(kept.begin("run", 0, 0)) == 0
-    assert kept.begin("run", 0, 4) is None  # visit 4 was used, and is not here
-    kept.keep("run", 0, 5, leaves(5))
-    assert number_of(kept.begin("run", 0, 5)) == 5
+    kept.save("run", 0, 0, leaves(0))
+    assert number_of(kept.load("run", 0, 0)) == 0
+    assert kept.load("run", 0, 4) is None  # visit 4 was used, and is not here
+    kept.save("run", 0, 5, leaves(5))
+    assert number_of(kept.load("run", 0, 5)) == 5
 
 
 def test_a_server_that_went_back_is_told(tmp_path: Path) -> None:
     kept = SiteStorage(tmp_path)
-    kept.keep("run", 0, 5, leaves(5))
-    kept.begin("run", 0, 5)
+    kept.save("run", 0, 5, leaves(5))
+    kept.load("run", 0, 5)
     for committed in (3, -1):
         with pytest.raises(InputError, match=r"delete memory/run in the site's folder"):
-            kept.begin("run", 0, committed)
+            kept.load("run", 0, committed)
 
 
 def test_a_site_that_becomes_another_client_is_told(tmp_path: Path) -> None:
     kept = SiteStorage(tmp_path)
-    kept.keep("run", 0, 0, leaves(0))
+    kept.save("run", 0, 0, leaves(0))
     with pytest.raises(InputError, match=r"client 0 .* client 1"):
-        kept.begin("run", 1, 0)
+        kept.load("run", 1, 0)
 
 
 @pytest.mark.parametrize("damage", [b"", b"nonsense", None])
 def test_damage_is_said_and_nothing_is_made_up(damage: bytes | None, tmp_path: Path) -> None:
     kept = SiteStorage(tmp_path)
-    kept.keep("run", 0, 0, leaves(0))
+    kept.save("run", 0, 0, leaves(0))
     path = tmp_path / "memory" / "run" / "pending-0.safetensors"
     whole = path.read_bytes()
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]) if damage is None else damage)
     for _ in range(2):
         with pytest.raises(InputError, match="damaged"):
-            kept.begin("run", 0, 0)
+            kept.load("run", 0, 0)
 
 
 @pytest.mark.parametrize("run", ["../../etc", ".", "..", "/", "a/b", "a" * 100, "ä", "-", " "])
 def test_a_run_of_any_name_stays_in_the_folder(run: str, tmp_path: Path) -> None:
     kept = SiteStorage(tmp_path / "site")
-    kept.keep(run, 0, 0, leaves(7))
-    assert number_of(kept.begin(run, 0, 0)) == 7
+    kept.save(run, 0, 0, leaves(7))
+    assert number_of(kept.load(run, 0, 0)) == 7
     assert {path.name for path in tmp_path.iterdir()} == {"site"}
     (found,) = (tmp_path / "site").rglob("memory.safetensors")
     assert found.parent.parent == tmp_path / "site" / "memory"
@@ -170,6 +170,6 @@ def test_what_a_kill_left_half_written_is_cleared_away(tmp_path: Path) -> None:
     part = tmp_path / "memory" / "run" / ".pending-0.safetensors.part"
     part.mkdir(parents=True)
     (part / "pending-0.safetensors").write_bytes(b"half")
-    assert kept.begin("run", 0, -1) is None
-    kept.keep("run", 0, 1, leaves(1))
+    assert kept.load("run", 0, -1) is None
+    kept.save("run", 0, 1, leaves(1))
     assert not part.exists()

@@ -9,7 +9,7 @@ from offbeat.deploy import keys
 from offbeat.deploy.flower import commands, supervisor
 from offbeat.deploy.flower.commands import Certificates, FlowerError, SuperLinkAddress, find_certificates
 from offbeat.deploy.flower.supervisor import ListenAddress, running_backend
-from offbeat.deploy.process import bind_socket, free_port
+from offbeat.deploy.network import bind_socket, free_port
 from offbeat.deploy.protocol.transport import Backoff
 from offbeat.errors import InputError
 
@@ -18,11 +18,11 @@ class Process:
     def __init__(self) -> None:
         self.lives, self.how = True, ""
 
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         return self.lives
 
-    def end(self) -> None:
-        self.lives, self.how = False, "end"
+    def stop(self) -> None:
+        self.lives, self.how = False, "stop"
 
     def kill(self) -> None:
         self.lives, self.how = False, "kill"
@@ -37,17 +37,17 @@ class Gate:
         self.lives = True
         GATES.append(self)
 
-    def lead_to(self, link: SuperLinkAddress) -> None:
+    def forward_to(self, link: SuperLinkAddress) -> None:
         self.led.append(link.address)
 
-    def check(self) -> None:
+    def check_started(self) -> None:
         if not self.lives:
-            raise InputError("the gate ended as it began.")
+            raise InputError("the gateway ended during its start.")
 
-    def tend(self) -> None:
+    def keep_alive(self) -> None:
         self.tended += 1
 
-    def end(self) -> None:
+    def stop(self) -> None:
         self.lives = False
 
 
@@ -69,7 +69,6 @@ class World:
         monkeypatch.setattr(supervisor, "start_superlink", self._start)
         monkeypatch.setattr(supervisor, "wait_for_superlink", self._await)
         monkeypatch.setattr(supervisor, "Backoff", lambda *given: Backoff(*given, clock=lambda: self.now))
-        monkeypatch.setattr(supervisor, "wait_for_superlink", self._await)
         monkeypatch.setattr(supervisor.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(
             commands, "register_key", lambda home, key: self.registered.append(key.parent.name)
@@ -115,13 +114,13 @@ def made(tmp_path: Path) -> Certificates:
 
 
 def test_one_of_ours_is_started_and_ended(world: World, tmp_path: Path) -> None:
-    with running_backend(tmp_path / "run", Path("serve.toml"), somewhere(), None) as carrier:
-        assert carrier.ours
-        told = tomllib.loads(carrier.submit(resume=True))
+    with running_backend(tmp_path / "run", Path("serve.toml"), somewhere(), None) as backend:
+        assert backend.is_local
+        told = tomllib.loads(backend.submit(resume=True))
     assert told["folder"] == str(tmp_path / "run")
     assert Path(told["settings"]).is_absolute()
     assert (told["resume"], told["authenticated"]) == (True, False)
-    assert [process.how for process in world.processes] == ["end"]
+    assert [process.how for process in world.processes] == ["stop"]
     assert not world.gate.lives
 
 
@@ -142,9 +141,9 @@ def test_only_its_gate_is_where_sites_look(world: World, tmp_path: Path, host: s
 def test_a_gate_that_does_not_come_up_is_a_sentence(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Gate, "lead_to", lambda self, link: self.end())
+    monkeypatch.setattr(Gate, "forward_to", lambda self, link: self.stop())
     with (
-        pytest.raises(InputError, match="the gate ended"),
+        pytest.raises(InputError, match="the gateway ended"),
         running_backend(tmp_path, Path("s"), somewhere(), None),
     ):
         pass
@@ -154,10 +153,10 @@ def test_a_gate_that_does_not_come_up_is_a_sentence(
 def test_one_of_others_is_only_asked(world: World, tmp_path: Path) -> None:
     with running_backend(
         tmp_path, Path("serve.toml"), SuperLinkAddress("server:8000", None), None
-    ) as carrier:
-        assert not carrier.ours
-        carrier.tend()
-        carrier.stop("5")
+    ) as backend:
+        assert not backend.is_local
+        backend.keep_alive()
+        backend.stop_run("5")
     assert (world.processes, world.stopped) == ([], ["5"])
 
 
@@ -175,12 +174,12 @@ def test_one_that_does_not_come_up_is_a_sentence_and_is_ended(world: World, tmp_
 
 
 def test_one_that_died_is_started_again(world: World, tmp_path: Path) -> None:
-    with running_backend(tmp_path, Path("s"), somewhere(), None) as carrier:
-        carrier.tend()
+    with running_backend(tmp_path, Path("s"), somewhere(), None) as backend:
+        backend.keep_alive()
         assert len(world.processes) == 1
         world.processes[0].lives = False
-        carrier.stop("5")  # there is nobody to ask
-        carrier.tend()
+        backend.stop_run("5")  # there is nobody to ask
+        backend.keep_alive()
         assert [process.lives for process in world.processes] == [False, True]
         assert len(set(world.places)) == 1  # where a server that outlived it looks for it
         assert (len(world.gate.led), world.gate.tended) == (1, 2)
@@ -190,13 +189,13 @@ def test_one_that_died_is_started_again(world: World, tmp_path: Path) -> None:
 def test_one_that_does_not_come_up_again_moves_and_its_gate_and_commands_follow(
     world: World, tmp_path: Path
 ) -> None:
-    with running_backend(tmp_path, Path("s"), somewhere(), None) as carrier:
+    with running_backend(tmp_path, Path("s"), somewhere(), None) as backend:
         world.processes[0].lives, world.answers = False, False
         with pytest.raises(FlowerError):
-            carrier.tend()
+            backend.keep_alive()
         world.processes[1].lives, world.answers = False, True
         world.now += 60
-        carrier.tend()
+        backend.keep_alive()
         first, second, third = world.places
         assert first == second != third
         assert world.gate.led == [first, third]
@@ -206,29 +205,29 @@ def test_one_that_does_not_come_up_again_moves_and_its_gate_and_commands_follow(
 def test_keys_are_not_registered_with_one_that_is_away(
     world: World, tmp_path: Path, made: Certificates
 ) -> None:
-    with running_backend(tmp_path, Path("s"), somewhere(), made) as carrier:
+    with running_backend(tmp_path, Path("s"), somewhere(), made) as backend:
         world.processes[0].lives, world.answers = False, False
         with pytest.raises(FlowerError):
-            carrier.tend()
+            backend.keep_alive()
         keys.add_site_keys(tmp_path / "keys", "c")
         world.processes[1].lives = False
         world.now += 1
-        carrier.tend()
+        backend.keep_alive()
         assert world.registered == ["a", "b"]
         world.answers = True
         world.now += 60
-        carrier.tend()
+        backend.keep_alive()
         assert world.registered == ["a", "b", "c"]
 
 
 def test_one_that_dies_again_and_again_is_started_less_and_less_often(world: World, tmp_path: Path) -> None:
-    with running_backend(tmp_path, Path("s"), somewhere(), None) as carrier:
+    with running_backend(tmp_path, Path("s"), somewhere(), None) as backend:
         world.answers = False
         for _ in range(300):
             world.processes[-1].lives = False
             before = len(world.processes)
             try:
-                carrier.tend()
+                backend.keep_alive()
             except FlowerError:
                 assert len(world.processes) == before + 1
             world.now += 1.0
@@ -238,11 +237,11 @@ def test_one_that_dies_again_and_again_is_started_less_and_less_often(world: Wor
 def test_sites_are_registered_also_those_that_come_later(
     world: World, tmp_path: Path, made: Certificates
 ) -> None:
-    with running_backend(tmp_path, Path("s"), somewhere(), made) as carrier:
+    with running_backend(tmp_path, Path("s"), somewhere(), made) as backend:
         assert world.registered == ["a", "b"]
         keys.add_site_keys(tmp_path / "keys", "c")
         world.now += 60
-        carrier.tend()
-        carrier.tend()
+        backend.keep_alive()
+        backend.keep_alive()
         assert world.registered == ["a", "b", "c"]
-        assert tomllib.loads(carrier.submit(resume=False))["authenticated"] is True
+        assert tomllib.loads(backend.submit(resume=False))["authenticated"] is True

@@ -11,12 +11,10 @@ import pytest
 from offbeat.deploy import keys
 from offbeat.deploy.flower import supernode
 from offbeat.deploy.flower.commands import SuperLinkAddress
+from offbeat.deploy.flower.private_api import NodeStatus, node_id_in_log, refusal_in_log
 from offbeat.deploy.flower.supernode import (
-    NodeStatus,
     SuperNodeProcess,
     load_site_key,
-    node_id_in_log,
-    refusal_in_log,
 )
 from offbeat.errors import InputError
 
@@ -32,15 +30,15 @@ class Node:
     def __init__(self, log: Path, text: str, alive: bool) -> None:
         log.write_text(text)
         self.lives = alive
-        self.begun = 0.0
+        self.started = 0.0
 
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         return self.lives
 
-    def end(self) -> None:
+    def stop(self) -> None:
         self.lives = False
 
-    kill = end
+    kill = stop
 
 
 class World:
@@ -50,7 +48,7 @@ class World:
         self.script: list[tuple[str, bool]] = []
         self.said: list[str] = []
         self.signed_off: list[int] = []
-        self.standing = NodeStatus.FREE
+        self.standing = NodeStatus.INACTIVE
         self.away: str | None = None
         self.nodes: list[Node] = []
         self.child = SuperNodeProcess(
@@ -68,13 +66,13 @@ class World:
         self.nodes.append(Node(log, *self.script.pop(0)))
         return self.nodes[-1]
 
-    def _sign_off(self, link: SuperLinkAddress, key: Any, node: int) -> NodeStatus:
+    def _sign_off(self, address: str, authority: Path | None, key: Any, node: int) -> NodeStatus:
         self.signed_off.append(node)
         return self.standing
 
-    def tend(self, times: int = 2) -> None:
+    def keep_alive(self, times: int = 2) -> None:
         for _ in range(times):
-            self.child.tend()
+            self.child.keep_alive()
 
 
 class _Never:
@@ -109,7 +107,7 @@ def test_a_site_that_is_connected_says_so_and_notes_its_node(
 ) -> None:
     world = make()
     world.script = [(CONNECTED, True)]
-    world.tend(5)
+    world.keep_alive(5)
     assert world.said == [f"connected to {ADDRESS} as node 77."]
     assert json.loads((tmp_path / "node.json").read_text()) == {"superlink": ADDRESS, "node": 77}
     assert world.signed_off == []
@@ -118,12 +116,12 @@ def test_a_site_that_is_connected_says_so_and_notes_its_node(
 def test_one_that_was_killed_is_signed_off_before_the_next(make: Callable[[], World]) -> None:
     world = make()
     world.script = [(CONNECTED, True), (CONNECTED, True)]
-    world.tend()
+    world.keep_alive()
     world.nodes[0].lives = False
-    world.tend(4)
+    world.keep_alive(4)
     assert world.signed_off == [77]
     assert world.said[1:] == [
-        "the SuperNode ended, and is started again.",
+        "the SuperNode ended and is being restarted.",
         f"connected to {ADDRESS} as node 77.",
     ]
 
@@ -132,7 +130,7 @@ def test_a_site_signs_its_node_from_before_off(make: Callable[[], World], tmp_pa
     known(tmp_path)
     world = make()
     world.script = [(CONNECTED, True)]
-    world.tend()
+    world.keep_alive()
     assert world.signed_off == [77]
 
 
@@ -140,31 +138,31 @@ def test_a_node_at_another_superlink_is_no_concern(make: Callable[[], World], tm
     known(tmp_path, "127.0.0.1:1")
     world = make()
     world.script = [(CONNECTED, True)]
-    world.tend()
+    world.keep_alive()
     assert world.signed_off == []
 
 
 def test_a_key_that_was_never_taken_is_one_sentence(make: Callable[[], World]) -> None:
     world = make()
     world.script = [(REFUSED, False)]
-    with pytest.raises(InputError, match=r"does not know the key .*: have its public half registered"):
-        world.tend()
+    with pytest.raises(InputError, match=r"does not know the key .*: have its public key registered"):
+        world.keep_alive()
 
 
 def test_a_key_that_is_no_longer_known_is_one_sentence(make: Callable[[], World], tmp_path: Path) -> None:
     known(tmp_path)
     world = make()
-    world.script, world.standing = [(REFUSED, False)], NodeStatus.UNKNOWN
+    world.script, world.standing = [(REFUSED, False)], NodeStatus.UNKNOWN_KEY
     with pytest.raises(InputError, match="does not know the key"):
-        world.tend()
+        world.keep_alive()
 
 
 def test_a_key_that_is_still_in_use_is_waited_for(make: Callable[[], World], tmp_path: Path) -> None:
     known(tmp_path)
     world = make()
     world.script, world.standing = [(REFUSED, False), (REFUSED, False), (CONNECTED, True)], NodeStatus.UNCLEAR
-    world.tend(6)
-    assert "still counts on the SuperNode that was killed" in world.said[0]
+    world.keep_alive(6)
+    assert "still counts the SuperNode that was killed as connected" in world.said[0]
     assert world.said[-1] == f"connected to {ADDRESS} as node 77."
 
 
@@ -172,27 +170,27 @@ def test_a_superlink_that_forgot_a_site_gets_time_to_be_told(make: Callable[[], 
     world = make()
     world.script, world.standing = (
         [(CONNECTED, True), (REFUSED, False), (CONNECTED, True)],
-        NodeStatus.UNKNOWN,
+        NodeStatus.UNKNOWN_KEY,
     )
-    world.tend()
+    world.keep_alive()
     world.nodes[0].lives = False
-    world.tend(6)
-    assert "it is tried again in 1 s" in world.said[2]
+    world.keep_alive(6)
+    assert "next attempt in 1 s" in world.said[2]
     assert world.said[-1] == f"connected to {ADDRESS} as node 77."
 
 
 def test_a_superlink_that_wants_keys_is_one_sentence(make: Callable[[], World]) -> None:
     world = make()
     world.script = [(NO_KEY, False)]
-    with pytest.raises(InputError, match="takes only sites that it knows: give --certificate and --key"):
-        world.tend()
+    with pytest.raises(InputError, match="accepts registered sites only: give --certificate and --key"):
+        world.keep_alive()
 
 
 def test_a_node_that_ends_for_no_reason_is_started_again(make: Callable[[], World]) -> None:
     world = make()
     world.script = [("", False), (CONNECTED, True)]
-    world.tend(4)
-    assert "is started again in 1 s; see " in world.said[0]
+    world.keep_alive(4)
+    assert "will be restarted in 1 s; see " in world.said[0]
 
 
 @pytest.mark.parametrize(
@@ -200,14 +198,14 @@ def test_a_node_that_ends_for_no_reason_is_started_again(make: Callable[[], Worl
     [
         (
             "[SSL: CERTIFICATE_VERIFY_FAILED] unable to get local issuer",
-            "has another certificate than ca.crt",
+            "is not valid under ca.crt",
         ),
         (
             "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: IP address mismatch, "
             "certificate is not valid for '127.0.0.2'. (_ssl.c:1006)",
-            "vouches for (IP address mismatch, certificate is not valid for '127.0.0.2'): check",
+            "under ca.crt (IP address mismatch, certificate is not valid for '127.0.0.2'): check",
         ),
-        ("[SSL: WRONG_VERSION_NUMBER] wrong version number", "does not speak TLS: use --insecure"),
+        ("[SSL: WRONG_VERSION_NUMBER] wrong version number", "does not speak TLS: give --insecure"),
     ],
 )
 def test_a_server_that_cannot_be_trusted_is_one_sentence(
@@ -216,15 +214,15 @@ def test_a_server_that_cannot_be_trusted_is_one_sentence(
     world = make()
     world.away = away
     with pytest.raises(InputError, match=re.escape(sentence)):
-        world.tend()
+        world.keep_alive()
     assert world.nodes == []
 
 
 def test_a_superlink_that_is_away_is_left_to_the_supernode(make: Callable[[], World]) -> None:
     world = make()
     world.away, world.script = "[Errno 111] Connection refused", [("", True)]
-    world.tend(3)
-    assert world.said == [f"waits for the SuperLink at {ADDRESS}."]
+    world.keep_alive(3)
+    assert world.said == [f"waiting for the SuperLink at {ADDRESS}."]
 
 
 def test_the_last_words_of_a_log_count(tmp_path: Path) -> None:

@@ -48,27 +48,27 @@ class Acted:
     folder: Path
     time: Time
     script: list[Callable[["Acted"], None]]
-    ours: bool = True
+    is_local: bool = True
     resumed: list[bool] = field(default_factory=list)
     stopped: list[str] = field(default_factory=list)
     over: bool = False
     silent: bool = False  # whether the next question has no answer
 
-    def tend(self) -> None: ...
+    def keep_alive(self) -> None: ...
 
     def submit(self, *, resume: bool) -> str:
         self.resumed.append(resume)
         self.script.pop(0)(self)
         return str(len(self.resumed))
 
-    def is_over(self, run: str) -> bool:
+    def is_finished(self, run_id: str) -> bool:
         if self.silent:
             self.silent = False
             raise FlowerError("no answer")
         return self.over
 
-    def stop(self, run: str) -> None:
-        self.stopped.append(run)
+    def stop_run(self, run_id: str) -> None:
+        self.stopped.append(run_id)
 
 
 @dataclass
@@ -83,8 +83,8 @@ class Seen:
     def event(self, event: dict[str, Any]) -> None:
         self.events.append(event["event"])
 
-    def say(self, sentence: str) -> None:
-        self.said.append(sentence)
+    def message(self, text: str) -> None:
+        self.said.append(text)
 
 
 def finishes(flower: Acted) -> None:
@@ -134,7 +134,7 @@ def watch(
 ) -> tuple[ServeOutcome, Acted, Seen, Time]:
     time, seen = Time(), Seen()
     flower = Acted(folder, time, list(script), **options)
-    outcome = Supervisor(folder, flower, seen, lambda: stop(time), time, time.sleep).watch()
+    outcome = Supervisor(folder, flower, seen, lambda: stop(time), time, time.sleep).run()
     return outcome, flower, seen, time
 
 
@@ -158,7 +158,7 @@ def test_a_server_that_dies_is_started_again_and_resumes(tmp_path: Path) -> None
     assert outcome == ServeOutcome(7)
     assert flower.resumed == [False, True]
     assert flower.stopped == ["1"]
-    assert seen.said == ["the server ended without a word; the run goes on in 1 s from what was saved."]
+    assert seen.said == ["the server ended unexpectedly; the run continues in 1 s from what was saved."]
 
 
 def test_it_gives_up_after_twenty_tries_without_progress(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_progress_starts_the_count_anew(tmp_path: Path) -> None:
 def test_a_flower_that_cannot_be_asked_is_asked_again(tmp_path: Path) -> None:
     outcome, _, seen, _ = watch(tmp_path, unreachable, unreachable, finishes)
     assert outcome == ServeOutcome(7)
-    assert "Flower could not be asked (no answer)" in seen.said[0]
+    assert "Flower failed (no answer)" in seen.said[0]
 
 
 def test_a_server_that_never_shows_is_given_up_when_flower_says_so(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_a_server_that_does_not_answer_to_a_stop_is_ended(tmp_path: Path) -> Non
     assert outcome.stopped
     assert flower.stopped == ["1"]
     assert 120 < time.now < 130
-    assert "did not answer to a stop" in seen.said[0]
+    assert "did not react to the stop request" in seen.said[0]
 
 
 def test_a_stop_between_two_servers_starts_no_other(tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_an_interrupt_leaves_no_run_at_a_superlink_of_others(
 
     kept: list[Acted] = []
     with pytest.raises(KeyboardInterrupt):
-        watch(tmp_path, interrupted, ours=ours)
+        watch(tmp_path, interrupted, is_local=ours)
     assert kept[0].stopped == stopped
 
 

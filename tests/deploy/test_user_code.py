@@ -107,5 +107,5 @@ def test_losses_are_cross_entropies_unless_named(here: Path) -> None:
 
 def test_a_missing_model_is_said(here: Path) -> None:
     (here / "clinic_j.py").write_text("def load(name): return 1\n")
-    with pytest.raises(InputError, match="--module 'clinic_j:module' is not there"):
+    with pytest.raises(InputError, match="--module 'clinic_j:module' does not exist"):
         import_user_code("clinic_j:load")

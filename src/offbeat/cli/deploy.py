@@ -39,8 +39,15 @@ from offbeat.deploy.flower.supernode import run_site as keep_joined
 from offbeat.deploy.flower.supervisor import ListenAddress, Supervisor, running_backend
 from offbeat.deploy.helper.protocol import read_token
 from offbeat.deploy.keys import add_site_keys, create_keys
-from offbeat.deploy.process import check_port_free as check_port
-from offbeat.deploy.process import format_address, is_loopback, parse_address
+from offbeat.deploy.network import (
+    TlsFiles,
+    bind_socket,
+    check_tls,
+    format_address,
+    is_loopback,
+    parse_address,
+)
+from offbeat.deploy.network import check_port_free as check_port
 from offbeat.deploy.scaffold import create_app
 from offbeat.deploy.server.run import (
     SET_ASIDE_FILE,
@@ -176,7 +183,6 @@ def helper_command(given: argparse.Namespace) -> int:
     """Serve until told to stop."""
     try:
         from offbeat.deploy.helper import server as service  # has packages of its own
-        from offbeat.deploy.helper.client import is_loopback_host
     except ImportError as error:
         raise InputError(
             f"the helper needs the package {error.name}: install it with pip install 'offbeat[deploy]'."
@@ -190,22 +196,22 @@ def helper_command(given: argparse.Namespace) -> int:
     pair = [given.certificate, given.certificate_key]
     tls = None
     if given.insecure:
-        if any(pair) or not is_loopback_host(given.host):
+        if any(pair) or not is_loopback(given.host):
             raise InputError("--insecure is for trials on this machine: use 127.0.0.1, and no certificate.")
     elif None in pair:
         raise InputError("give --certificate and --certificate-key, such as offbeat keys makes them.")
     else:
-        tls = service.TlsFiles(*map(Path, pair))
-        service.check_tls(tls)
+        tls = TlsFiles(*map(Path, pair))
+        check_tls(tls)
     token = read_token(Path(given.token))
     sites = None if given.sites is None else read_site_keys(Path(given.sites))
-    with service.bind_listener(given.host, given.port) as socket:
+    with bind_socket(given.host, given.port) as socket:
         key, store = service.open_key_and_store(Path(given.key), Path(given.store))
         desk = HelperService(key, store, sites, given.minimum)
         try:
             _interrupt_on_signals()
-            _announce_helper(given, socket.getsockname()[1], desk.known.key.hex(), sites)
-            service.build_server(service.build_app(desk, token), tls).run(sockets=[socket])
+            _announce_helper(given, socket.getsockname()[1], desk.info.key.hex(), sites)
+            service.build_server(desk, token, tls).run(sockets=[socket])
         except KeyboardInterrupt:
             pass
         finally:
@@ -410,7 +416,7 @@ def _supervise(
     try:
         with running_backend(folder, Path(given.settings), superlink, certificates) as flower:
             _announce_server(plan, folder, superlink, certificates)
-            outcome = Supervisor(folder, flower, seen, stop).watch()
+            outcome = Supervisor(folder, flower, seen, stop).run()
     except KeyboardInterrupt:
         outcome = ServeOutcome(None, stopped=True)
     return _finish_serve(given, plan, folder, outcome, stop.code)
@@ -500,9 +506,9 @@ class _TerminalObserver:
         kind = event.get("event", "")
         stranger = kind == "left" and event.get("client") is None
         if kind in _EVENT_SENTENCES and not stranger and "times" not in event:
-            self.say(_EVENT_SENTENCES[kind].format(**event))
+            self.message(_EVENT_SENTENCES[kind].format(**event))
 
-    def say(self, sentence: str) -> None:
+    def message(self, sentence: str) -> None:
         print(f"offbeat: {sentence}", file=sys.stderr, flush=True)
 
 

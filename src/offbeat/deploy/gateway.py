@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import h11
 
-from offbeat.deploy.process import parse_address
+from offbeat.deploy.network import parse_address
 from offbeat.deploy.protocol.strict_json import quote
 
 CHUNK_BYTES = 256 * 1024  # bytes that are held at a time

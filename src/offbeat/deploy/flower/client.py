@@ -1,8 +1,7 @@
-"""A note and its payload as the content of a Flower message, and back; shared by both ends.
+"""A site as a Flower ClientApp, and the content of Flower messages in both directions.
 
-A site as Flower's client: each message goes to the site's resident process, or is done here.
-
-Nothing here imports torch unless the work is done here, for Flower starts a process for every message.
+Flower starts a process for every message. So nothing here imports torch, unless this process has to do the
+site's work itself because no site process was started.
 """
 
 import json
@@ -12,12 +11,12 @@ import platform
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from offbeat.deploy.site.relay import ask_site, site_folder, time_limit
+from offbeat.deploy.site.relay import SOCKET_VARIABLE, ask_site, site_folder, time_limit
 from offbeat.errors import InputError
 
 if TYPE_CHECKING:
@@ -27,118 +26,104 @@ if TYPE_CHECKING:
     from offbeat.deploy.site.site import Site
     from offbeat.nn.problem import Loss
 
-
-MESSAGE_RECORD, PAYLOAD_RECORD = (
-    "offbeat",
-    "offbeat.payload",
-)  # two records of one message cannot have the same name
+HEADER_RECORD, PAYLOAD_RECORD = "offbeat", "offbeat.payload"
 _STYPE = "offbeat.bytes"
 
 
 class RecordError(Exception):
-    """A message's content is not what this project sends; the text is a sentence."""
+    """The content of a message is not what offbeat sends; the text is a sentence."""
 
 
-def to_records(note: str, payload: bytes) -> Any:
-    """The content of a message."""
-    records: dict[str, Any] = {MESSAGE_RECORD: ConfigRecord({"note": note})}
+class SiteSetupError(Exception):
+    """The site cannot work; Flower passes only this sentence on to the server."""
+
+
+def to_records(header: str, payload: bytes) -> RecordDict:
+    """Return the content of a message."""
+    records: dict[str, Any] = {HEADER_RECORD: ConfigRecord({"note": header})}
     if payload:
-        # never as an array of NumPy's: reading one back would parse what a stranger sent
+        # As plain bytes, because reading a serialized NumPy array back would parse untrusted input.
         array = Array(dtype="uint8", shape=(len(payload),), stype=_STYPE, data=bytes(payload))
         records[PAYLOAD_RECORD] = ArrayRecord({"payload": array})
     return RecordDict(records)
 
 
-def from_records(content: Any, most: int | None = None) -> tuple[str, bytes]:
-    """The note and the payload; nothing but them may be there."""
-    if not set(content) <= {MESSAGE_RECORD, PAYLOAD_RECORD}:
-        raise RecordError("the message holds records that offbeat does not send.")
-    config, arrays = content.get(MESSAGE_RECORD), content.get(PAYLOAD_RECORD)
+def from_records(content: RecordDict, max_bytes: int | None = None) -> tuple[str, bytes]:
+    """Return header and payload of a message that has nothing else."""
+    if not set(content) <= {HEADER_RECORD, PAYLOAD_RECORD}:
+        raise RecordError("the message has records that offbeat does not send.")
+    config, arrays = content.get(HEADER_RECORD), content.get(PAYLOAD_RECORD)
     if not isinstance(config, ConfigRecord) or set(config) != {"note"} or type(config["note"]) is not str:
-        raise RecordError("the message has no note.")
+        raise RecordError("the message has no header.")
     if arrays is None:
         return config["note"], b""
     if not isinstance(arrays, ArrayRecord) or set(arrays) != {"payload"}:
-        raise RecordError("the message has something else in the place of its payload.")
+        raise RecordError("the message has something else in place of its payload.")
     array = arrays["payload"]
     if array.stype != _STYPE or array.dtype != "uint8" or array.shape != (len(array.data),):
         raise RecordError("the payload of the message is not plain bytes.")
-    if most is not None and len(array.data) > most:
-        raise RecordError(f"the payload of the message has {len(array.data)} bytes, and {most} are allowed.")
+    if max_bytes is not None and len(array.data) > max_bytes:
+        raise RecordError(f"the payload of the message has {len(array.data)} bytes; {max_bytes} are allowed.")
     return config["note"], array.data
-
-
-SOCKET_VARIABLE = "OFFBEAT_SITE"  # the environment variable that names a resident's socket
-
-
-class SiteSetupError(Exception):
-    """The site cannot work; what Flower passes on of it is this sentence alone."""
-
-
-class NodeContext(Protocol):
-    """What is used of Flower's own."""
-
-    @property
-    def node_config(self) -> dict[str, Any]: ...
 
 
 def client_app(
     load: "Callable[[str], Examples] | None" = None,
     module: "Callable[[], nn.Module] | None" = None,
     losses: "Loss | None" = None,
-) -> Any:
-    """Flower's ClientApp; the functions are needed only where there is no resident process."""
+) -> ClientApp:
+    """Return the ClientApp of a site; the functions are needed only where `offbeat join` does not run."""
     app = ClientApp()
 
-    def answer(kind: str, message: Any, context: NodeContext) -> Any:
-        note, payload = from_records(message.content)
-        place, seconds = os.environ.get(SOCKET_VARIABLE), answer_timeout(note, message.metadata.ttl)
-        if place:
-            note, payload = ask_site(place, kind, note, payload, seconds)
+    def answer(kind: str, message: Any, context: Any) -> Any:
+        header, payload = from_records(message.content)
+        socket, timeout = os.environ.get(SOCKET_VARIABLE), answer_timeout(header, message.metadata.ttl)
+        if socket:
+            header, payload = ask_site(socket, kind, header, payload, timeout)
         else:
-            with time_limit(seconds), closing(_open_site(context.node_config, load, module, losses)) as site:
-                note, payload = site.answer(kind, note, payload)
-        return Message(to_records(note, payload), reply_to=message)
+            with time_limit(timeout), closing(_open_site(context.node_config, load, module, losses)) as site:
+                header, payload = site.answer(kind, header, payload)
+        return Message(to_records(header, payload), reply_to=message)
 
     @app.query("hello")  # type: ignore[untyped-decorator, unused-ignore]
-    def hello(message: Any, context: NodeContext) -> Any:
+    def hello(message: Any, context: Any) -> Any:
         return answer("hello", message, context)
 
     @app.train("task")  # type: ignore[untyped-decorator, unused-ignore]
-    def task(message: Any, context: NodeContext) -> Any:
+    def task(message: Any, context: Any) -> Any:
         return answer("task", message, context)
 
     return app
 
 
-def answer_timeout(note: str, ttl: float) -> float:
-    """How long an answer may take: what the note says, and no longer than the message lives."""
+def answer_timeout(header: str, ttl: float) -> float:
+    """Return how many seconds an answer may take: those in the header, and at most the message's TTL."""
     try:
-        said = json.loads(note)["seconds"]
+        seconds = json.loads(header)["seconds"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return ttl
-    return min(float(said), ttl) if type(said) in (int, float) and said > 0 else ttl
+    return min(float(seconds), ttl) if type(seconds) in (int, float) and seconds > 0 else ttl
 
 
 def _open_site(
-    given: dict[str, Any],
+    config: dict[str, Any],
     load: "Callable[[str], Examples] | None",
     module: "Callable[[], nn.Module] | None",
     losses: "Loss | None",
 ) -> "Site":
     if load is None or module is None:
         raise SiteSetupError(
-            "this site has no resident process and no functions of its own: start it by 'offbeat join', "
+            "this site has neither a process of its own nor functions: start it with 'offbeat join', "
             "or give client_app its load and module."
         )
     from offbeat.deploy.site.site import Site
 
-    name = str(given.get("name", platform.node() or "site"))
+    name = str(config.get("name", platform.node() or "site"))
     folder, key, helper_key = (
-        Path(str(given[word])) if word in given else None for word in ("folder", "key", "helper-key")
+        Path(str(config[option])) if option in config else None for option in ("folder", "key", "helper-key")
     )
     try:
         return Site(name, folder or site_folder(name), load, module, losses, key, helper_key)
     except InputError as error:
         logging.getLogger("offbeat").error("%s", error)
-        raise SiteSetupError("the site cannot be set up: its log says why.") from None
+        raise SiteSetupError("the site cannot be set up: see its log.") from None

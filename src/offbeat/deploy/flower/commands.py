@@ -1,36 +1,45 @@
-"""What Flower's own commands are given: environment, a connection, and the app to run.
+"""Flower's commands: what they are given, the processes that they start, and requests to a SuperLink.
 
-SuperLinks and SuperNodes as child processes.
-
-Flower's `flwr` command, for what is asked of a SuperLink: run, list, stop, register.
+`flower-superlink` and `flower-supernode` run as child processes; `flwr` submits, lists and stops runs and
+registers the public keys of sites.
 """
 
+import contextlib
+import ctypes
 import json
 import os
 import shutil
+import signal
 import ssl
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from cryptography import x509
 
-from offbeat.deploy.process import ChildProcess, free_port
+from offbeat.deploy.flower.private_api import KEY_IN_USE
+from offbeat.deploy.network import free_port
 from offbeat.errors import InputError
 
-CONNECTION = "serve"  # the name of the only SuperLink that our commands know
-# Unless the user has set them: nothing is reported to Flower, and tasks begin soon.
+CONNECTION = "serve"  # the name of the SuperLink in the configuration of Flower's commands
+LOOPBACK = "127.0.0.1"  # where a SuperLink that is started here listens
+# Unless the user has set them otherwise: no telemetry, and tasks start soon.
 _DEFAULT_ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
 }
+_HEALTH_TIMEOUT = 5.0  # seconds for an answer
+_HEALTH_INTERVAL = 0.2  # seconds between two requests
+_COMMAND_TIMEOUT = 120.0  # seconds for one command
+_PR_SET_PDEATHSIG = 1  # from Linux's sys/prctl.h
+_EXIT_POLL = 0.05  # seconds
 _PACKAGE = "offbeat_app"
 _PROJECT = f"""\
 [project]
@@ -58,85 +67,165 @@ _SERVER = "from offbeat.deploy.flower.server import server_app\n\napp = server_a
 _CLIENT = "from offbeat.deploy.flower.client import client_app\n\napp = client_app()\n"
 
 
+class FlowerError(Exception):
+    """A Flower command failed; the text is Flower's own message."""
+
+
 class SuperLinkAddress(NamedTuple):
     """How a SuperLink is reached."""
 
     address: str  # host:port
-    authority: Path | None  # the certificate that it is known by; None: in plain sight
+    authority: Path | None  # the certificate of the authority to trust; None: without TLS
+
+
+class ChildProcess:
+    """A child process in a session of its own, so that Ctrl-C in the terminal does not reach it.
+
+    When it ends, the processes left in its group are killed. On Linux it gets SIGTERM when the thread that
+    started it ends, so start it from a thread that lasts.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        *,
+        stdin: int | None = subprocess.DEVNULL,
+        stdout: int | None = None,
+        pass_fds: Sequence[int] = (),
+    ) -> None:
+        with log.open("ab") as file:
+            self.process = subprocess.Popen(
+                list(command),
+                env=dict(environment),
+                stdin=stdin,
+                stdout=file if stdout is None else stdout,
+                stderr=file,
+                start_new_session=True,
+                pass_fds=pass_fds,
+                preexec_fn=_die_with_parent(os.getpid()),
+            )
+        self.returncode: int | None = None
+        self.started = time.monotonic()
+
+    def is_alive(self) -> bool:
+        """Whether it runs; once it has ended, everything left in its process group is killed."""
+        if self.returncode is None and _has_exited(self.process.pid):
+            self._kill_group()
+        return self.returncode is None
+
+    def stop(self, timeout: float = 10.0) -> None:
+        """Terminate it, and kill it if it has not ended after `timeout` seconds."""
+        if not self.is_alive():
+            return
+        self.process.terminate()
+        deadline = time.monotonic() + timeout
+        while self.is_alive():
+            if time.monotonic() > deadline:
+                self._kill_group()
+                return
+            time.sleep(_EXIT_POLL)
+
+    def kill(self) -> None:
+        """Kill it and its process group."""
+        if self.is_alive():
+            self._kill_group()
+
+    def _kill_group(self) -> None:
+        # Before the process is waited for, the system cannot give its number to another one.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.returncode = self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+def _has_exited(pid: int) -> bool:
+    """Whether a child has ended; it is not waited for."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _die_with_parent(parent: int) -> Callable[[], None] | None:
+    if not sys.platform.startswith("linux"):
+        return None
+    prctl = ctypes.CDLL(None).prctl  # loaded before the fork, because nothing may be loaded after it
+
+    def request_signal() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return request_signal
 
 
 def find_command(name: str) -> str:
-    """Where one of Flower's commands is."""
-    here = str(Path(sys.executable).parent)
-    found = shutil.which(name, path=here) or shutil.which(name)
+    """Return the path of one of Flower's commands."""
+    found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
     if found is None:
-        raise InputError(f"the command {name} of Flower is not there: install 'offbeat[deploy]'.")
+        raise InputError(f"Flower's command {name} was not found: install 'offbeat[deploy]'.")
     return found
 
 
 def flower_environment(home: Path) -> dict[str, str]:
-    """Ours, with a home for Flower's files; its commands start each other by name."""
+    """Return the environment of Flower's commands, which start each other by name."""
     own = dict(os.environ)
-    places = [str(Path(sys.executable).parent), *filter(None, [own.get("PATH")])]
-    return _DEFAULT_ENVIRONMENT | own | {"FLWR_HOME": str(home.absolute()), "PATH": os.pathsep.join(places)}
+    path = [str(Path(sys.executable).parent), *filter(None, [own.get("PATH")])]
+    return _DEFAULT_ENVIRONMENT | own | {"FLWR_HOME": str(home.absolute()), "PATH": os.pathsep.join(path)}
 
 
 def write_flower_home(home: Path, link: SuperLinkAddress) -> None:
-    """The folder that Flower's commands find their SuperLink in."""
+    """Write the folder in which Flower's commands find the address of their SuperLink."""
     home.mkdir(parents=True, exist_ok=True)
-    secure = (
+    security = (
         "insecure = true"
         if link.authority is None
         else _toml_line("root-certificates", str(link.authority.absolute()))
     )
-    text = (
+    (home / "config.toml").write_text(
         f"[superlink]\n{_toml_line('default', CONNECTION)}\n\n"
-        f"[superlink.{CONNECTION}]\n{_toml_line('address', link.address)}\n{secure}\n"
+        f"[superlink.{CONNECTION}]\n{_toml_line('address', link.address)}\n{security}\n"
     )
-    (home / "config.toml").write_text(text)
 
 
 def write_flower_app(folder: Path, config: Mapping[str, Any]) -> tuple[Path, Path]:
-    """The app that is submitted, and the file with what it is told."""
+    """Write the app that is submitted and its run config; return both paths."""
     package = folder / "app" / _PACKAGE
     package.mkdir(parents=True, exist_ok=True)
     (package.parent / "pyproject.toml").write_text(_PROJECT)
     for name, text in (("__init__", ""), ("server", _SERVER), ("client", _CLIENT)):
         (package / f"{name}.py").write_text(text)
-    told = folder / "run.toml"
-    told.write_text("".join(f"{_toml_line(name, value)}\n" for name, value in config.items()))
-    return package.parent, told
+    run_config = folder / "run.toml"
+    run_config.write_text("".join(f"{_toml_line(name, value)}\n" for name, value in config.items()))
+    return package.parent, run_config
 
 
 def _toml_line(name: str, value: str | bool) -> str:
     if isinstance(value, bool):
         return f"{name} = {str(value).lower()}"
     escaped = "".join(
-        f"\\u{ord(sign):04x}" if sign in '"\\' or not sign.isprintable() else sign for sign in value
+        f"\\u{ord(character):04x}" if character in '"\\' or not character.isprintable() else character
+        for character in value
     )
     return f'{name} = "{escaped}"'
 
 
-LOOPBACK = "127.0.0.1"  # where a SuperLink of ours listens
-_HEALTH_TIMEOUT = 5.0  # seconds for an answer
-_HEALTH_INTERVAL = 0.2  # seconds between two questions
-
-
 class Certificates(NamedTuple):
-    """What `offbeat keys` wrote for a server."""
+    """The files that `offbeat keys` wrote for a server."""
 
     authority: Path
     server: Path
     key: Path
-    sites: Path  # a folder with a folder for each
+    sites: Path  # contains one folder for each site
 
     def public_keys(self) -> list[Path]:
-        """Of the sites, by name."""
+        """Return the sites' public keys, sorted by site name."""
         return sorted(self.sites.glob("*/key.pub"))
 
 
 def find_certificates(folder: Path) -> Certificates:
-    """The files in a folder from `offbeat keys`, or a sentence on the first that is missing."""
+    """Return the files of a folder that `offbeat keys` made, after a check that they can be used."""
     found = Certificates(folder / "ca.crt", folder / "server.pem", folder / "server.key", folder / "sites")
     for path in found[:3]:
         check_readable(path, "make them with 'offbeat keys'")
@@ -146,7 +235,7 @@ def find_certificates(folder: Path) -> Certificates:
         context.load_verify_locations(found.authority)
     except (ssl.SSLError, OSError):
         raise InputError(
-            f"the certificates in {folder} do not fit each other: make them anew with 'offbeat keys'."
+            f"the certificates in {folder} do not match each other: make new ones with 'offbeat keys'."
         ) from None
     if not found.public_keys():
         raise InputError(f"{found.sites} has no key of any site: add one with 'offbeat keys --add-site'.")
@@ -154,7 +243,7 @@ def find_certificates(folder: Path) -> Certificates:
 
 
 def check_loopback_certificate(certificates: Certificates) -> None:
-    """Refuse a certificate that is not good for a SuperLink behind a gate on this machine."""
+    """Raise an `InputError` if the certificate is not valid for a SuperLink that listens on loopback."""
     server = x509.load_pem_x509_certificate(certificates.server.read_bytes())
     try:
         names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -162,13 +251,13 @@ def check_loopback_certificate(certificates: Certificates) -> None:
         names = x509.SubjectAlternativeName([])
     if LOOPBACK not in map(str, names.get_values_for_type(x509.IPAddress)):
         raise InputError(
-            f"{certificates.server} is not good for {LOOPBACK}, where --start has the SuperLink listen: "
-            "make certificates anew with 'offbeat keys', which adds it."
+            f"{certificates.server} is not valid for {LOOPBACK}, where the SuperLink of --start listens: "
+            "make new certificates with 'offbeat keys', which adds this address."
         )
 
 
 def check_readable(path: Path, remedy: str) -> None:
-    """Refuse a file that is not there or not ours to read."""
+    """Raise an `InputError` if a file does not exist or may not be read."""
     try:
         with path.open("rb"):
             pass
@@ -177,120 +266,109 @@ def check_readable(path: Path, remedy: str) -> None:
 
 
 def start_superlink(host: str, port: int, folder: Path, certificates: Certificates | None) -> ChildProcess:
-    """A SuperLink whose database and log lie in a folder."""
-    words = [find_command("flower-superlink"), "--host", host, "--port", str(port)]
-    words += ["--database", str(folder / "superlink.db"), "--disable-runtime-dependency-installation"]
+    """Start a SuperLink whose database and log are in `folder`."""
+    command = [find_command("flower-superlink"), "--host", host, "--port", str(port)]
+    command += ["--database", str(folder / "superlink.db"), "--disable-runtime-dependency-installation"]
     if certificates is None:
-        words += ["--insecure"]
+        command += ["--insecure"]
     else:
-        words += ["--ssl-ca-certfile", str(certificates.authority.absolute())]
-        words += ["--ssl-certfile", str(certificates.server.absolute())]
-        words += ["--ssl-keyfile", str(certificates.key.absolute()), "--enable-supernode-auth"]
-    return ChildProcess(words, flower_environment(folder / "home"), folder / "superlink.log")
+        command += ["--ssl-ca-certfile", str(certificates.authority.absolute())]
+        command += ["--ssl-certfile", str(certificates.server.absolute())]
+        command += ["--ssl-keyfile", str(certificates.key.absolute()), "--enable-supernode-auth"]
+    return ChildProcess(command, flower_environment(folder / "home"), folder / "superlink.log")
 
 
 def start_supernode(
-    link: SuperLinkAddress, folder: Path, key: Path | None, told: Mapping[str, str], log: Path
+    link: SuperLinkAddress, home: Path, key: Path | None, variables: Mapping[str, str], log: Path
 ) -> ChildProcess:
-    """A SuperNode; `told` goes into its environment, and so into that of the apps it starts."""
-    words = [find_command("flower-supernode"), "--superlink", link.address, "--port", str(free_port())]
+    """Start a SuperNode; the apps that it starts inherit the environment `variables`."""
+    command = [find_command("flower-supernode"), "--superlink", link.address, "--port", str(free_port())]
     if link.authority is None:
-        words += ["--insecure"]
+        command += ["--insecure"]
     else:
-        words += ["--root-certificates", str(link.authority.absolute())]
+        command += ["--root-certificates", str(link.authority.absolute())]
     if key is not None:
-        words += ["--auth-supernode-private-key", str(key.absolute())]
-    return ChildProcess(words, flower_environment(folder) | dict(told), log)
+        command += ["--auth-supernode-private-key", str(key.absolute())]
+    return ChildProcess(command, flower_environment(home) | dict(variables), log)
 
 
 def superlink_problem(link: SuperLinkAddress) -> str | None:
-    """Why a SuperLink does not answer; None if it does."""
+    """Return why a SuperLink does not answer its health check, or None if it does."""
     context = None if link.authority is None else ssl.create_default_context(cafile=str(link.authority))
-    scheme = "http" if context is None else "https"
+    url = f"{'http' if context is None else 'https'}://{link.address}/health"
     try:
-        with urllib.request.urlopen(
-            f"{scheme}://{link.address}/health", timeout=_HEALTH_TIMEOUT, context=context
-        ):
+        with urllib.request.urlopen(url, timeout=_HEALTH_TIMEOUT, context=context):
             return None
     except urllib.error.HTTPError as error:
-        return f"it answers with HTTP {error.code}"
+        return f"it answers with HTTP status {error.code}"
     except (OSError, ValueError) as error:
         return str(getattr(error, "reason", None) or error)
 
 
 def wait_for_superlink(
-    link: SuperLinkAddress, seconds: float, alive: Callable[[], bool], log: Path | None = None
+    link: SuperLinkAddress, timeout: float, is_alive: Callable[[], bool], log: Path | None = None
 ) -> None:
-    """Wait until a SuperLink answers; a sentence if it does not, or has ended."""
-    limit = time.monotonic() + seconds
-    while (why := superlink_problem(link)) is not None:
-        where = f"; see {log}" if log else ""
-        if not alive():
-            raise InputError(f"the SuperLink ended as it began{where}.")
-        if time.monotonic() > limit:
-            raise InputError(f"the SuperLink at {link.address} does not answer ({why}){where}.")
+    """Wait until a SuperLink answers; raise an `InputError` if its process ends or the time is up."""
+    deadline = time.monotonic() + timeout
+    while (problem := superlink_problem(link)) is not None:
+        hint = f"; see {log}" if log else ""
+        if not is_alive():
+            raise InputError(f"the SuperLink ended during its start{hint}.")
+        if time.monotonic() > deadline:
+            raise InputError(f"the SuperLink at {link.address} does not answer ({problem}){hint}.")
         time.sleep(_HEALTH_INTERVAL)
 
 
-_COMMAND_TIMEOUT = 120.0  # seconds for one command
-_KEY_IN_USE = "already in use"  # what Flower says of a key that it has
+def submit_run(home: Path, app: Path, run_config: Path) -> str:
+    """Start a run and return its ID."""
+    return str(_flwr(home, "run", str(app), CONNECTION, "--run-config", str(run_config))["run-id"])
 
 
-class FlowerError(Exception):
-    """Flower could not do it; its own words."""
-
-
-def submit_run(home: Path, app: Path, told: Path) -> str:
-    """Start a run; its number."""
-    said = _flwr(home, "run", str(app), CONNECTION, "--run-config", str(told))
-    return str(said["run-id"])
-
-
-def is_run_finished(home: Path, run: str) -> bool:
-    """Whether a run has finished, however it did."""
-    runs = _flwr(home, "ls", CONNECTION, "--run-id", run).get("runs") or [{}]
+def is_run_finished(home: Path, run_id: str) -> bool:
+    """Whether a run has finished, successfully or not."""
+    runs = _flwr(home, "ls", CONNECTION, "--run-id", run_id).get("runs") or [{}]
     return str(runs[0].get("status", "")).startswith("finished")
 
 
-def stop_run(home: Path, run: str) -> None:
-    """End a run, if it is still there."""
-    _flwr(home, "stop", run, CONNECTION)
+def stop_run(home: Path, run_id: str) -> None:
+    """Stop a run."""
+    _flwr(home, "stop", run_id, CONNECTION)
 
 
 def register_key(home: Path, key: Path) -> None:
-    """Let the SuperNode with this public key in."""
+    """Let a SuperNode with this public key connect; a key that is registered already is fine."""
     try:
         _flwr(home, "supernode", "register", str(key), CONNECTION)
     except FlowerError as error:
-        if _KEY_IN_USE not in str(error):
+        if KEY_IN_USE not in str(error):
             raise InputError(f"the key {key} cannot be registered ({error}): check the file.") from None
 
 
-def _flwr(home: Path, *words: str) -> dict[str, Any]:
+def _flwr(home: Path, *arguments: str) -> dict[str, Any]:
     try:
         done = subprocess.run(
-            [find_command("flwr"), *words, "--format", "json"],
+            [find_command("flwr"), *arguments, "--format", "json"],
             env=flower_environment(home),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=_COMMAND_TIMEOUT,
             check=False,
-            start_new_session=True,  # Ctrl-C is ours to hear
+            start_new_session=True,  # so that Ctrl-C in the terminal does not reach it
         )
     except subprocess.TimeoutExpired:
-        raise FlowerError(f"no answer in {_COMMAND_TIMEOUT:.0f} s") from None
+        raise FlowerError(f"no answer within {_COMMAND_TIMEOUT:.0f} s") from None
     try:
-        said = json.loads(done.stdout)
+        output = json.loads(done.stdout)
     except ValueError:
-        said = {}
-    if done.returncode != 0 or not isinstance(said, dict) or not said.get("success"):
-        words_of = said.get("error-message") if isinstance(said, dict) else None
-        raise FlowerError(_last_line(words_of or done.stderr.strip() or done.stdout))
-    return said
+        output = {}
+    if done.returncode != 0 or not isinstance(output, dict) or not output.get("success"):
+        message = output.get("error-message") if isinstance(output, dict) else None
+        raise FlowerError(_last_line(message or done.stderr.strip() or done.stdout))
+    return output
 
 
 def _last_line(text: str) -> str:
-    """The last line that says anything, which in Flower's output is the reason."""
+    """Return the last line that has text, which in Flower's output is the reason."""
     lines = [line.strip(" │╭╮╰╯─") for line in text.splitlines()]
     return next((line for line in reversed(lines) if line), "no reason given")

@@ -1,14 +1,5 @@
-"""Flower's grid as a post.
+"""The server as a Flower app: the grid as a transport, and the ServerApp that runs on it."""
 
-Uploads are fetched piece by piece rather than by the grid's own `pull_messages`. That would wait for
-pieces that a site has not sent yet, take in whatever size there is, and lose the other replies of a pull
-over one that cannot be read. It would also believe what a site says of its own node; here the SuperLink's
-word counts.
-
-The server's half as a Flower app.
-"""
-
-import json
 import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,49 +11,49 @@ from typing import Any
 
 import torch
 from flwr.app import Context, Message
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
-from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 from flwr.serverapp import Grid, ServerApp
-from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, validate_object_content
-from flwr.supercore.run import RunNotRunningException
 
+from offbeat.deploy.flower import private_api
 from offbeat.deploy.flower.client import RecordError, from_records, to_records
+from offbeat.deploy.flower.private_api import GridClient, MissingObjectError, PendingReply
 from offbeat.deploy.protocol.transport import Reply, TransportClosedError, TransportError
 from offbeat.deploy.server.run import ServeRequest, serve
 from offbeat.errors import InputError
 from offbeat.training.folder import claim_folder
 
 _MESSAGE_TYPES = {"hello": "query.hello", "task": "train.task"}
-_OVERHEAD_BYTES = 256 * 1024  # bytes of a message beside its payload
-_OVERHEAD_OBJECTS = 64  # of a message beside those of its payload
-_OBJECT_BYTES = 1024 * 1024  # bytes; Flower's own pieces have five times as many
-_MAX_FETCHES = 4  # pieces
+_OVERHEAD_BYTES = 256 * 1024  # bytes of a message beyond its payload
+_OVERHEAD_OBJECTS = 64  # objects of a message beyond those of its payload
+_OBJECT_BYTES = (
+    1024 * 1024
+)  # bytes of payload in an object, at least; Flower's chunks have five times as many
+_PARALLEL_PULLS = 4
+_MAX_THREADS = 4  # for torch: the server has little to compute between two steps
+_LOG = logging.getLogger("offbeat")
 
 
 @dataclass
-class _PendingReply:
-    """A reply whose pieces are being fetched."""
+class _Download:
+    """A reply whose objects are being fetched."""
 
-    node: int
-    message: str  # its own number
+    reply: PendingReply
     missing: list[str]
-    pieces: dict[str, bytes] = field(default_factory=dict)
+    objects: dict[str, bytes] = field(default_factory=dict)
 
 
 class FlowerTransport:
-    """Uploads have `most` bytes at most; a call gives up after `seconds`, for the grid would try for ever."""
+    """Flower's grid as a transport.
 
-    def __init__(self, grid: Any, most: int = 2**30, seconds: float = 10.0) -> None:
-        if not hasattr(grid, "_retry_invoker"):
-            raise InputError("a Flower simulation has no sites to send to: run this on a SuperLink.")
-        grid._retry_invoker.max_time = seconds
+    Uploads have `max_bytes` bytes at most. A call of the grid gives up after `timeout` seconds.
+    """
+
+    def __init__(self, grid: Any, max_bytes: int = 2**30, timeout: float = 10.0) -> None:
+        self._client = GridClient(grid, timeout)
         self._grid = grid
-        self._run = grid.run.run_id
-        self._most = most
-        self._keys: dict[int, bytes] = {}  # of those who are there
-        self._coming: dict[str, _PendingReply] = {}  # by the message that it answers
-        self._fetching = ThreadPoolExecutor(_MAX_FETCHES)
+        self._max_bytes = max_bytes
+        self._keys: dict[int, bytes] = {}  # public keys of the connected nodes
+        self._downloads: dict[str, _Download] = {}  # by the ID of the message that is answered
+        self._pool = ThreadPoolExecutor(_PARALLEL_PULLS)
 
     def nodes(self) -> frozenset[int]:
         with _transport_errors():
@@ -75,144 +66,110 @@ class FlowerTransport:
     def push(self, node: int, kind: str, header: str, payload: bytes, timeout: float) -> str:
         with _transport_errors():
             message = Message(to_records(header, payload), node, _MESSAGE_TYPES[kind], ttl=timeout)
-            numbers = list(self._grid.push_messages([message]))
-        if len(numbers) != 1 or not numbers[0]:
-            raise TransportError(f"the SuperLink took no message for node {node}")
-        return str(numbers[0])
+            message_ids = list(self._grid.push_messages([message]))
+        if len(message_ids) != 1 or not message_ids[0]:
+            raise TransportError(f"the SuperLink accepted no message for node {node}")
+        return str(message_ids[0])
 
     def pull(self, message_ids: Sequence[str]) -> list[Reply]:
-        self._coming = {number: each for number, each in self._coming.items() if number in set(message_ids)}
-        replies = self._ask([number for number in message_ids if number not in self._coming])
-        for number, coming in list(self._coming.items()):
+        self._downloads = {key: each for key, each in self._downloads.items() if key in set(message_ids)}
+        replies = self._list_replies([key for key in message_ids if key not in self._downloads])
+        for message_id, download in list(self._downloads.items()):
             try:
-                reply = self._fetch(number, coming)
+                reply = self._fetch(download)
             except TransportError:
                 if not replies:
                     raise
-                break  # the next call will say so; what has come is not given twice
+                break  # return what has arrived; the next call will report a problem that persists
             if reply is not None:
-                del self._coming[number]
+                del self._downloads[message_id]
                 replies.append(reply)
         return replies
 
-    def _ask(self, numbers: list[str]) -> list[Reply]:
-        """Which of them have an answer; what is no more than an error is given at once."""
-        if not numbers:
+    def _list_replies(self, message_ids: list[str]) -> list[Reply]:
+        """Begin to download the replies that have arrived; errors are returned at once."""
+        if not message_ids:
             return []
         with _transport_errors():
-            answer = self._grid._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=numbers))
+            found = self._client.list_replies(message_ids)
         errors = []
-        for message, tree in zip(answer.messages_list, answer.message_object_trees, strict=True):
-            about = message.metadata
-            number, node = about.reply_to_message_id, about.src_node_id
-            pieces = list(dict.fromkeys(each.object_id for each in iterate_object_tree(tree)))
-            if number not in numbers:
+        for reply in found:
+            if reply.reply_to not in message_ids:
                 continue
-            if message.HasField("error"):
-                errors.append(Reply(number, node, "", b"", _describe_error(message.error)))
-            elif len(pieces) > _OVERHEAD_OBJECTS + self._most // _OBJECT_BYTES:
-                errors.append(Reply(number, node, "", b"", f"the answer has {len(pieces)} pieces"))
+            count, error = len(reply.object_ids), reply.error
+            if error is None and count > _OVERHEAD_OBJECTS + self._max_bytes // _OBJECT_BYTES:
+                error = f"the reply has {count} objects"
+            if error is not None:
+                errors.append(Reply(reply.reply_to, reply.node, "", b"", error))
             else:
-                self._coming[number] = _PendingReply(node, about.message_id, pieces)
+                self._downloads[reply.reply_to] = _Download(reply, list(reply.object_ids))
         return errors
 
-    def _fetch(self, number: str, coming: _PendingReply) -> Reply | None:
-        """The answer, if all of it is there."""
-        note, payload, error = "", b"", None
+    def _fetch(self, download: _Download) -> Reply | None:
+        """Return the reply, or None while its sender is still sending."""
+        header, payload, error = "", b"", None
         try:
-            if not self._complete(coming):
+            if not self._download(download):
                 return None
-            note, payload = self._read(coming)
+            header, payload = self._read(download)
         except TransportError:
             raise
-        except Exception as failure:  # a stranger's bytes may be anything
-            error = f"the answer cannot be read: {failure}"
+        except Exception as failure:  # the bytes come from outside and may cause any error
+            error = f"the reply cannot be read: {failure}"
+        reply = download.reply
         with _transport_errors():
-            self._grid._runtime_client.ConfirmMessageReceived(
-                ConfirmMessageReceivedRequest(
-                    node=self._grid.node, run_id=self._run, message_object_id=coming.message
-                )
-            )
-        return Reply(number, coming.node, note, payload, error)
+            self._client.confirm(reply)
+        return Reply(reply.reply_to, reply.node, header, payload, error)
 
-    def _complete(self, coming: _PendingReply) -> bool:
-        """Fetch what is there; whether that was all."""
-        while coming.missing:
-            some = coming.missing[:_MAX_FETCHES]
+    def _download(self, download: _Download) -> bool:
+        """Fetch the objects that are available; return whether that was all."""
+        while download.missing:
+            object_ids = download.missing[:_PARALLEL_PULLS]
             with _transport_errors():
-                answers = list(self._fetching.map(self._piece, some))
-            for name, answer in zip(some, answers, strict=True):
-                if not answer.object_found:
-                    raise RecordError("a piece of it is gone.")
-                if not answer.object_available:
-                    return False  # the site is still sending
-                coming.missing.remove(name)
-                coming.pieces[name] = answer.object_content
-            if sum(map(len, coming.pieces.values())) > self._most + _OVERHEAD_BYTES:
-                raise RecordError(f"it has more than {self._most} bytes.")
+                contents = list(self._pool.map(self._client.pull_object, object_ids))
+            for object_id, content in zip(object_ids, contents, strict=True):
+                if content is None:
+                    return False
+                download.missing.remove(object_id)
+                download.objects[object_id] = content
+            if sum(map(len, download.objects.values())) > self._max_bytes + _OVERHEAD_BYTES:
+                raise RecordError(f"it has more than {self._max_bytes} bytes.")
         return True
 
-    def _piece(self, name: str) -> Any:
-        return self._grid._runtime_client.PullObject(
-            PullObjectRequest(node=self._grid.node, run_id=self._run, object_id=name)
-        )
-
-    def _read(self, coming: _PendingReply) -> tuple[str, bytes]:
-        for content in coming.pieces.values():
-            validate_object_content(content)
-        _check_sizes(coming.pieces, self._most)
-        message = inflate_object_from_contents(coming.message, coming.pieces, keep_object_contents=True)
+    def _read(self, download: _Download) -> tuple[str, bytes]:
+        private_api.validate_objects(download.objects)
+        if private_api.array_bytes(download.objects) > self._max_bytes + _OVERHEAD_BYTES:
+            raise RecordError(f"its arrays have more than {self._max_bytes} bytes.")
+        message = private_api.build_message(download.reply.message_id, download.objects)
         if not isinstance(message, Message) or not message.has_content():
             raise RecordError("the message has no content.")
-        return from_records(message.content, self._most)
-
-
-def _check_sizes(pieces: dict[str, bytes], most: int) -> None:
-    """An array may name one of its pieces many times over: add up before anything is put together."""
-    total = 0
-    for content in pieces.values():
-        end = content.index(b"\x00")
-        kind, children, _ = content[:end].decode().split(" ")
-        if kind == "Array":
-            names = children.split(",")
-            total += sum(
-                len(pieces[names[place]]) for place in json.loads(content[end + 1 :])["arraychunk_ids"]
-            )
-    if total > most + _OVERHEAD_BYTES:
-        raise RecordError(f"its arrays have more than {most} bytes.")
-
-
-def _describe_error(error: Any) -> str:
-    """Flower's error in its own words; code 2 is an exception of the site's."""
-    return f"code {error.code}, {error.reason or 'no reason given'}"
+        return from_records(message.content, self._max_bytes)
 
 
 @contextmanager
 def _transport_errors() -> Iterator[None]:
-    """Whatever goes wrong on the way to the SuperLink, in a post's terms."""
+    """Turn any error of a call to the SuperLink into a `TransportError`."""
     try:
         yield
-    except RunNotRunningException:
-        raise TransportClosedError("Flower has ended the run underneath") from None
+    except MissingObjectError:
+        raise
+    except private_api.run_ended_error():
+        raise TransportClosedError("Flower has ended the run") from None
     except Exception as error:
         raise TransportError(f"{type(error).__name__}: {error}") from error
 
 
-_LOG = logging.getLogger("offbeat")
-_MAX_THREADS = 4  # at most: between two steps there is nothing to do for them
-
-
 def server_app() -> ServerApp:
-    """Runs what `settings`, `folder` and `resume` of its run config name."""
+    """Return the ServerApp that runs what `settings`, `folder` and `resume` of its run config name."""
     app = ServerApp()
 
     @app.main()  # type: ignore[untyped-decorator]
     def main(grid: Grid, context: Context) -> None:
         torch.set_num_threads(min(_MAX_THREADS, torch.get_num_threads()))
-        ask = request_from_config(context.run_config)
-        _log_to(ask.folder / "server.log")
+        request = request_from_config(context.run_config)
+        _log_to(request.folder / "server.log")
         try:
-            outcome = serve(ask, lambda most: FlowerTransport(grid, most))
+            outcome = serve(request, lambda max_bytes: FlowerTransport(grid, max_bytes))
         except Exception:
             _LOG.exception("the server failed")
             raise
@@ -223,18 +180,22 @@ def server_app() -> ServerApp:
 
 
 def request_from_config(config: Mapping[str, Any]) -> ServeRequest:
-    """A relative settings file is looked for beside the app first, and then here; no folder: a new one."""
-    named = Path(str(config.get("settings") or "serve.toml")).expanduser()
-    places = [Path(place) / named for place in (*sys.path, ".")]
-    settings = next((place for place in places if place.is_file()), named)
+    """Read a run config.
+
+    A relative settings file is looked for beside the app first, then in the current folder. Without a
+    `folder`, a new one is made in `runs`.
+    """
+    name = Path(str(config.get("settings") or "serve.toml")).expanduser()
+    candidates = [Path(folder) / name for folder in (*sys.path, ".")]
+    settings = next((path for path in candidates if path.is_file()), name)
     folder, resume = str(config.get("folder") or ""), bool(config.get("resume", False))
     if resume and not folder:
-        raise InputError("resume needs folder, that of the run to go on with: give both.")
-    place = Path(folder).expanduser() if folder else claim_folder(Path("runs"), "serve")
+        raise InputError("resume needs the folder of the run to resume: give both.")
+    run_folder = Path(folder).expanduser() if folder else claim_folder(Path("runs"), "serve")
     sites = str(config.get("sites") or "")
     return ServeRequest(
         settings.absolute(),
-        place.absolute(),
+        run_folder.absolute(),
         resume,
         bool(config.get("authenticated", False)),
         Path(sites) if sites else None,
@@ -242,7 +203,7 @@ def request_from_config(config: Mapping[str, Any]) -> ServeRequest:
 
 
 def _log_to(path: Path) -> None:
-    """Flower throws away what its apps print."""
+    """Log to a file, because Flower discards what its apps print."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))

@@ -1,10 +1,8 @@
-"""The gate as a child process, kept alive on a socket that outlasts it.
+"""Keeps a deployed run going: restarts the SuperLink, the gateway in front of it, and the server.
 
-A SuperLink of our own: it listens to its machine alone, behind a gate for sites; both are kept alive.
-
-A SuperLink as a supervisor sees it: one that we started, or one that was there.
-
-Sees a deployed run through: whatever dies on the way is started again, as long as there is progress.
+A SuperLink that is started here listens on loopback only, behind a gateway for sites. One that was running
+already is only given requests. The server is a Flower run; it is submitted again, from what was saved, until
+it finishes, is stopped, or has failed many times without progress.
 """
 
 import contextlib
@@ -22,6 +20,7 @@ from offbeat.deploy.flower import commands
 from offbeat.deploy.flower.commands import (
     LOOPBACK,
     Certificates,
+    ChildProcess,
     FlowerError,
     SuperLinkAddress,
     flower_environment,
@@ -30,7 +29,7 @@ from offbeat.deploy.flower.commands import (
     write_flower_app,
     write_flower_home,
 )
-from offbeat.deploy.process import ChildProcess, bind_socket, format_address, free_port
+from offbeat.deploy.network import bind_socket, format_address, free_port
 from offbeat.deploy.protocol.transport import Backoff
 from offbeat.deploy.server.run import (
     STOP_FILE,
@@ -45,11 +44,29 @@ from offbeat.errors import InputError
 from offbeat.files import JsonlTail
 
 _FIRST_GATEWAY_PAUSE, _MAX_GATEWAY_PAUSE = 0.5, 30.0  # seconds between two starts
-_GATEWAY_STABLE = 60.0  # seconds after which a start was a good one
+_GATEWAY_STABLE = 60.0  # seconds after which a start counts as successful
+_FIRST_SUPERLINK_PAUSE, _MAX_SUPERLINK_PAUSE = 2.0, 30.0
+_SUPERLINK_TIMEOUT = 60.0  # seconds for a SuperLink to answer
+_KEY_INTERVAL = 10.0  # seconds between two searches for keys of new sites
+_POLL_INTERVAL = 0.25
+_MAX_RETRIES = 20  # in a row without progress
+_MAX_RETRY_PAUSE = 30.0  # seconds
+_START_TIMEOUT = (
+    60.0  # seconds for a server to report its process, before Flower is asked for the run's status
+)
+_STATUS_INTERVAL = 30.0  # seconds between two such requests
+_SAVE_TIMEOUT = 120.0  # seconds for a server to save and end
+
+
+class ListenAddress(NamedTuple):
+    """Where sites connect to a SuperLink that is started here."""
+
+    host: str
+    port: int
 
 
 class GatewayProcess:
-    """Connections that come while it is away wait at the socket."""
+    """The gateway, kept alive; connections that arrive while it restarts wait at the listening socket."""
 
     def __init__(self, listener: socket.socket, folder: Path, certificates: Certificates | None) -> None:
         self._listener, self._folder, self._certificates = listener, folder, certificates
@@ -59,133 +76,115 @@ class GatewayProcess:
 
     @property
     def log(self) -> Path:
-        """What did not pass."""
+        """The log of refused requests."""
         return self._folder / "gate.log"
 
-    def lead_to(self, link: SuperLinkAddress) -> None:
-        """Start it, before this SuperLink."""
-        self.end()
+    def forward_to(self, link: SuperLinkAddress) -> None:
+        """Start it, or start it anew, in front of this SuperLink."""
+        self.stop()
         self._link = link
         self._child = self._start(link)
 
-    def check(self) -> None:
-        """Refuse to go on without it."""
-        if self._child is None or not self._child.alive():
-            raise InputError(f"the gate before the SuperLink ended as it began; see {self.log}.")
+    def check_started(self) -> None:
+        """Raise an `InputError` if it has ended already."""
+        if self._child is None or not self._child.is_alive():
+            raise InputError(f"the gateway of the SuperLink ended during its start; see {self.log}.")
 
-    def tend(self) -> None:
-        """Start it again, if it has died."""
+    def keep_alive(self) -> None:
+        """Start it again if it has ended."""
         if self._link is None:
             return
-        if self._child is not None and not self._child.alive():
-            if time.monotonic() - self._child.begun > _GATEWAY_STABLE:
+        if self._child is not None and not self._child.is_alive():
+            if time.monotonic() - self._child.started > _GATEWAY_STABLE:
                 self._backoff.reset()
             self._child = None
             self._backoff.fail()
         if self._child is None and self._backoff.due:
             self._child = self._start(self._link)
 
-    def end(self) -> None:
-        """At once: it has nothing to save."""
+    def stop(self) -> None:
+        """Kill it: it has nothing to save."""
         if self._child is not None:
             self._child.kill()
             self._child = None
 
     def _start(self, link: SuperLinkAddress) -> ChildProcess:
-        number = self._listener.fileno()
-        words = [sys.executable, "-P", "-m", "offbeat.deploy.gateway", "--listener", str(number)]
-        words += ["--superlink", link.address]
+        listener = self._listener.fileno()
+        command = [sys.executable, "-P", "-m", "offbeat.deploy.gateway", "--listener", str(listener)]
+        command += ["--superlink", link.address]
         if self._certificates is not None:
-            words += ["--authority", str(self._certificates.authority.absolute())]
-            words += ["--certificate", str(self._certificates.server.absolute())]
-            words += ["--key", str(self._certificates.key.absolute())]
-        return ChildProcess(
-            words,
-            flower_environment(self._folder / "home"),
-            self.log,
-            stdin=subprocess.PIPE,
-            handed=(number,),
-        )
-
-
-_LOCAL_SUPERLINK_TIMEOUT = 60.0  # seconds for a SuperLink to answer
-_FIRST_SUPERLINK_PAUSE, _MAX_SUPERLINK_PAUSE = 2.0, 30.0  # seconds between two starts
-
-
-class ListenAddress(NamedTuple):
-    """Where sites find it."""
-
-    host: str
-    port: int
+            command += ["--authority", str(self._certificates.authority.absolute())]
+            command += ["--certificate", str(self._certificates.server.absolute())]
+            command += ["--key", str(self._certificates.key.absolute())]
+        environment = flower_environment(self._folder / "home")
+        return ChildProcess(command, environment, self.log, stdin=subprocess.PIPE, pass_fds=(listener,))
 
 
 class LocalSuperLink:
-    """Its address lasts as long as it can: a server outlives a SuperLink that is soon back."""
+    """A SuperLink that is started here, with its gateway.
 
-    def __init__(self, started: ListenAddress, folder: Path, certificates: Certificates | None) -> None:
+    A restart keeps its port where possible, because the server survives a short absence of the SuperLink.
+    """
+
+    def __init__(self, listen: ListenAddress, folder: Path, certificates: Certificates | None) -> None:
         self._folder, self._certificates = folder, certificates
-        self._listener = bind_socket(*started)
-        self._listener.listen()
-        self._gate = GatewayProcess(self._listener, folder, certificates)
+        self._listener = bind_socket(*listen)
+        self._gateway = GatewayProcess(self._listener, folder, certificates)
         self._port = free_port()
         self._child: ChildProcess | None = None
-        self._moves = False  # whether the port may be somebody else's by now
+        self._change_port = False  # after a failed start, another process may use the port
         self._backoff = Backoff(_FIRST_SUPERLINK_PAUSE, _MAX_SUPERLINK_PAUSE)
 
     @property
     def link(self) -> SuperLinkAddress:
-        """How this machine reaches it, beside the gate."""
+        """How this machine reaches it, without the gateway."""
         authority = None if self._certificates is None else self._certificates.authority
         return SuperLinkAddress(format_address(LOOPBACK, self._port), authority)
 
-    def begin(self) -> None:
-        """For the first time; what is wrong now is for a person to mend."""
-        self._gate.lead_to(self.link)
+    def start(self) -> None:
+        """Start it for the first time; a failure is an `InputError`."""
+        self._gateway.forward_to(self.link)
         self._start()
-        self._gate.check()
+        self._gateway.check_started()
 
-    def tend(self) -> bool:
-        """Start again what has died; whether the SuperLink had."""
-        self._gate.tend()
-        if self.alive() or not self._backoff.due:
+    def keep_alive(self) -> bool:
+        """Restart what has ended; return whether the SuperLink was restarted."""
+        self._gateway.keep_alive()
+        if self.is_alive() or not self._backoff.due:
             return False
         self._backoff.fail()
-        if self._moves:
+        if self._change_port:
             self._port = free_port()
-            self._gate.lead_to(self.link)
-        self._moves = True
+            self._gateway.forward_to(self.link)
+        self._change_port = True
         try:
             self._start()
         except InputError as error:
             raise FlowerError(str(error)) from None
-        self._moves = False
+        self._change_port = False
         self._backoff.reset()
         return True
 
-    def alive(self) -> bool:
-        return self._child is not None and self._child.alive()
+    def is_alive(self) -> bool:
+        return self._child is not None and self._child.is_alive()
 
-    def end(self, *, at_once: bool) -> None:
-        self._gate.end()
+    def stop(self, *, kill: bool) -> None:
+        self._gateway.stop()
         self._listener.close()
         if self._child is not None:
-            self._child.kill() if at_once else self._child.end()
+            self._child.kill() if kill else self._child.stop()
 
     def _start(self) -> None:
         if self._child is not None:
             self._child.kill()
         self._child = start_superlink(LOOPBACK, self._port, self._folder, self._certificates)
         wait_for_superlink(
-            self.link, _LOCAL_SUPERLINK_TIMEOUT, self._child.alive, self._folder / "superlink.log"
+            self.link, _SUPERLINK_TIMEOUT, self._child.is_alive, self._folder / "superlink.log"
         )
 
 
-_SUPERLINK_TIMEOUT = 60.0  # seconds for a SuperLink to answer
-_KEY_INTERVAL = 10.0  # seconds between two looks for keys of new sites
-
-
 class SuperLinkBackend:
-    """The run's way to sites; `held` gives one."""
+    """A SuperLink that executes the run; `running_backend` starts and stops it."""
 
     def __init__(
         self,
@@ -199,64 +198,64 @@ class SuperLinkBackend:
         self._home = self._flower / "home"
         self._settings = settings
         self._superlink = superlink
-        self._own = superlink if isinstance(superlink, LocalSuperLink) else None
+        self._local = superlink if isinstance(superlink, LocalSuperLink) else None
         self._certificates = certificates
         self._registered: set[Path] = set()
-        self._look = 0.0  # when to look for keys again
-
-    def begin(self) -> None:
-        """For the first time; what is wrong now is for a person to mend."""
-        superlink = self._superlink
-        if isinstance(superlink, LocalSuperLink):
-            write_flower_home(self._home, superlink.link)
-            superlink.begin()
-        else:
-            write_flower_home(self._home, superlink)
-            wait_for_superlink(superlink, _SUPERLINK_TIMEOUT, lambda: True)
-        self._register()
+        self._next_key_search = 0.0
 
     @property
-    def ours(self) -> bool:
-        return self._own is not None
+    def is_local(self) -> bool:
+        return self._local is not None
 
-    def tend(self) -> None:
-        if self._own is not None:
-            if self._own.tend():
-                write_flower_home(self._home, self._own.link)
-            if not self._own.alive():
+    def start(self) -> None:
+        """Start it, or wait until it answers; a failure is an `InputError`."""
+        if isinstance(self._superlink, LocalSuperLink):
+            write_flower_home(self._home, self._superlink.link)
+            self._superlink.start()
+        else:
+            write_flower_home(self._home, self._superlink)
+            wait_for_superlink(self._superlink, _SUPERLINK_TIMEOUT, lambda: True)
+        self._register_keys()
+
+    def keep_alive(self) -> None:
+        if self._local is not None:
+            if self._local.keep_alive():
+                write_flower_home(self._home, self._local.link)
+            if not self._local.is_alive():
                 return
         now = time.monotonic()
-        if now > self._look:
-            self._look = now + _KEY_INTERVAL
-            with contextlib.suppress(InputError):  # told when it was first tried
-                self._register()
+        if now > self._next_key_search:
+            self._next_key_search = now + _KEY_INTERVAL
+            with contextlib.suppress(InputError):  # raised when the key was first tried
+                self._register_keys()
 
     def submit(self, *, resume: bool) -> str:
-        app, told = write_flower_app(
+        sites = "" if self._certificates is None else str(self._certificates.sites.absolute())
+        app, run_config = write_flower_app(
             self._flower,
             {
                 "settings": str(self._settings.absolute()),
                 "folder": str(self._folder.absolute()),
                 "resume": resume,
                 "authenticated": self._certificates is not None,
-                "sites": "" if self._certificates is None else str(self._certificates.sites.absolute()),
+                "sites": sites,
             },
         )
-        return commands.submit_run(self._home, app, told)
+        return commands.submit_run(self._home, app, run_config)
 
-    def is_over(self, run: str) -> bool:
-        return commands.is_run_finished(self._home, run)
+    def is_finished(self, run_id: str) -> bool:
+        return commands.is_run_finished(self._home, run_id)
 
-    def stop(self, run: str) -> None:
-        if self._own is None or self._own.alive():
-            commands.stop_run(self._home, run)
+    def stop_run(self, run_id: str) -> None:
+        if self._local is None or self._local.is_alive():
+            commands.stop_run(self._home, run_id)
 
-    def end(self, *, at_once: bool) -> None:
-        """Ours alone."""
-        if self._own is not None:
-            self._own.end(at_once=at_once)
+    def stop(self, *, kill: bool) -> None:
+        """Stop the SuperLink, if it was started here."""
+        if self._local is not None:
+            self._local.stop(kill=kill)
 
-    def _register(self) -> None:
+    def _register_keys(self) -> None:
         if self._certificates is None:
             return
         for key in self._certificates.public_keys():
@@ -272,166 +271,159 @@ def running_backend(
     superlink: SuperLinkAddress | ListenAddress,
     certificates: Certificates | None,
 ) -> Iterator[SuperLinkBackend]:
-    """Started, and ended when the block is left: in order, or at once where it is left by an exception."""
-    own = (
-        superlink
-        if isinstance(superlink, SuperLinkAddress)
-        else LocalSuperLink(superlink, folder / "flower", certificates)
-    )
-    carrier = SuperLinkBackend(folder, settings, own, certificates)
-    at_once = True
+    """Start a backend and stop it when the block is left; an exception kills it."""
+    if isinstance(superlink, ListenAddress):
+        started = LocalSuperLink(superlink, folder / "flower", certificates)
+        backend = SuperLinkBackend(folder, settings, started, certificates)
+    else:
+        backend = SuperLinkBackend(folder, settings, superlink, certificates)
+    kill = True
     try:
-        carrier.begin()
-        yield carrier
-        at_once = False
+        backend.start()
+        yield backend
+        kill = False
     finally:
-        carrier.end(at_once=at_once)
-
-
-_POLL_INTERVAL = 0.25  # seconds between two looks
-_MAX_RETRIES = 20  # in a row without progress
-_MAX_RETRY_PAUSE = 30.0  # seconds of pause before another try
-_START_TIMEOUT = 60.0  # seconds for a server to show itself, before Flower is asked
-_STATUS_INTERVAL = 30.0  # seconds between two such questions
-_SAVE_TIMEOUT = 120.0  # seconds for a server to save and end
+        backend.stop(kill=kill)
 
 
 class RunBackend(Protocol):
-    """What carries the run."""
+    """What executes the run; any call may raise a `FlowerError`."""
 
     @property
-    def ours(self) -> bool:
-        """Whether it ends with us, and the server with it."""
+    def is_local(self) -> bool:
+        """Whether it ends with this process, and the server with it."""
         ...
 
-    def tend(self) -> None:
-        """Bring back what was started here and has died; may fail with a `FlowerError`."""
+    def keep_alive(self) -> None:
+        """Restart what was started here and has ended."""
         ...
 
     def submit(self, *, resume: bool) -> str:
-        """Have the server started; the run's number. May fail with a `FlowerError`."""
+        """Have the server started; return the ID of its run."""
         ...
 
-    def is_over(self, run: str) -> bool: ...
+    def is_finished(self, run_id: str) -> bool: ...
 
-    def stop(self, run: str) -> None: ...
+    def stop_run(self, run_id: str) -> None: ...
 
 
 class ProgressDisplay(Protocol):
-    """Who is shown what happens."""
+    """Shows the progress of the run."""
 
     def record(self, record: dict[str, Any]) -> None: ...
 
     def event(self, event: dict[str, Any]) -> None: ...
 
-    def say(self, sentence: str) -> None: ...
+    def message(self, text: str) -> None: ...
 
 
 @dataclass
 class Supervisor:
-    """Of the run in one folder."""
+    """Supervises the run in one folder."""
 
     folder: Path
-    flower: RunBackend
-    seen: ProgressDisplay
-    stop: Callable[[], bool]
+    backend: RunBackend
+    display: ProgressDisplay
+    should_stop: Callable[[], bool]
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
     def __post_init__(self) -> None:
         self._records = JsonlTail(self.folder / "records.jsonl", from_end=True)
         self._events = JsonlTail(self.folder / "events.jsonl", from_end=True)
-        self._shown = -1  # the last version whose record was shown
+        self._shown_version = -1
 
-    def watch(self) -> ServeOutcome:
-        """Until the run ends, is stopped, or cannot be brought to go on."""
+    def run(self) -> ServeOutcome:
+        """Supervise until the run finishes, is stopped, or fails too often without progress."""
         (self.folder / STOP_FILE).unlink(missing_ok=True)
-        tries, reached = 0, self._progress()
+        retries, progress = 0, self._progress()
         while True:
-            why = None
+            failure = None
             try:
                 outcome = self._attempt()
             except FlowerError as error:
-                outcome, why = None, str(error)
-            self._show()
+                outcome, failure = None, str(error)
+            self._show_progress()
             if outcome is not None:
                 return outcome
-            if self.stop():
+            if self.should_stop():
                 return ServeOutcome(None, stopped=True)
-            before, reached = reached, self._progress()
-            tries = 1 if reached != before else tries + 1
-            lost = "the server ended without a word" if why is None else f"Flower could not be asked ({why})"
-            if tries > _MAX_RETRIES:
+            before, progress = progress, self._progress()
+            retries = 1 if progress != before else retries + 1
+            problem = "the server ended unexpectedly" if failure is None else f"Flower failed ({failure})"
+            if retries > _MAX_RETRIES:
                 return ServeOutcome(
-                    None, error=f"{lost}, {_MAX_RETRIES} times in a row; see the logs in {self.folder}."
+                    None, error=f"{problem}, {_MAX_RETRIES} times in a row; see the logs in {self.folder}."
                 )
-            pause = min(_MAX_RETRY_PAUSE, 2.0 ** (tries - 1))
-            self.seen.say(f"{lost}; the run goes on in {pause:.0f} s from what was saved.")
+            pause = min(_MAX_RETRY_PAUSE, 2.0 ** (retries - 1))
+            self.display.message(f"{problem}; the run continues in {pause:.0f} s from what was saved.")
             self._pause(pause)
-            if self.stop():
+            if self.should_stop():
                 return ServeOutcome(None, stopped=True)
 
     def _attempt(self) -> ServeOutcome | None:
-        """One server, from its start to its end; None if it left no word."""
+        """Run one server from start to end; None if it ended without an outcome."""
         remove_outcome(self.folder)
         remove_server(self.folder)
-        self.flower.tend()
-        run = self.flower.submit(resume=(self.folder / "settings.json").exists())
+        self.backend.keep_alive()
+        run_id = self.backend.submit(resume=(self.folder / "settings.json").exists())
         try:
-            outcome = self._follow(run)
+            outcome = self._follow(run_id)
         except KeyboardInterrupt:
-            if not self.flower.ours:
-                self._end(run)
+            if not self.backend.is_local:
+                self._stop_run(run_id)
             raise
         except FlowerError:
-            self._end(run)  # or it goes on beside the next one
+            self._stop_run(run_id)  # otherwise it would continue beside the next one
             raise
         if outcome is None:
-            self._end(run)
+            self._stop_run(run_id)
         return outcome
 
-    def _follow(self, run: str) -> ServeOutcome | None:
-        ask, asked = self.clock() + _START_TIMEOUT, None
+    def _follow(self, run_id: str) -> ServeOutcome | None:
+        next_status, stop_requested = self.clock() + _START_TIMEOUT, None
         while True:
-            self.flower.tend()
-            self._show()
+            self.backend.keep_alive()
+            self._show_progress()
             server = read_server(self.folder)
-            gone = server is not None and not is_running(server)
-            outcome = read_outcome(self.folder)  # after the look at the server, which writes it last of all
-            if outcome is not None or gone:
+            ended = server is not None and not is_running(server)
+            outcome = read_outcome(self.folder)  # read last, because a server writes it just before it ends
+            if outcome is not None or ended:
                 return outcome
             now = self.clock()
-            if asked is None and self.stop():
+            if stop_requested is None and self.should_stop():
                 (self.folder / STOP_FILE).touch()
-                asked = now
-            if asked is not None and now - asked > (_SAVE_TIMEOUT if server else _START_TIMEOUT):
-                self.seen.say("the server did not answer to a stop: it is ended as it is.")
+                stop_requested = now
+            if stop_requested is not None and now - stop_requested > (
+                _SAVE_TIMEOUT if server else _START_TIMEOUT
+            ):
+                self.display.message("the server did not react to the stop request and is ended.")
                 return None
-            if server is None and now > ask:
-                if self.flower.is_over(run):
+            if server is None and now > next_status:
+                if self.backend.is_finished(run_id):
                     return None
-                ask = now + _STATUS_INTERVAL
+                next_status = now + _STATUS_INTERVAL
             self.sleep(_POLL_INTERVAL)
 
-    def _end(self, run: str) -> None:
-        """So that sites do not work on for a server that is gone."""
-        with contextlib.suppress(FlowerError):  # it ended by itself, or its SuperLink is away
-            self.flower.stop(run)
+    def _stop_run(self, run_id: str) -> None:
+        """Stop the run, so that sites do not go on working for a server that has ended."""
+        with contextlib.suppress(FlowerError):  # it ended by itself, or its SuperLink is down
+            self.backend.stop_run(run_id)
 
     def _pause(self, seconds: float) -> None:
         until = self.clock() + seconds
-        while self.clock() < until and not self.stop():
+        while self.clock() < until and not self.should_stop():
             self.sleep(_POLL_INTERVAL)
 
-    def _show(self) -> None:
+    def _show_progress(self) -> None:
         for event in self._events.new():
-            self.seen.event(event)
+            self.display.event(event)
         for record in self._records.new():
-            if record["version"] > self._shown:  # one that was cut off is written again
-                self._shown = record["version"]
-                self.seen.record(record)
+            if record["version"] > self._shown_version:  # a record may be written again after a restart
+                self._shown_version = record["version"]
+                self.display.record(record)
 
     def _progress(self) -> tuple[int, ...]:
-        """Differs once anything more was saved or accepted."""
-        places = (self.folder / "checkpoint" / "state.safetensors", self.folder / "journal")
-        return tuple(place.stat().st_mtime_ns if place.exists() else 0 for place in places)
+        """Return a value that changes whenever a checkpoint or an accepted upload is saved."""
+        paths = (self.folder / "checkpoint" / "state.safetensors", self.folder / "journal")
+        return tuple(path.stat().st_mtime_ns if path.exists() else 0 for path in paths)

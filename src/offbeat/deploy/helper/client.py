@@ -1,6 +1,8 @@
-"""The leader's way to a helper on another machine: it waits while the helper is down, and trusts no other."""
+"""The leader's connection to a helper on another machine.
 
-import ipaddress
+It waits while the helper is down, and trusts only a helper with the right certificate.
+"""
+
 import json
 import logging
 import ssl
@@ -17,15 +19,17 @@ import numpy as np
 from offbeat.aggregate.secure import HelperInfo
 from offbeat.core import Task
 from offbeat.deploy.helper.protocol import HelperRequest, write_request
+from offbeat.deploy.network import is_loopback
+from offbeat.deploy.protocol.transport import Backoff
 from offbeat.errors import InputError
 from offbeat.privacy.secure import terms
 from offbeat.privacy.secure.encoding import Residues
 from offbeat.privacy.secure.servers import SealedSeed, SumRequest
 from offbeat.privacy.secure.terms import RefusedError, SecureTerms
 
-_CONNECT_TIMEOUT, _READ_TIMEOUT = 10.0, 300.0  # seconds; a sum of many long reports takes some
+_CONNECT_TIMEOUT, _READ_TIMEOUT = 10.0, 300.0  # seconds; a sum of many long reports takes time
 _FIRST_PAUSE, _MAX_PAUSE = 0.5, 30.0  # seconds between two attempts
-_MAX_ANSWER_BYTES = 8 << 20  # bytes of an answer that is not a sum
+_MAX_ANSWER_BYTES = 8 << 20  # of an answer that is not a sum
 _LOG = logging.getLogger(__name__)
 _REFUSAL_TYPES = {
     kind.__name__: kind
@@ -45,16 +49,19 @@ _REFUSAL_TYPES = {
 
 
 class _UnavailableError(Exception):
-    """No answer for now; the words say why."""
+    """There is no answer at the moment; the text says why."""
 
 
 @dataclass(frozen=True)
 class HttpsHelperConnection:
-    """Where the helper is, what it is shown, and how long it is waited for; a `Reached`."""
+    """The address of a helper, the token to show it, and how long to wait for it.
+
+    Implements `HelperConnection`.
+    """
 
     url: str
     token: str = field(repr=False)
-    certificate: Path | None = None  # of the authority that vouches for it; None: those of this machine
+    certificate: Path | None = None  # of the authority to trust; None: the authorities of this machine
     patience: float = 600.0  # seconds
     clock: Callable[[], float] = field(default=time.monotonic, repr=False)
     sleep: Callable[[float], None] = field(default=time.sleep, repr=False)
@@ -62,80 +69,78 @@ class HttpsHelperConnection:
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InputError(f"the helper's address must be such as https://host:port, not '{self.url}'.")
-        if parts.scheme == "http" and not is_loopback_host(parts.hostname):
-            raise InputError(f"the helper at {self.url} is on another machine: reach it by https.")
+            raise self._invalid_address()
+        if parts.scheme == "http" and not is_loopback(parts.hostname):
+            raise InputError(f"the helper at {self.url} is on another machine: use https.")
         if self.certificate is not None and not self.certificate.is_file():
-            raise InputError(f"there is no file {self.certificate}: name the helper's authority.")
+            raise InputError(
+                f"there is no file {self.certificate}: name the certificate of the helper's authority."
+            )
 
     def known(self) -> HelperInfo:
-        facts = _json_object(self.ask("GET", "key", b"", _MAX_ANSWER_BYTES))
+        facts = _json_object(self.request("GET", "key", b"", _MAX_ANSWER_BYTES))
         key, signed, minimum = (facts.get(name) for name in HelperInfo._fields)
         try:
             public = bytes.fromhex(key)  # type: ignore[arg-type]
         except (TypeError, ValueError):
             public = b""
         if len(public) != 32 or type(signed) is not bool or type(minimum) is not int:
-            raise InputError(f"what answers at {self.url} is not a helper: check the address.")
+            raise InputError(f"the server at {self.url} is not a helper: check the address.")
         return HelperInfo(public, signed, minimum)
 
     def under(self, terms: SecureTerms) -> "RemoteHelper":
         return RemoteHelper(self, terms)
 
-    def ask(self, method: str, what: str, body: bytes, most: int) -> bytes:
-        """The answer of at most so many bytes, or the refusal; attempts go on until patience ends."""
-        began, pause = self.clock(), _FIRST_PAUSE
+    def request(self, method: str, path: str, body: bytes, max_bytes: int) -> bytes:
+        """Return the answer or raise the refusal; a helper that is down is retried for `patience` seconds."""
+        began, backoff = self.clock(), Backoff(_FIRST_PAUSE, _MAX_PAUSE, self.clock)
         while True:
             try:
-                return self._try(method, what, body, most)
+                return self._attempt(method, path, body, max_bytes)
             except _UnavailableError as error:
-                waited = self.clock() - began
+                waited, pause = self.clock() - began, backoff.fail()
                 if waited + pause > self.patience:
                     raise InputError(
                         f"the helper at {self.url} has not answered for {waited:.0f} seconds ({error}): "
-                        "start it and resume the run; sums are never made without it."
+                        "start it and resume the run; no sum is computed without it."
                     ) from None
                 _LOG.warning("the helper at %s does not answer (%s): trying again", self.url, error)
             self.sleep(pause)
-            pause = min(2 * pause, _MAX_PAUSE)
 
-    def _try(self, method: str, what: str, body: bytes, most: int) -> bytes:
+    def _attempt(self, method: str, path: str, body: bytes, max_bytes: int) -> bytes:
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/octet-stream"}
         timeout = httpx.Timeout(_READ_TIMEOUT, connect=_CONNECT_TIMEOUT)
         try:
             with (
-                httpx.Client(verify=self._trust(), timeout=timeout, trust_env=False) as client,
+                httpx.Client(verify=self._ssl_context(), timeout=timeout, trust_env=False) as client,
                 client.stream(
-                    method, f"{self.url.rstrip('/')}/{what}", content=body, headers=headers
-                ) as answer,
+                    method, f"{self.url.rstrip('/')}/{path}", content=body, headers=headers
+                ) as response,
             ):
-                good = answer.status_code == 200
-                data = _read_answer(answer, most if good else _MAX_ANSWER_BYTES)
-                status = answer.status_code
+                status = response.status_code
+                data = _read_body(response, max_bytes if status == 200 else _MAX_ANSWER_BYTES)
         except httpx.InvalidURL:
-            raise InputError(
-                f"the helper's address must be such as https://host:port, not '{self.url}'."
-            ) from None
+            raise self._invalid_address() from None
         except httpx.TransportError as error:
-            self._check_trust(error)
+            self._check_certificate_error(error)
             raise _UnavailableError(str(error).strip() or type(error).__name__) from None
-        if good:
+        if status == 200:
             return data
-        self._refuse(status, data)
+        self._raise_refusal(status, data)
         raise _UnavailableError(f"status {status}")
 
-    def _refuse(self, status: int, data: bytes) -> None:
-        """Raise what no further attempt would change."""
+    def _raise_refusal(self, status: int, data: bytes) -> None:
+        """Raise an error that no further attempt would change."""
         if status == 401:
-            raise InputError(f"the helper at {self.url} does not know this token: give both the same.")
+            raise InputError(f"the helper at {self.url} does not accept this token: give both the same.")
         if status in (409, 422):
             facts = _json_object(data)
             kind = _REFUSAL_TYPES.get(str(facts.get("refusal")), RefusedError)
             raise kind(str(facts.get("sentence", "the helper refused."))[:1000], _tasks(facts.get("tasks")))
         if status in (404, 405, 411, 413):
-            raise InputError(f"what answers at {self.url} is not a helper of this version (status {status}).")
+            raise InputError(f"the server at {self.url} is not a helper of this version (status {status}).")
 
-    def _trust(self) -> ssl.SSLContext | bool:
+    def _ssl_context(self) -> ssl.SSLContext | bool:
         if self.url.startswith("http:"):
             return True
         try:
@@ -143,32 +148,36 @@ class HttpsHelperConnection:
                 cafile=None if self.certificate is None else str(self.certificate)
             )
         except (ssl.SSLError, OSError):
-            raise InputError(f"{self.certificate} is not a certificate of an authority, as PEM.") from None
+            raise InputError(f"{self.certificate} is not the certificate of an authority as PEM.") from None
 
-    def _check_trust(self, error: BaseException | None) -> None:
-        """A helper that proves to be somebody else will do so again."""
+    def _invalid_address(self) -> InputError:
+        return InputError(f"the helper's address must be such as https://host:port, not '{self.url}'.")
+
+    def _check_certificate_error(self, error: BaseException | None) -> None:
+        """Raise an `InputError` if the certificate was not accepted: another attempt would not help."""
         while error is not None:
             if isinstance(error, ssl.SSLCertVerificationError) or "CERTIFICATE_VERIFY_FAILED" in str(error):
                 raise InputError(
-                    f"what answers at {self.url} cannot prove that it is the helper: check its certificate, "
-                    "the authority's, and the name in the address."
+                    f"the certificate of the helper at {self.url} was not accepted: check it, the "
+                    "authority's certificate, and the host in the address."
                 ) from None
             error = error.__cause__ or error.__context__
 
 
 @dataclass(frozen=True)
 class RemoteHelper:
-    """A helper elsewhere, for one run; an `Asked`."""
+    """A helper on another machine, for one run; implements `ExaminingHelper`."""
 
-    link: HttpsHelperConnection
+    connection: HttpsHelperConnection
     terms: SecureTerms
 
     def add(self, request: SumRequest) -> Residues:
         size = 4 * request.length
-        data = self.link.ask("POST", "add", write_request(HelperRequest(self.terms, request)), size)
+        data = self.connection.request("POST", "add", write_request(HelperRequest(self.terms, request)), size)
         if len(data) != size:
             raise InputError(
-                f"the helper's sum has {len(data)} bytes, not {size}: run one version of offbeat."
+                f"the helper's sum has {len(data)} bytes, not {size}: "
+                "install the same version of offbeat on both."
             )
         return np.frombuffer(bytearray(data), "<u4").astype(np.uint32, copy=False)
 
@@ -176,23 +185,19 @@ class RemoteHelper:
         request = SumRequest(
             self.terms.run, task.version, self.terms.length, (SealedSeed(task, sealed),), (signature,)
         )
-        self.link.ask("POST", "examine", write_request(HelperRequest(self.terms, request)), _MAX_ANSWER_BYTES)
+        self.connection.request(
+            "POST", "examine", write_request(HelperRequest(self.terms, request)), _MAX_ANSWER_BYTES
+        )
 
 
-def is_loopback_host(host: str) -> bool:
-    """Whether it is this machine, to which nobody else can listen."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _read_answer(answer: Any, most: int) -> bytes:
+def _read_body(response: Any, max_bytes: int) -> bytes:
     data = bytearray()
-    for piece in answer.iter_raw():
-        data += piece
-        if len(data) > most:
-            raise InputError("the helper's answer is longer than it should be: run one version of offbeat.")
+    for chunk in response.iter_raw():
+        data += chunk
+        if len(data) > max_bytes:
+            raise InputError(
+                "the helper's answer is longer than expected: install the same version of offbeat on both."
+            )
     return bytes(data)
 
 

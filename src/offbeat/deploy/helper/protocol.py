@@ -1,4 +1,4 @@
-"""What a leader and a helper say to each other: a request as bytes, and the secret that a leader shows."""
+"""Requests of a leader to a helper as bytes, and the token that they share."""
 
 import json
 from dataclasses import replace
@@ -16,12 +16,10 @@ from offbeat.privacy.secure.encoding import SEALED_BYTES
 from offbeat.privacy.secure.servers import SealedSeed, SumRequest, check_request
 from offbeat.privacy.secure.terms import MalformedError, SecureTerms, WeightError
 
-MAX_REQUEST_BYTES = 8 << 20  # of a request: tens of thousands of reports
+MAX_REQUEST_BYTES = 8 << 20  # tens of thousands of reports
 MAX_SUM_LENGTH = 1 << 27  # numbers of a sum: half a gigabyte
-_LENGTH_BYTES = 4  # bytes that say how long the head is
+_LENGTH_BYTES = 4  # for the length of the header
 _MIN_TOKEN_CHARS, _MAX_TOKEN_CHARS = 16, 1024
-
-
 _Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
 
 
@@ -36,30 +34,30 @@ class _RequestFields(Struct, frozen=True):
 
 
 class HelperRequest(NamedTuple):
-    """A request and the terms it is made under."""
+    """A request and the terms under which it is made."""
 
     terms: SecureTerms
     request: SumRequest
 
 
-def write_request(asking: HelperRequest) -> bytes:
-    """A head of JSON; then the sealed seeds; then the signatures, if there are any."""
-    terms, request = asking
+def write_request(helper_request: HelperRequest) -> bytes:
+    """Encode a request: a header in JSON, the sealed seeds, and the signatures, if there are any."""
+    terms, request = helper_request
     tasks = [task for task, _ in request.reports]
-    head = write_terms(terms) | {
+    header = write_terms(terms) | {
         "clipping": terms.clipping,
         "version": request.version,
         "tasks": [list(task) for task in tasks],
         "counts": [terms.weight(task, request.version) for task in tasks],
         "signed": any(request.signatures),
     }
-    text = json.dumps(head, separators=(",", ":")).encode()
+    text = json.dumps(header, separators=(",", ":")).encode()
     seeds = b"".join(seed for _, seed in request.reports)
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text + seeds + b"".join(request.signatures)
 
 
 def read_request(data: bytes) -> HelperRequest:
-    """What a stranger asks, if it is a request at all."""
+    """Decode an untrusted request."""
     try:
         return _decode_request(data)
     except Rejected as error:
@@ -67,14 +65,14 @@ def read_request(data: bytes) -> HelperRequest:
 
 
 def read_token(path: Path) -> str:
-    """The secret that leader and helper share."""
+    """Read the secret that leader and helper share."""
     try:
         token = path.read_text("ascii").strip()
     except (OSError, UnicodeError):
-        raise InputError(f"the token {path} cannot be read: name the file that holds it.") from None
+        raise InputError(f"the token {path} cannot be read: name the file that contains it.") from None
     if not _MIN_TOKEN_CHARS <= len(token) <= _MAX_TOKEN_CHARS or not token.isprintable() or " " in token:
         raise InputError(
-            f"{path} does not hold a token, which is one word of at least {_MIN_TOKEN_CHARS} characters: "
+            f"{path} does not contain a token, which is one word of at least {_MIN_TOKEN_CHARS} characters: "
             "make one with offbeat keys."
         )
     return token
@@ -83,7 +81,7 @@ def read_token(path: Path) -> str:
 def _decode_request(data: bytes) -> HelperRequest:
     end = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
     if len(data) < end:
-        raise MalformedError("the request ends before its head does.")
+        raise MalformedError("the request ends before its header does.")
     header = decode_json(data[_LENGTH_BYTES:end].decode("ascii", "replace"), MAX_REQUEST_BYTES)
     fields = convert(header, _RequestFields)
     if set(header) != {*TERM_NAMES, *_RequestFields.__struct_fields__}:
@@ -97,21 +95,22 @@ def _decode_request(data: bytes) -> HelperRequest:
     version, signed, tasks = fields.version, fields.signed, [Task(*task) for task in fields.tasks]
     each = SEALED_BYTES + SIGNATURE_BYTES * signed
     if len(data) != end + each * len(tasks) or len(fields.counts) != len(tasks):
-        raise MalformedError(f"the request does not hold {each} bytes and one count for each of its reports.")
+        raise MalformedError(f"the request does not have {each} bytes and one count for each of its reports.")
     middle = end + SEALED_BYTES * len(tasks)
     reports = tuple(
-        SealedSeed(task, data[place : place + SEALED_BYTES])
-        for task, place in zip(tasks, range(end, middle, SEALED_BYTES), strict=True)
+        SealedSeed(task, data[start : start + SEALED_BYTES])
+        for task, start in zip(tasks, range(end, middle, SEALED_BYTES), strict=True)
     )
     signatures = tuple(
-        data[place : place + SIGNATURE_BYTES] for place in range(middle, len(data), SIGNATURE_BYTES) if signed
+        data[start : start + SIGNATURE_BYTES] for start in range(middle, len(data), SIGNATURE_BYTES) if signed
     )
     request = SumRequest(terms.run, version, terms.length, reports, signatures)
     check_request(request)
-    # Shares that two servers weigh differently leave noise where the sum should be.
+    # If the two servers weighed shares differently, the sum would be noise.
     for task, count in zip(tasks, fields.counts, strict=True):
         if terms.weight(task, version) != count:
             raise WeightError(
-                "leader and helper find different weights: run the same version of offbeat.", [task]
+                "leader and helper compute different weights: install the same version of offbeat on both.",
+                [task],
             )
     return HelperRequest(terms, request)

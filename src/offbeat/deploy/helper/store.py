@@ -1,9 +1,9 @@
-"""What a helper must never forget, on disk: which reports it has counted, and under which terms.
+"""The helper's database: which reports it has counted, and under which terms.
 
-A report is in one sum only. The one exception is a request that comes again just as it was, because
-its answer was lost on the way: the sum is a function of the request, so who asks again learns nothing
-that the first answer did not tell. What is kept of a request is its digest; the sum is computed again.
-Counts and digest are on disk, in one transaction, before the sum leaves the helper.
+A report is in one sum only. The one exception is a request that is repeated exactly, because its answer was
+lost: the sum is a function of the request, so a repeated answer reveals nothing new. Only the digest of a
+request is kept, and the sum is computed again. Counts and digest are on disk, in one transaction, before the
+sum leaves the helper.
 """
 
 import hashlib
@@ -34,68 +34,66 @@ _TABLES = (
 
 
 class RunTransaction(NamedTuple):
-    """What is counted of one run, while nobody else can count; a `Counts`."""
+    """What was counted in one run, inside a transaction; implements `SeenReports`."""
 
-    base: sqlite3.Connection
+    connection: sqlite3.Connection
     run: bytes
 
     def __contains__(self, task: object) -> bool:
         if not isinstance(task, Task):
             return False
-        words = "SELECT 1 FROM counted WHERE run = ? AND client = ? AND visit = ?"
-        return self.base.execute(words, (self.run, task.client, task.visit)).fetchone() is not None
+        query = "SELECT 1 FROM counted WHERE run = ? AND client = ? AND visit = ?"
+        return self.connection.execute(query, (self.run, task.client, task.visit)).fetchone() is not None
 
     def add(self, task: Task) -> None:
-        self.base.execute("INSERT INTO counted VALUES (?, ?, ?)", (self.run, task.client, task.visit))
+        self.connection.execute("INSERT INTO counted VALUES (?, ?, ?)", (self.run, task.client, task.visit))
 
-    def answered(self, digest: bytes) -> bool:
-        """Whether just that was asked before."""
-        words = "SELECT 1 FROM answered WHERE run = ? AND digest = ?"
-        return self.base.execute(words, (self.run, digest)).fetchone() is not None
+    def was_answered(self, digest: bytes) -> bool:
+        """Whether a request with this digest was answered before."""
+        query = "SELECT 1 FROM answered WHERE run = ? AND digest = ?"
+        return self.connection.execute(query, (self.run, digest)).fetchone() is not None
 
-    def answer(self, digest: bytes) -> None:
-        """It is, from now on."""
-        self.base.execute("INSERT INTO answered VALUES (?, ?)", (self.run, digest))
+    def mark_answered(self, digest: bytes) -> None:
+        self.connection.execute("INSERT INTO answered VALUES (?, ?)", (self.run, digest))
 
-    def site(self, client: int) -> str | None:
-        """The key that a client has signed with, if it has."""
-        words = "SELECT key FROM sites WHERE run = ? AND client = ?"
-        found = self.base.execute(words, (self.run, client)).fetchone()
+    def signer(self, client: int) -> str | None:
+        """Return the key that a client is bound to, if it has signed before."""
+        query = "SELECT key FROM sites WHERE run = ? AND client = ?"
+        found = self.connection.execute(query, (self.run, client)).fetchone()
         return None if found is None else str(found[0])
 
-    def bind(self, signers: Mapping[Task, str]) -> None:
-        """Each client has its key from now on, which no other client may have."""
+    def bind_signers(self, signers: Mapping[Task, str]) -> None:
+        """Bind each client to its key; no other client may use that key."""
         for task, key in signers.items():
-            if self.site(task.client) == key:
+            if self.signer(task.client) == key:
                 continue
             try:
-                self.base.execute("INSERT INTO sites VALUES (?, ?, ?)", (self.run, task.client, key))
+                self.connection.execute("INSERT INTO sites VALUES (?, ?, ?)", (self.run, task.client, key))
             except sqlite3.IntegrityError:
                 raise SignatureError(
                     f"{report_name(task)} is signed by a site that is another client, or its client is "
-                    "another "
-                    "site: leave that report out.",
+                    "another site: leave that report out.",
                     [task],
                 ) from None
 
 
 class HelperStore:
-    """One helper's file; threads take turns, and so do processes."""
+    """The database of one helper; threads and processes take turns."""
 
     def __init__(self, path: Path, key: str) -> None:
-        """A new file is for this key; an old one refuses any other."""
+        """Create the database for this key, or open one that belongs to it."""
         self.path = path
         try:
             path.touch(0o600)
-            self._base = sqlite3.connect(
+            self._connection = sqlite3.connect(
                 path, timeout=_LOCK_TIMEOUT, isolation_level=None, check_same_thread=False
             )
         except (OSError, sqlite3.Error) as error:
             raise _unusable(path, error) from None
         try:
-            # with less, a power cut just after a commit may bring back the journal that undoes it
-            self._base.execute("PRAGMA synchronous = EXTRA")
-            self._begin(key)
+            # With a weaker setting, a power failure just after a commit may undo it.
+            self._connection.execute("PRAGMA synchronous = EXTRA")
+            self._open(key)
         except sqlite3.Error as error:
             self.close()
             raise _unusable(path, error) from None
@@ -104,74 +102,72 @@ class HelperStore:
             raise
 
     def close(self) -> None:
-        """Nothing more will be counted."""
-        self._base.close()
+        self._connection.close()
 
     @contextmanager
-    def page(self, terms: SecureTerms) -> Iterator[RunTransaction]:
-        """One run's, in a transaction that is on disk when this ends, and as if never begun if it fails."""
+    def transaction(self, terms: SecureTerms) -> Iterator[RunTransaction]:
+        """Open a run; what the block does is on disk when it ends, and undone if it raises."""
         with self._transaction():
-            self._agree(terms)
-            yield RunTransaction(self._base, terms.run)
+            self._check_terms(terms)
+            yield RunTransaction(self._connection, terms.run)
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        self._base.execute("BEGIN IMMEDIATE")
+        self._connection.execute("BEGIN IMMEDIATE")
         try:
             yield
-            self._base.execute("COMMIT")
+            self._connection.execute("COMMIT")
         except BaseException:
-            if self._base.in_transaction:
-                self._base.execute("ROLLBACK")
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
             raise
 
-    def _agree(self, terms: SecureTerms) -> None:
-        """Refuse to change the terms of a run that is known."""
+    def _check_terms(self, terms: SecureTerms) -> None:
+        """Refuse terms other than those that the run began with."""
         text = _terms_json(terms)
-        words = "SELECT length, terms FROM runs WHERE run = ?"
-        found = self._base.execute(words, (terms.run,)).fetchone()
+        query = "SELECT length, terms FROM runs WHERE run = ?"
+        found = self._connection.execute(query, (terms.run,)).fetchone()
         if found is None:
-            self._base.execute("INSERT INTO runs VALUES (?, ?, ?)", (terms.run, terms.length, text))
+            self._connection.execute("INSERT INTO runs VALUES (?, ?, ?)", (terms.run, terms.length, text))
         elif found[0] != terms.length:
             raise LengthError(
                 f"the helper was asked for {terms.length} numbers, not the {found[0]} agreed on."
             )
         elif found[1] != text:
-            raise RunError(
-                "the helper knows this run under other terms: ask under those, or begin a new run."
-            )
+            raise RunError("the helper knows this run under other terms: use those, or start a new run.")
 
-    def _begin(self, key: str) -> None:
+    def _open(self, key: str) -> None:
         with self._transaction():
-            (form,) = self._base.execute("PRAGMA user_version").fetchone()
-            if form == 0 and not self._base.execute("SELECT 1 FROM sqlite_master").fetchone():
+            execute = self._connection.execute
+            (version,) = execute("PRAGMA user_version").fetchone()
+            if version == 0 and not execute("SELECT 1 FROM sqlite_master").fetchone():
                 for table in _TABLES:
-                    self._base.execute(table)
-                self._base.execute("INSERT INTO helper VALUES (?)", (key,))
-                self._base.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
-            elif form != _SCHEMA_VERSION:
+                    execute(table)
+                execute("INSERT INTO helper VALUES (?)", (key,))
+                execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+            elif version != _SCHEMA_VERSION:
                 raise InputError(f"{self.path} is not the store of a helper: name another file.")
-            (known,) = self._base.execute("SELECT key FROM helper").fetchone()
-            if known != key and self._base.execute("SELECT 1 FROM runs").fetchone():
+            (owner,) = execute("SELECT key FROM helper").fetchone()
+            if owner != key and execute("SELECT 1 FROM runs").fetchone():
                 raise InputError(
                     f"{self.path} is the store of a helper with another key: give two that belong together."
                 )
-            self._base.execute("UPDATE helper SET key = ?", (key,))
+            execute("UPDATE helper SET key = ?", (key,))
 
 
 def request_digest(request: SumRequest, terms: SecureTerms) -> bytes:
-    """What tells two requests apart; the order of their reports does not, for a sum has none."""
+    """Return a digest that identifies a request; the order of its reports does not matter."""
     reports = sorted(request.reports)
     head = [_terms_json(terms), request.version, [list(task) for task, _ in reports]]
-    found = hashlib.sha256(json.dumps(head).encode() + b"\0")
+    digest = hashlib.sha256(json.dumps(head).encode() + b"\0")
     for _, seed in reports:
-        found.update(seed)
-    return found.digest()
+        digest.update(seed)
+    return digest.digest()
 
 
 def _terms_json(terms: SecureTerms) -> str:
-    told = write_terms(terms)
-    return json.dumps([told["run"], *(told[number] for number in TERM_NUMBERS), told["weights"]])
+    facts = write_terms(terms)
+    return json.dumps([facts["run"], *(facts[name] for name in TERM_NUMBERS), facts["weights"]])
 
 
 def _unusable(path: Path, error: Exception) -> InputError:

@@ -1,4 +1,7 @@
-"""A site's part in a secure sum: clip, encode, split, seal and sign, so that no server sees the upload."""
+"""A site's part in secure aggregation: its upload is clipped, encoded, split, sealed and signed.
+
+Neither of the two servers can read the upload from what it receives.
+"""
 
 import math
 from collections.abc import Callable
@@ -28,19 +31,19 @@ from offbeat.privacy.secure.client import make_report
 from offbeat.privacy.secure.terms import RefusedError, SecureTerms
 from offbeat.trees import Tree
 
-_KEY_BYTES = 32  # bytes
+_KEY_DIGITS = 64  # hexadecimal digits of an X25519 public key
 _OTHER_KEYS = ("key", "stochastic", "signed", "bounds", "moving")
 
 
 class SecureRequest(NamedTuple):
-    """What a server says of its secure sums."""
+    """What a server asks for: the terms of secure aggregation, and how uploads are prepared for it."""
 
     terms: SecureTerms
-    key: bytes  # the helper's
-    stochastic: bool
+    helper_key: bytes
+    stochastic: bool  # whether numbers are rounded at random
     signed: bool
-    bounds: dict[str, float] | None  # None: nothing is clipped
-    moving: list[str]
+    bounds: dict[str, float] | None  # clipping bounds by field; None: no clipping
+    moving: list[str]  # the fields whose bounds adapt
 
 
 def secure_encode(
@@ -48,102 +51,120 @@ def secure_encode(
     statistics: Statistics,
     task: Task,
     secure: dict[str, Any],
-    plan: dict[str, Any],
+    seed: int,
     sign: Callable[[bytes], bytes] | None,
     before: Statistics | None = None,
-    pinned: str | None = None,
-    least: int | None = None,
+    trusted_helper: str | None = None,
+    minimum: int | None = None,
 ) -> list[Tensor]:
-    """The leaves that leave the site in place of the upload: its share, the sealed seed, the signature.
+    """Return what is sent in place of the upload: the site's share, the sealed seed, and the signature.
 
-    `before` are the running statistics that the task began with; `pinned` is the helper's key that
-    the site was given by other means than the server, and `least` the fewest clients it is summed with.
+    `before` are the running statistics that the task started with. `trusted_helper` is the helper's public
+    key if the site was given it by another way than the server, and `minimum` the smallest number of clients
+    whose uploads may be summed with this one.
     """
-    told = read_secure_request(secure, pinned, least)
+    request = read_secure_request(secure, trusted_helper, minimum)
     _check_statistics(statistics, before)
-    stacked = trees.map(lambda leaf: leaf[None], upload)
-    payload = stacked if told.bounds is None else clip_uploads(stacked, told.bounds, told.moving)
-    parts = [to_fixed_point_input(leaf).reshape(-1) for leaf in trees.leaves(payload)]
-    draw = rounding_generator(plan["seed"], task) if told.stochastic else None
+    batch = trees.map(lambda leaf: leaf[None], upload)
+    clipped = batch if request.bounds is None else clip_uploads(batch, request.bounds, request.moving)
+    parts = [to_fixed_point_input(leaf).reshape(-1) for leaf in trees.leaves(clipped)]
+    rounding = rounding_generator(seed, task) if request.stochastic else None
     try:
-        made = make_report(parts, task, told.terms, X25519PublicKey.from_public_bytes(told.key), draw)
+        helper_key = X25519PublicKey.from_public_bytes(request.helper_key)
+        report = make_report(parts, task, request.terms, helper_key, rounding)
     except RefusedError:
         raise
-    except InputError:  # which names the size of a number that the server is not to know
+    except InputError:  # its text has the size of a number, which the server must not learn
         raise InputError(
-            f"the server's secure sums hold {told.terms.largest:g} a number, and the upload has one beyond: "
-            "clip, or lower the bits."
+            f"the upload has a number beyond {request.terms.largest:g}, the largest that the server's secure "
+            "aggregation can represent: clip uploads, or lower the bits."
         ) from None
     signature = b""
-    if told.signed:
+    if request.signed:
         if sign is None:
-            raise InputError("the server wants signed reports, and this site has no key: join with --key.")
-        signature = sign(signed_statement(told.terms, task, made.sealed))
+            raise InputError("the server requires signed reports, and this site has no key: join with --key.")
+        signature = sign(signed_statement(request.terms, task, report.sealed))
         if len(signature) != SIGNATURE_BYTES:
             raise InputError(f"the site's signature has {len(signature)} bytes, not {SIGNATURE_BYTES}.")
-    return [torch.from_numpy(made.share.view(np.int32)), _byte_tensor(made.sealed), _byte_tensor(signature)]
+    share = torch.from_numpy(report.share.view(np.int32))
+    return [share, _byte_tensor(report.sealed), _byte_tensor(signature)]
 
 
 def read_secure_request(
-    secure: dict[str, Any] | None, pinned: str | None = None, least: int | None = None
+    secure: dict[str, Any] | None, trusted_helper: str | None = None, minimum: int | None = None
 ) -> SecureRequest:
-    """What is to be done, if it hides anything from anybody."""
+    """Check a server's request against what the site accepts, and return it."""
     if secure is None:
-        raise InputError("this site reports to secure sums alone, and the server asks for a plain upload.")
-    odd = set(secure) ^ {*TERM_NAMES, *_OTHER_KEYS}
-    if odd:
-        raise InputError(f"the server's terms of secure sums are not whole ({', '.join(sorted(odd)[:3])}).")
+        raise InputError(
+            "this site takes part in secure aggregation only, and the server asks for a plain upload."
+        )
+    unexpected = set(secure) ^ {*TERM_NAMES, *_OTHER_KEYS}
+    if unexpected:
+        names = ", ".join(sorted(unexpected)[:3])
+        raise InputError(
+            f"the server's terms of secure aggregation have missing or unknown fields ({names})."
+        )
     key, stochastic, signed, bounds, moving = (secure[name] for name in _OTHER_KEYS)
     if type(stochastic) is not bool or type(signed) is not bool:
-        raise InputError("the server's terms of secure sums need true or false as stochastic and signed.")
-    if type(key) is not str or len(key) != 2 * _KEY_BYTES or not set(key) <= set("0123456789abcdef"):
-        raise InputError("the server's terms of secure sums need the helper's key, as 64 hexadecimal digits.")
-    if pinned not in (None, key):
+        raise _invalid_terms("stochastic and signed must be true or false")
+    if not _is_helper_key(key):
+        raise _invalid_terms(f"the helper's key must have {_KEY_DIGITS} hexadecimal digits")
+    if trusted_helper not in (None, key):
         raise InputError(
-            "the server names another helper than the one this site was given the key of: "
-            "whoever has that key could read uploads, so nothing was sent."
+            "the server names another helper than the one whose key this site was given: the owner of that "
+            "key could read uploads, so nothing was sent."
         )
     if bounds is not None:
-        bounds = _bounds(bounds)
+        bounds = _read_bounds(bounds)
     if type(moving) is not list or not all(type(name) is str and name in (bounds or ()) for name in moving):
-        raise InputError("the server's terms of secure sums move a bound that there is not.")
+        raise _invalid_terms("moving names a field without a bound")
     terms = replace(read_terms(secure), clipping=clipping_digest(bounds, moving))
-    if least is not None and terms.minimum < least:
+    if minimum is not None and terms.minimum < minimum:
         raise InputError(
-            f"the server's secure sums may be of {terms.minimum} clients, and this site takes part in those "
-            f"of {least} or more alone: raise the server's minimum."
+            f"the server's sums may be of {terms.minimum} clients, and this site takes part in sums of "
+            f"{minimum} or more only: raise the server's minimum."
         )
     return SecureRequest(terms, bytes.fromhex(key), stochastic, signed, bounds, moving)
 
 
 def read_helper_key(path: Path) -> str:
-    """The helper's public key in a file that its owner handed over."""
+    """Read the helper's public key from a file that the helper's operator provided."""
     try:
-        text = path.read_text("ascii").strip()
+        key = path.read_text("ascii").strip()
     except (OSError, UnicodeError):
-        raise InputError(f"the helper's key {path} cannot be read: name the file that it wrote.") from None
-    if len(text) != 2 * _KEY_BYTES or not set(text) <= set("0123456789abcdef"):
-        raise InputError(f"{path} does not hold a helper's public key, which is 64 hexadecimal digits.")
-    return text
+        raise InputError(
+            f"the helper's key {path} cannot be read: name the file that the helper wrote."
+        ) from None
+    if not _is_helper_key(key):
+        raise InputError(f"{path} is not a helper's public key, which has {_KEY_DIGITS} hexadecimal digits.")
+    return key
 
 
-def _bounds(given: Any) -> dict[str, float]:
+def _is_helper_key(key: object) -> bool:
+    return type(key) is str and len(key) == _KEY_DIGITS and set(key) <= set("0123456789abcdef")
+
+
+def _read_bounds(given: Any) -> dict[str, float]:
     if type(given) is not dict or not given:
-        raise InputError("the server's terms of secure sums need a bound for each field.")
+        raise _invalid_terms("bounds must have a bound for each field")
     bounds = {}
     for name, bound in given.items():
         if bound is not None and (type(bound) not in (int, float) or not 0 < bound < math.inf):
-            raise InputError("the server's terms of secure sums need bounds that are numbers above 0.")
+            raise _invalid_terms("bounds must be numbers above 0")
         bounds[name] = math.inf if bound is None else float(bound)
     return bounds
 
 
+def _invalid_terms(problem: str) -> InputError:
+    return InputError(f"the server's terms of secure aggregation are invalid: {problem}.")
+
+
 def _check_statistics(after: Statistics, before: Statistics | None) -> None:
-    """Refuse a module that learns beside its parameters: that part cannot be hidden."""
+    """Refuse a module that has changed its running statistics, because these would be sent unprotected."""
     for name, value in after.items():
         if before is None or name not in before or not torch.equal(value, before[name]):
             raise InputError(
-                f"the running statistic {name} would leave this site in plain sight: "
+                f"the running statistic {name} would be sent unprotected: "
                 "use a module with GroupNorm in place of BatchNorm."
             )
 

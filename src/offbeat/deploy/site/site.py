@@ -1,7 +1,4 @@
-"""What a server asks of every site of a run: the plan in a task's note, read with no trust in it.
-
-One site: a client's data, model and memory, and the work that a server asks of it.
-"""
+"""One site: a client's data, model and memory, and the tasks that it does for a server."""
 
 import json
 import logging
@@ -25,8 +22,7 @@ from offbeat.deploy.protocol import messages
 from offbeat.deploy.protocol.messages import HelloReply, TaskMessage, UploadMessage
 from offbeat.deploy.protocol.strict_json import Rejected, convert, malformed, quote
 from offbeat.deploy.protocol.wire import TensorSpecs, describe_difference, is_finite, pack, specs_of, unpack
-from offbeat.deploy.site.secure_encode import read_helper_key, secure_encode
-from offbeat.deploy.site.secure_encode import read_secure_request as read_secure
+from offbeat.deploy.site.secure_encode import read_helper_key, read_secure_request, secure_encode
 from offbeat.deploy.site.storage import SiteStorage
 from offbeat.deploy.user_code import (
     LoadData,
@@ -38,9 +34,12 @@ from offbeat.deploy.user_code import (
 )
 from offbeat.engines.local import SequentialExecutor, TaskResults, TaskStart, check_module
 from offbeat.errors import DivergedError, InputError
-from offbeat.nn.problem import Loss, Precision, Problem, Statistics
+from offbeat.nn.problem import Loss, Precision, Problem
 from offbeat.trees import Tree
 
+_UNKNOWN_TASK = UploadMessage("unknown", Task(0, 0, 0), (), "none", 0.0, None)  # if a task cannot be read
+_OWN_ERRORS = (Rejected, InputError, DivergedError)  # their messages are written here, and quote no data
+_LOG = logging.getLogger("offbeat")
 _PositiveInt = Annotated[int, Meta(ge=1, lt=2**31)]
 
 
@@ -94,31 +93,24 @@ def read_plan(plan: dict[str, Any]) -> SitePlan:
     )
 
 
-_UNKNOWN_TASK = UploadMessage("unknown", Task(0, 0, 0), (), "none", 0.0, None)  # where a note cannot be read
-
-_OWN_ERRORS = (Rejected, InputError, DivergedError)  # their words are ours
-
-
 class _Job(NamedTuple):
-    """What one plan comes to here."""
+    """A plan, ready to be executed with the site's model and data."""
 
-    algorithm: AnyAlgorithm
+    plan: SitePlan
     problem: Problem
-    work: SequentialExecutor
-    seed: int
-    clients: int
+    execute: SequentialExecutor
 
 
 class _TaskResult(NamedTuple):
-    """What goes up of a task."""
+    """What is sent for a task."""
 
     upload: list[Tensor]
-    remembered: str  # of the client's memory, as an upload's note says it
+    memory: str  # where the client's memory came from, as in an upload's header
 
 
 @dataclass(frozen=True)
 class AllExamples:
-    """Parts in which whoever asks has all examples, in order: a site does not know the others'."""
+    """A partition in which every client has all examples, because a site knows only its own."""
 
     clients: int
     examples: int
@@ -133,12 +125,12 @@ class AllExamples:
 
 
 class Site:
-    """Answers a server's notes, and says in one sentence why it cannot.
+    """Answers a server's messages; if it cannot do a task, its answer says why in one sentence.
 
-    What goes wrong in the user's own code is told in full to the site's log alone: its words may
-    quote the data. Reports of secure sums are signed with its own private `key`; where it is given a
-    `helper_key`, uploads leave it for secure sums with that helper alone, and where it is given a
-    `minimum`, for secure sums of at least as many clients alone.
+    Details of an error in the user's own code go to the site's log only, because they may quote the data.
+    Reports of secure aggregation are signed with the site's private `key`. With a `helper_key`, the site
+    uploads only to secure aggregation with that helper, and with a `minimum`, only to secure aggregation
+    over at least that many clients.
     """
 
     def __init__(
@@ -153,172 +145,158 @@ class Site:
         minimum: int | None = None,
     ) -> None:
         if not 0 < len(name) <= 100 or not name.isprintable():
-            raise InputError("the site's name must be printable and of 1 to 100 characters: give another.")
+            raise InputError("a site's name must have 1 to 100 printable characters: choose another.")
         self.name = name
         signer = read_signer(key) if key else None
-        self._public = signer[0] if signer else None
+        self._public_key = signer[0] if signer else None
         self._sign = signer[1] if signer else None
         self._helper = read_helper_key(helper_key) if helper_key else None
-        self._least = minimum
+        self._minimum = minimum
         self._losses = losses or cross_entropies
-        self._keepsakes = SiteStorage(folder)
+        self._storage = SiteStorage(folder)
         try:
             self._examples = load_examples(load, name)
-            self._make, self._module = module, make_module(module)
+            self._make_module, self._module = module, make_module(module)
             x, statistics = Problem(self._module, self._losses).initial()
-            self._form = specs_of((x, statistics))
+            self._model_specs = specs_of((x, statistics))
         except BaseException:
             self.close()
             raise
-        self._jobs: dict[str, _Job] = {}  # of the last plan
-        self.refused: str | None = None  # why the server turned it away last
+        self._jobs: dict[str, _Job] = {}  # the job of the last plan
+        self.refusal: str | None = None  # why the server refused this site when it last greeted it
 
     @property
-    def site(self) -> str:
-        """The number that it is known by."""
-        return self._keepsakes.site
+    def site_id(self) -> str:
+        """The ID under which servers know the site."""
+        return self._storage.site_id
 
     @property
     def examples(self) -> int:
-        """How many it has."""
+        """The number of examples."""
         return self._examples.total
 
-    def answer(self, kind: str, note: str, payload: bytes) -> tuple[str, bytes]:
-        """The note and the payload to send back; whatever is wrong is said in the note."""
+    def answer(self, kind: str, header: str, payload: bytes) -> tuple[str, bytes]:
+        """Return header and payload of the answer; an error is reported in the header."""
         if kind == "hello":
-            self._hear(note)
-            return self._hello(), b""
-        known = _UNKNOWN_TASK
+            self._read_greeting(header)
+            hello = HelloReply(
+                self.name, self.site_id, self.examples, self._model_specs, None, self._public_key
+            )
+            return messages.encode_message(hello), b""
+        upload = _UNKNOWN_TASK
         try:
             if kind != "task":
-                raise InputError("a site answers hello and task alone: install the server's version of it.")
-            asked = messages.decode_task(note)
-            known = structs.replace(known, run=asked.run, task=asked.task)
-            began = time.perf_counter()
-            computed = self._do(asked, payload)
-            upload = structs.replace(
-                known,
-                form=specs_of(computed.upload),
-                memory=computed.remembered,
-                seconds=time.perf_counter() - began,
-            )
-            return messages.encode_message(upload), pack(computed.upload)
+                raise InputError(
+                    "a site answers only hello and task: install the same version of offbeat on both."
+                )
+            request = messages.decode_task(header)
+            upload = structs.replace(upload, run=request.run, task=request.task)
+            started = time.perf_counter()
+            result = self._run_task(request, payload)
+            seconds = time.perf_counter() - started
+            specs = specs_of(result.upload)
+            sent = structs.replace(upload, form=specs, memory=result.memory, seconds=seconds)
+            return messages.encode_message(sent), pack(result.upload)
         except Exception as error:
-            sentence = _error_sentence(error)
-            logging.getLogger("offbeat").warning(
-                "%s of run %s: %s",
-                known.task,
-                known.run,
-                sentence,
-                exc_info=not isinstance(error, _OWN_ERRORS),
+            known = isinstance(error, _OWN_ERRORS)
+            sentence = (
+                str(error) if known else f"the task failed with {type(error).__name__}: see the site's log."
             )
-            return messages.encode_message(structs.replace(known, error=sentence)), b""
+            _LOG.warning("%s of run %s: %s", upload.task, upload.run, sentence, exc_info=not known)
+            return messages.encode_message(structs.replace(upload, error=sentence)), b""
 
     def close(self) -> None:
-        """Let go of the folder."""
-        self._keepsakes.close()
+        """Release the site's folder."""
+        self._storage.close()
 
-    def _hear(self, greeting: str) -> None:
+    def _read_greeting(self, greeting: str) -> None:
         try:
-            refused = messages.decode_greeting(greeting)
-        except Rejected:  # from another version of a server: a hello is answered all the same
-            refused = None
-        if refused is not None and refused != self.refused:
-            logging.getLogger("offbeat").warning("the server turned this site away: %s", refused)
-        self.refused = refused
+            refusal = messages.decode_greeting(greeting)
+        except Rejected:  # from a server of another version: it is answered nevertheless
+            refusal = None
+        if refusal is not None and refusal != self.refusal:
+            _LOG.warning("the server refused this site: %s", refusal)
+        self.refusal = refusal
 
-    def _hello(self) -> str:
-        hello = HelloReply(self.name, self.site, self.examples, self._form, None, self._public)
-        return messages.encode_message(hello)
-
-    def _do(self, note: TaskMessage, payload: bytes) -> _TaskResult:
-        if (note.secure, self._helper, self._least) != (None, None, None):
-            # or complains, before there is anything to hide
-            read_secure(note.secure, self._helper, self._least)
-        job, task = self._job(note.plan), note.task
-        if task.client >= job.clients:
-            raise InputError(f"the server calls this site client {task.client}, of {job.clients} clients.")
-        algorithm = job.algorithm.warmup() if note.start else job.algorithm
+    def _run_task(self, request: TaskMessage, payload: bytes) -> _TaskResult:
+        if (request.secure, self._helper, self._minimum) != (None, None, None):
+            read_secure_request(
+                request.secure, self._helper, self._minimum
+            )  # refused before any work is done
+        (plan, problem, execute), task = self._job(request.plan), request.task
+        if task.client >= plan.clients:
+            raise InputError(f"the server calls this site client {task.client}, of {plan.clients} clients.")
+        algorithm = plan.algorithm.warmup() if request.start else plan.algorithm
         if algorithm is None:
-            raise InputError("the server asks for a start with everybody, which the method does not have.")
-        x, statistics = job.problem.initial()
-        like = (algorithm.broadcast(job.algorithm.init(x), task.version), statistics)
-        _check_model(note.form, specs_of(like))
-        leaves = [leaf.to(job.problem.device) for leaf in unpack(payload, note.form)]
-        message, statistics = trees.unflatten(trees.structure(like), leaves)
-        memory, remembered = self._remember(job, note, algorithm.memory(x))
+            raise InputError(
+                "the server asks for a full-participation start, which the method does not have."
+            )
+        x, statistics = problem.initial()
+        expected = (algorithm.broadcast(plan.algorithm.init(x), task.version), statistics)
+        _check_model(request.form, specs_of(expected))
+        leaves = [leaf.to(problem.device) for leaf in unpack(payload, request.form)]
+        message, statistics = trees.unflatten(trees.structure(expected), leaves)
+        memory, origin = self._load_memory(request, algorithm.memory(x), problem.device)
         version = torch.tensor(task.version)
-        # how stale the task will be is not known before it arrives
+        # The staleness is not known before the upload arrives at the server.
         start = TaskStart(message, statistics, memory, Visit(version, torch.zeros_like(version)))
-        stacked = job.work(algorithm, [task], [start], job.seed)
-        done: TaskResults = trees.map(lambda leaf: leaf[0], stacked)
-        _check_finite(done)
-        leaves = self._veiled(done, statistics, note)
-        memories = trees.leaves(done.memories)
-        if memories:
-            self._keepsakes.keep(note.run, task.client, task.visit, memories)
-        return _TaskResult(leaves, remembered)
+        stacked = execute(algorithm, [task], [start], plan.seed)
+        results: TaskResults = trees.map(lambda leaf: leaf[0], stacked)
+        if not all(map(is_finite, trees.leaves(results))):
+            raise DivergedError(
+                "the update became NaN or infinite: check the model, the data and the step sizes."
+            )
+        if request.secure is None:
+            upload = trees.leaves((results.uploads, results.statistics))
+        else:
+            upload = secure_encode(
+                results.uploads,
+                results.statistics,
+                task,
+                request.secure,
+                plan.seed,
+                self._sign,
+                statistics,
+                self._helper,
+                self._minimum,
+            )
+        if memories := trees.leaves(results.memories):
+            self._storage.save(request.run, task.client, task.visit, memories)
+        return _TaskResult(upload, origin)
 
-    def _remember(self, job: _Job, note: TaskMessage, initial: Tree) -> tuple[Tree, str]:
-        """The client's memory, and whether it is one that was kept."""
+    def _load_memory(self, request: TaskMessage, initial: Tree, device: torch.device) -> tuple[Tree, str]:
+        """Return the client's memory, and whether it was loaded ("kept") or is new."""
         if not trees.leaves(initial):
             return initial, "none"
-        kept = self._keepsakes.begin(note.run, note.task.client, note.committed)
-        if kept is None:
+        leaves = self._storage.load(request.run, request.task.client, request.committed)
+        if leaves is None:
             return initial, "new"
-        difference = describe_difference(specs_of(kept), specs_of(initial))
+        difference = describe_difference(specs_of(leaves), specs_of(initial))
         if difference:
             raise InputError(
-                f"what this site kept of this run is of another model ({difference}): "
+                f"this site's memory of this run belongs to another model ({difference}): "
                 "give the site the module that the run began with."
             )
-        return trees.unflatten(
-            trees.structure(initial), [leaf.to(job.problem.device) for leaf in kept]
-        ), "kept"
+        return trees.unflatten(trees.structure(initial), [leaf.to(device) for leaf in leaves]), "kept"
 
-    def _veiled(self, done: TaskResults, before: Statistics, note: TaskMessage) -> list[Tensor]:
-        """The leaves to send up: as they are, or split and sealed for a secure sum."""
-        if note.secure is None:
-            return trees.leaves((done.uploads, done.statistics))
-        own = self._sign, before, self._helper, self._least
-        return secure_encode(done.uploads, done.statistics, note.task, note.secure, note.plan, *own)
-
-    def _job(self, plan: dict[str, Any]) -> _Job:
-        key = json.dumps(plan, sort_keys=True)
+    def _job(self, plan_fields: dict[str, Any]) -> _Job:
+        key = json.dumps(plan_fields, sort_keys=True)
         if key not in self._jobs:
-            given = read_plan(plan)
-            self._module = prepare_module(self._module, self._make, given.seed, given.frozen)
-            problem = Problem(self._module, self._losses, given.weight_decay, given.precision)
-            parts = AllExamples(given.clients, self.examples)
-            population = Population(self._examples, parts, given.work)
-            check_module(given.algorithm, problem, population, given.seed)
-            job = _Job(
-                given.algorithm, problem, SequentialExecutor(problem, population), given.seed, given.clients
-            )
-            self._jobs = {key: job}
+            plan = read_plan(plan_fields)
+            self._module = prepare_module(self._module, self._make_module, plan.seed, plan.frozen)
+            problem = Problem(self._module, self._losses, plan.weight_decay, plan.precision)
+            population = Population(self._examples, AllExamples(plan.clients, self.examples), plan.work)
+            check_module(plan.algorithm, problem, population, plan.seed)
+            self._jobs = {key: _Job(plan, problem, SequentialExecutor(problem, population))}
         return self._jobs[key]
 
 
-def _check_model(given: TensorSpecs, own: TensorSpecs) -> None:
-    if given == own:
+def _check_model(given: TensorSpecs, expected: TensorSpecs) -> None:
+    if given == expected:
         return
-    ours, theirs = (form[0][1] if form else () for form in (own, given))
-    if len(ours) == len(theirs) == 1 and ours != theirs:
-        what = f"the model here has {ours[0]} parameters, the server's {theirs[0]}"
+    here, there = (specs[0][1] if specs else () for specs in (expected, given))
+    if len(here) == len(there) == 1 and here != there:
+        problem = f"the model here has {here[0]} parameters, the server's {there[0]}"
     else:
-        what = f"the server's message does not fit the model here ({describe_difference(given, own)})"
-    raise InputError(f"{what}: give both the same module and the same version of offbeat.")
-
-
-def _check_finite(tree: Tree) -> None:
-    if not all(map(is_finite, trees.leaves(tree))):
-        raise DivergedError(
-            "the update became NaN or infinite: check the model, the data and the step sizes."
-        )
-
-
-def _error_sentence(error: Exception) -> str:
-    """What the server may hear of it."""
-    if isinstance(error, _OWN_ERRORS):
-        return str(error)
-    return f"the site's own work failed with {type(error).__name__}: its log says more."
+        problem = f"the server's message does not fit the model here ({describe_difference(given, expected)})"
+    raise InputError(f"{problem}: give both the same module and the same version of offbeat.")

@@ -227,7 +227,7 @@ def test_clients_are_told_all_they_need_as_json(desk: HelperService) -> None:
         "weight_bits": 8,
         "weights": "polynomial:0.5",
         "stochastic": False,
-        "key": desk.known.key.hex(),
+        "key": desk.info.key.hex(),
         "signed": False,
         "bounds": None,
         "moving": [],

@@ -510,7 +510,7 @@ def test_a_site_that_does_not_fit_is_turned_away_with_the_difference(
         run.serve()
     assert set(run.log.reasons()) == {Reason.SETTINGS}
     assert sentence in run.log.sentences()[0]
-    assert run.log.count("rejected") == 1 or sentence in str(extra.refused)  # it hears of it
+    assert run.log.count("rejected") == 1 or sentence in str(extra.refusal)  # it hears of it
     agree(run)
 
 

@@ -376,7 +376,7 @@ def test_with_public_keys_only_what_sites_signed_is_added(
         helper = link(where).under(other)
         helper.add(signed(ONCE, "dab", other, site_keys))
     fewer = new_desk(tmp_path / "store", read_site_keys(tmp_path / "s"))  # their keys are taken away
-    with served(fewer) as where, pytest.raises(SignatureError, match="by the site that its client is"):
+    with served(fewer) as where, pytest.raises(SignatureError, match="by the site of its client"):
         link(where).under(terms).add(signed(tasks(1, 2, 3, visit=2), "abc", terms, site_keys))
 
 
@@ -481,7 +481,7 @@ def test_key_and_store_are_made_together_and_stay_together(tmp_path: Path) -> No
         open_key_and_store(tmp_path / "key", tmp_path / "store")
     (tmp_path / "key").chmod(0o600)
     (tmp_path / "key").write_text("no key")
-    with pytest.raises(InputError, match="is not a key that a helper wrote"):
+    with pytest.raises(InputError, match="is not a helper's private key"):
         open_key_and_store(tmp_path / "key", tmp_path / "store")
     with pytest.raises(InputError, match=r"cannot be (written|used)"):
         open_key_and_store(tmp_path / "none" / "key", tmp_path / "other")

@@ -144,7 +144,7 @@ def test_work_that_hangs_or_dies_is_one_sentence_and_the_next_resident_goes_on(t
     with resident(tmp_path) as site:
         assert site.said["site"] == identity
         (tmp_path / "die").touch()
-        with pytest.raises(RelayError, match="ended or broke off"):
+        with pytest.raises(RelayError, match="ended or closed the connection"):
             site.task()
         assert site.process.wait(10) == 7
     (tmp_path / "die").unlink()

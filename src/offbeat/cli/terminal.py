@@ -146,7 +146,7 @@ def limit_threads(experiment: Experiment, trial: "RunSpec") -> None:
     """Use one thread if a small model is trained for many clients at once: more would wait for each other."""
     import torch
 
-    from offbeat.engines.single_process import Vectorised
+    from offbeat.engines.simulation import Vectorised
 
     if (
         experiment.engine == "auto"

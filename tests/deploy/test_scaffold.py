@@ -145,7 +145,7 @@ def test_a_name_that_flower_would_not_take_is_refused(name: str, tmp_path: Path)
 
 @pytest.mark.parametrize("name", ["json", "lambda", "torch", "offbeat", "flwr", "lib", "parts", "venv"])
 def test_a_name_that_is_taken_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=f"'{name}' means something else"):
+    with pytest.raises(InputError, match=f"'{name}' has another meaning"):
         create_app(name, tmp_path)
     assert list(tmp_path.iterdir()) == []
 

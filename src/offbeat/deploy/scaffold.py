@@ -1,4 +1,4 @@
-"""A small app, written from the templates that ship with the package."""
+"""`offbeat new`: writes a small Flower app from the templates that ship with the package."""
 
 import importlib.resources
 import importlib.util
@@ -15,16 +15,16 @@ from offbeat.errors import InputError
 from offbeat.files import atomic_dir, write_new
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*")
-_MAX_NAME = 32  # that Flower takes
-# Folders that Flower leaves out of what it sends.
+_MAX_NAME = 32  # characters that Flower accepts
+# Folders that Flower leaves out of an app bundle.
 _FLOWER_EXCLUDES = frozenset({"build", "eggs", "env", "lib", "lib64", "parts", "venv"})
-_TEMPLATE_SUFFIX = ".txt"  # of templates, which are no code of this project
-_PACKAGE = "package"  # stands for the app's own
-_DOT_PREFIX = "dot-"  # stands for a dot
+_TEMPLATE_SUFFIX = ".txt"  # so that tools do not take a template for code of this project
+_PACKAGE = "package"  # stands for the name of the app's package
+_DOT_PREFIX = "dot-"  # stands for a leading dot
 
 
 class NewApp(NamedTuple):
-    """What was written, and the commands that start it from within its folder."""
+    """The files of a new app, and the commands that start it from its folder."""
 
     folder: Path
     package: str
@@ -33,14 +33,14 @@ class NewApp(NamedTuple):
 
 
 def create_app(name: str, parent: Path) -> NewApp:
-    """Write the app `name` into a new folder of that name."""
-    package = _package(name)
+    """Write the app `name` into a new folder of the same name."""
+    package = _package_name(name)
     folder = parent / name
-    words = {"name": name, "package": package}
+    values = {"name": name, "package": package}
     with atomic_dir(folder, 0o755) as part:
         for path, text in _templates():
-            place = Path(package, *path.parts[1:]) if path.parts[0] == _PACKAGE else path
-            write_new(part / place, Template(text).substitute(words).encode())
+            target = Path(package, *path.parts[1:]) if path.parts[0] == _PACKAGE else path
+            write_new(part / target, Template(text).substitute(values).encode())
     files = sorted(str(each.relative_to(folder)) for each in folder.rglob("*") if each.is_file())
     return NewApp(folder, package, tuple(files), _commands(package))
 
@@ -50,23 +50,23 @@ def _commands(package: str) -> tuple[str, ...]:
     return ("offbeat serve serve.toml --start", *(f"{join} site-{number}" for number in range(3)))
 
 
-def _package(name: str) -> str:
-    """The name that Python knows it by."""
+def _package_name(name: str) -> str:
+    """Return the name of the app's Python package."""
     if not _NAME.fullmatch(name) or len(name) > _MAX_NAME:
         raise InputError(
-            f"'{name}' cannot be the name of an app: use lower-case letters, digits and single hyphens, a "
-            f"letter first, and {_MAX_NAME} of them at most."
+            f"'{name}' cannot be the name of an app: use at most {_MAX_NAME} lower-case letters, digits and "
+            "single hyphens, beginning with a letter."
         )
     package = name.replace("-", "_")
     found = importlib.util.find_spec(package)
-    known = keyword.iskeyword(package) or package in sys.stdlib_module_names
-    if known or package in _FLOWER_EXCLUDES or (found and found.origin):
-        raise InputError(f"'{name}' means something else to Python or to Flower: choose another name.")
+    reserved = keyword.iskeyword(package) or package in sys.stdlib_module_names
+    if reserved or package in _FLOWER_EXCLUDES or (found and found.origin):
+        raise InputError(f"'{name}' has another meaning to Python or Flower: choose another name.")
     return package
 
 
 def _templates() -> Iterator[tuple[Path, str]]:
-    """Where each goes, and its text."""
+    """Yield the path of each file in the app, and its template."""
     root = importlib.resources.files("offbeat.deploy") / "template"
     for path, file in _files(root, Path()):
         name = path.name.removesuffix(_TEMPLATE_SUFFIX)

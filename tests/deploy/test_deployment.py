@@ -66,10 +66,10 @@ parameters = {{{{ {{parameters}} }}}}
 clients = {{clients}}
 buffer = 2
 rounds = {ROUNDS}
-limit = 4
+max_staleness = 4
 local_steps = {STEPS}
 batch_size = {SIZE}
-every = 2
+eval_every = 2
 """
 METHODS = {
     "adamasfl": "local_lr = 0.1, server_lr = 1.0, beta = 0.8",

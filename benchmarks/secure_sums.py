@@ -61,7 +61,9 @@ def main() -> None:
     size, turns, count = given.size, given.turns, given.reports
     values = 0.01 * torch.randn(size, generator=torch.Generator().manual_seed(0))
     key = X25519PrivateKey.generate()
-    terms = SecureTerms(b"benchmark", size, most=count, minimum=count, weight_bits=8, weigh=lambda age: 0.5)
+    terms = SecureTerms(
+        b"benchmark", size, max_reports=count, minimum=count, weight_bits=8, weigh=lambda age: 0.5
+    )
     public, seed, task = key.public_key(), bytes(16), Task(0, 0, 0)
     room, other = np.zeros(size, np.uint32), np.ones(size, np.uint32)
     draw = torch.Generator().manual_seed(0)

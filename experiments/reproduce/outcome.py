@@ -134,7 +134,7 @@ def _curve(cell: Cell, made: Experiment, trial: RunSpec) -> tuple[list[_Row], li
             if not math.isfinite(found["loss"]):
                 return rows, worst, dropped, f"the loss became NaN or infinite at server step {shot.version}."
             scores = round(found["accuracy"], 5), round(found["loss"], 5), round(last["accuracy"], 5)
-            rows.append((shot.version, round(shot.time, 4), shot.counts.trips, *scores))
+            rows.append((shot.version, round(shot.time, 4), shot.counts.client_updates, *scores))
     except DivergedError as error:
         return rows, worst, dropped, str(error)
     return rows, worst, dropped, None

@@ -31,7 +31,7 @@ from offbeat import (
     train,
 )
 from offbeat.aggregate.mean import AggregationContext, Aggregator, Mean
-from offbeat.aggregate.private import Private, PrivateAggregation
+from offbeat.aggregate.private import Private, PrivateAggregation, current_repr
 from offbeat.aggregate.secure import Secure
 from offbeat.aggregate.uploads import server_reads_staleness
 from offbeat.algorithms.adamasfl import Upload as TwoVectors
@@ -53,7 +53,7 @@ from worlds import CLASSES, FEATURES, make_world
 
 PLAIN = FedOpt(0.1, 1.0)
 UNIT = AdaMasFL(0.05, 0.1, 0.5)
-BOUNDED = Participation(most=50, apart=1)
+BOUNDED = Participation(max_participations=50, min_separation=1)
 FREE: dict[str, Any] = {"participation": Participation()}  # nothing is claimed where there is no noise
 
 
@@ -218,8 +218,8 @@ def test_weights_above_one_are_refused_whenever_they_come() -> None:
         ({"epsilon": math.inf}, "epsilon is inf"),
         ({"epsilon": 1.0, "noise": 0.0}, "budget but no noise"),
         ({"nominal": 0}, "nominal cohort is 0"),
-        ({"participation": Participation(apart=1)}, "must be bounded: say how many at most"),
-        ({"participation": Participation(most=5)}, "twice in one server step"),
+        ({"participation": Participation(min_separation=1)}, "must be bounded: say how many at most"),
+        ({"participation": Participation(max_participations=5)}, "twice in one server step"),
         ({"simulate_amplification": True, "participation": Participation()}, "twice in one server step"),
         ({"simulate_amplification": True, "correlation": TreeNoise()}, "correlated noise is not amplified"),
         (
@@ -434,7 +434,7 @@ def test_amplification_is_not_claimed_with_a_buffer_of_fixed_size() -> None:
     assert said.startswith(
         "amplification by sampling does not hold for a buffer of fixed size, where another"
     )
-    assert "bound how often a client contributes with Participation(most=...)" in said
+    assert "bound how often a client contributes with Participation(max_participations=...)" in said
     assert said.endswith("or give simulate_amplification=True for a figure that is not a guarantee.")
     assert not Private.of(
         PLAIN, 0.5, 2.0, 1e-5, participation=BOUNDED, amplified=False
@@ -685,3 +685,15 @@ def test_who_is_drawn_is_a_secret_where_that_is_simulated_to_amplify_and_goes_on
     rest = list(train(PLAIN, engine(), **setting, resume=saved[0]))
     assert tasks_of(whole)[3:] == tasks_of(rest)
     assert torch.equal(whole[-1].x, rest[-1].x)
+
+
+def test_the_names_of_earlier_checkpoints_are_read_as_those_of_now() -> None:
+    """As 0.4 wrote them."""
+    before = (
+        "Private(bounds=(('delta', 0.5),), noise=1.0, delta=1e-05, epsilon=None, amplified=False, "
+        "participation=Participation(max_participations=50, apart=1), shares=(), correlation=Independent(), "
+        "accountant=Pld(cells=100000), adaptive=Quantile(quantile=0.5, rate=0.2, noise=None), nominal=None, "
+        "summation=PlainSum(), noise_seed=None)"
+    )
+    now = Private((("delta", 0.5),), 1.0, 1e-5, participation=BOUNDED, adaptive=AdaptiveClipping())
+    assert current_repr(before) == repr(now) == current_repr(repr(now))

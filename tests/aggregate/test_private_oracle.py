@@ -179,7 +179,7 @@ def test_a_private_mean_equals_its_oracle_given_the_same_noise(
         (("shift", bound),),  # AdaMasFL's descents have norm 1 by themselves
         noise,
         1e-5,
-        participation=Participation(most=3, apart=1),
+        participation=Participation(max_participations=3, min_separation=1),
         shares=(("descent", 0.6), ("shift", 0.8)),
         correlation=overheard,
         noise_seed=seed,
@@ -229,7 +229,7 @@ def run_privately(
         (("delta", BOUND),),
         NOISE,
         1e-5,
-        participation=Participation(most=99, apart=1),
+        participation=Participation(max_participations=99, min_separation=1),
         correlation=overheard,
         summation=summation,
         noise_seed=3,

@@ -117,7 +117,10 @@ def run(algorithm: AnyAlgorithm, where: Any, aggregate: Aggregator, **others: An
 
 
 def private(algorithm: AnyAlgorithm, secure: Any, **others: Any) -> Private:
-    settings = {"participation": Participation(most=20, apart=1), "noise_seed": 1} | others
+    settings = {
+        "participation": Participation(max_participations=20, min_separation=1),
+        "noise_seed": 1,
+    } | others
     return Private.of(algorithm, 0.4, 0.3, 1e-5, summation=secure, **settings)
 
 
@@ -283,7 +286,7 @@ def test_what_is_not_hidden_is_not_summed(desk: HelperService) -> None:
         ({"answers": 1}, "a bound that moves would be another one for stale updates"),
         ({"answers": 1, "dispatch": Synchronous(5)}, "a bound that moves"),
         ({"buffer": 2, "weights": Polynomial(1.0)}, "an update of staleness 100 would have less than 1/16"),
-        ({"buffer": 2, "weights": Polynomial(1.0), "limit": 16}, "an update of staleness 16"),
+        ({"buffer": 2, "weights": Polynomial(1.0), "max_staleness": 16}, "an update of staleness 16"),
     ],
 )
 def test_a_run_that_cannot_be_summed_so_is_refused(
@@ -298,7 +301,7 @@ def test_a_run_that_cannot_be_summed_so_is_refused(
     [
         {"buffer": 3, "weights": Polynomial(1.0)},
         {"buffer": 2, "weights": Polynomial(0.5)},
-        {"buffer": 2, "weights": Polynomial(1.0), "limit": 15},
+        {"buffer": 2, "weights": Polynomial(1.0), "max_staleness": 15},
         {"buffer": 2, "weights": Polynomial(1.0), "dispatch": Synchronous(2)},
     ],
 )
@@ -308,7 +311,7 @@ def test_weights_may_fade_where_enough_clients_still_count(
     opened(desk, **others)
 
 
-@pytest.mark.parametrize("others", [{"dispatch": Synchronous(4)}, {"limit": 0}])
+@pytest.mark.parametrize("others", [{"dispatch": Synchronous(4)}, {"max_staleness": 0}])
 def test_bounds_may_move_where_nobody_is_stale(desk: HelperService, others: dict[str, Any]) -> None:
     opened(desk, answers=1, **others)
 
@@ -332,7 +335,7 @@ def test_uploads_of_two_forms_cannot_be_summed_so(desk: HelperService) -> None:
 def test_stale_shares_under_a_bound_that_moves_are_refused(desk: HelperService) -> None:
     """Whatever let them in: noise for one bound would not hide what was clipped to another."""
     aggregation = private(FedOpt(0.1, 1.0), distant(desk, Secure(2)), adaptive=AdaptiveClipping(0.5)).open(
-        opening(limit=0)
+        opening(max_staleness=0)
     )
     shares = SecretShares(torch.zeros(2, 4, dtype=torch.int32), torch.zeros(2, 64, dtype=torch.uint8))
     cohort = Cohort(1, 50, (0, 1), (1.0, 1.0))
@@ -361,7 +364,7 @@ def test_a_helper_that_asks_for_no_signatures_is_refused_where_they_are_wanted(d
 
 
 def test_what_is_written_to_checkpoints_has_no_secrets_and_no_addresses(desk: HelperService) -> None:
-    assert repr(distant(desk, Secure(2))) == f"Distant(secure={Secure(2)!r}, signed=False)"
+    assert repr(distant(desk, Secure(2))) == f"RemoteSecure(secure={Secure(2)!r}, signed=False)"
 
 
 def test_only_a_session_that_can_hide_is_told_how(desk: HelperService) -> None:

@@ -325,7 +325,12 @@ def test_noise_asks_for_no_clipping_bound(variates: bool, summation: Any) -> Non
     world = make_world()
     engine = Sequential(world.problem, world.population, Exponential(1.0))
     aggregate = Private(
-        (), 1.0, 1e-5, participation=Participation(most=4, apart=1), noise_seed=1, summation=summation
+        (),
+        1.0,
+        1e-5,
+        participation=Participation(max_participations=4, min_separation=1),
+        noise_seed=1,
+        summation=summation,
     )
     shots = list(
         train(

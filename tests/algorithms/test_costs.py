@@ -66,7 +66,7 @@ def test_what_the_catalogue_says_is_what_a_run_sends(name: str) -> None:
     phases = 1 + traits_of(algorithm).two_phases  # which share the cost of a round
     shot = play(algorithm, engine, Phases(3) if phases == 2 else Synchronous(3), rounds=4)[-1]
     assert shot.sent.down == shot.counts.started * (cost.down * size + cost.extra_down) // phases
-    assert shot.sent.up == shot.counts.trips * (cost.up * size + cost.extra_up) // phases
+    assert shot.sent.up == shot.counts.client_updates * (cost.up * size + cost.extra_up) // phases
 
 
 def test_lost_tasks_cost_a_download_and_late_ones_both_ways() -> None:
@@ -76,7 +76,7 @@ def test_lost_tasks_cost_a_download_and_late_ones_both_ways() -> None:
     assert shot.counts.lost > 0
     assert shot.counts.dropped > 0
     assert shot.sent.down == shot.counts.started * world.problem.size
-    assert shot.sent.up == shot.counts.trips * world.problem.size
+    assert shot.sent.up == shot.counts.client_updates * world.problem.size
 
 
 def test_the_start_is_counted_also_when_it_is_done_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

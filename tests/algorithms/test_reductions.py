@@ -258,7 +258,7 @@ def test_the_start_moves_nothing_and_fills_momentum_and_control_variates_with_me
     ]
     np.testing.assert_allclose(first.state.c.numpy(), np.mean(rows, axis=0), rtol=0, atol=1e-14)
     np.testing.assert_allclose(first.state.g.numpy(), np.mean(rows, axis=0), rtol=0, atol=1e-14)
-    assert first.counts.trips == 8
+    assert first.counts.client_updates == 8
     assert first.time > 0
 
 

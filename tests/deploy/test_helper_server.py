@@ -183,7 +183,7 @@ def test_what_was_added_is_not_added_again_even_after_a_restart(tmp_path: Path) 
             replace(terms, length=3),
         ),
         (RunError, "under other terms", asked(tasks(4, 5, 6), terms), replace(terms, minimum=2)),
-        (RunError, "under other terms", asked(tasks(4, 5, 6), terms), replace(terms, most=100)),
+        (RunError, "under other terms", asked(tasks(4, 5, 6), terms), replace(terms, max_reports=100)),
     ]
     answers = []
     for _ in range(2):

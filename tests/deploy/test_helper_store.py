@@ -61,7 +61,13 @@ def test_terms_cannot_change(tmp_path: Path) -> None:
     store = HelperStore(tmp_path / "store", "key")
     with store.transaction(TERMS):
         pass
-    for other in ({"most": 7}, {"minimum": 2}, {"bits": 15}, {"weight_bits": 1}, {"rule": "hinge:1:1"}):
+    for other in (
+        {"max_reports": 7},
+        {"minimum": 2},
+        {"bits": 15},
+        {"weight_bits": 1},
+        {"rule": "hinge:1:1"},
+    ):
         with pytest.raises(RunError, match="under other terms"), store.transaction(replace(TERMS, **other)):  # type: ignore[arg-type]
             pass
     with (

@@ -212,7 +212,7 @@ def test_the_times_in_the_records_on_momentum_are_those_of_the_schedule() -> Non
             line["version"][1:], line["time"][1:], line["trips"][1:], strict=True
         ):
             step, counts = steps[version - 1]
-            assert (time, trips) == (round(step.time, 4), counts.trips)
+            assert (time, trips) == (round(step.time, 4), counts.client_updates)
     assert len(schedules) == 2
 
 

@@ -89,7 +89,7 @@ def test_contributions_of_any_direction_and_length_stay_below_the_sensitivity(sh
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
 def test_without_a_distance_all_contributions_may_fall_on_one_step(shape):
     assert shape.sensitivity(11, 3, 0) == pytest.approx(3 * shape.sensitivity(11, 1, 1))
-    with pytest.raises(InputError, match="that nothing bounds"):
+    with pytest.raises(InputError, match="unbounded participation has no sensitivity"):
         shape.sensitivity(11, None, 0)
     with pytest.raises(InputError, match="no sensitivity of 11 steps with 0"):
         shape.sensitivity(11, 0, 1)

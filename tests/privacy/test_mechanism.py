@@ -214,13 +214,13 @@ def test_noise_is_a_function_of_key_and_numbers() -> None:
 
 
 def test_the_ledger_counts_the_client_with_the_most() -> None:
-    ledger = Ledger(10, most=None, apart=1)
+    ledger = Ledger(10, max_participations=None, min_separation=1)
     ledger.begin()
     for clients in ([1, 2], [2, 3], [2, 9]):
         ledger.contribute(clients)
         ledger.release()
     assert ledger.tally == ReleaseTotals(start=True, steps=3, largest=3)
-    other = Ledger(10, most=None, apart=1)
+    other = Ledger(10, max_participations=None, min_separation=1)
     other.load(ledger.save())
     assert other.tally == ledger.tally
     other.contribute([2])
@@ -228,12 +228,12 @@ def test_the_ledger_counts_the_client_with_the_most() -> None:
 
 
 def test_the_ledger_refuses_contributions_that_the_noise_does_not_cover() -> None:
-    ledger = Ledger(5, most=3, apart=2)
+    ledger = Ledger(5, max_participations=3, min_separation=2)
     ledger.begin()
     for clients in ([0], [1], [0], [1]):
         ledger.contribute(clients)
         ledger.release()
-    again = Ledger(5, most=3, apart=2)
+    again = Ledger(5, max_participations=3, min_separation=2)
     again.load(ledger.save())
     for each in (ledger, again):
         with pytest.raises(InputError, match="client 1 contributed twice within 2 server steps"):

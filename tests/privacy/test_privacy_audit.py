@@ -36,7 +36,11 @@ CONFIDENCE = 0.99
 STEPS, AT = 4, (0, 2)  # and the steps that canaries contribute to
 METHOD = AdaMasFL(0.1, 0.1, 0.5, lazy=True)  # two fields, one bounded by the method itself
 HONEST = Private.of(
-    METHOD, {"shift": 0.5}, noise=1.4, delta=DELTA, participation=Participation(most=len(AT), apart=2)
+    METHOD,
+    {"shift": 0.5},
+    noise=1.4,
+    delta=DELTA,
+    participation=Participation(max_participations=len(AT), min_separation=2),
 )
 CORRELATED = dataclasses.replace(HONEST, correlation=BandedNoise(3))
 LOUD = 100.0  # the norm of what a canary sends, before it is clipped
@@ -48,7 +52,9 @@ def opened(private: Private) -> PrivateAggregation:
     x, population = torch.zeros(CANARIES, dtype=torch.float64), STEPS * CANARIES
     dispatch = Asynchronous(CANARIES)
     return private.open(
-        AggregationContext(METHOD, x, dispatch, Equal(), CANARIES, population, STEPS, limit=math.inf, seed=0)
+        AggregationContext(
+            METHOD, x, dispatch, Equal(), CANARIES, population, STEPS, max_staleness=math.inf, seed=0
+        )
     )
 
 

@@ -19,7 +19,7 @@ from offbeat.privacy.secure.servers import Helper, Leader, SealedSeed, SumReques
 from offbeat.privacy.secure.terms import LengthError, SecureTerms, WeightError
 from oracles.fixed_point import fixed_point_sum
 
-TERMS = SecureTerms(b"run", 3, most=10, minimum=2)
+TERMS = SecureTerms(b"run", 3, max_reports=10, minimum=2)
 KEY = X25519PrivateKey.generate()
 
 
@@ -78,7 +78,7 @@ def test_the_sums_of_10000_random_cohorts_are_the_plain_fixed_point_sums(
 @given(st.integers(2, 40), st.integers(1, 24), st.integers(0, 8))
 def test_no_sum_of_the_largest_values_overflows(most: int, bits: int, weight_bits: int) -> None:
     terms = SecureTerms(b"run", 1, most, 2, bits, weight_bits)
-    assert most * 2**weight_bits * terms.limit < 2**31 <= most * 2**weight_bits * (terms.limit + 1)
+    assert most * 2**weight_bits * terms.max_units < 2**31 <= most * 2**weight_bits * (terms.max_units + 1)
     for sign in (1.0, -1.0):
         uploads = [torch.tensor([sign * terms.largest], dtype=torch.float64)] * most
         total = decode(secure_sum(uploads, [Task(c, 0, 0) for c in range(most)], 0, terms), terms.unit)
@@ -99,7 +99,7 @@ def test_an_upload_of_another_length_is_refused_at_the_client() -> None:
 
 def test_an_upload_may_come_in_parts_longer_than_a_piece() -> None:
     parts = [torch.arange(CHUNK + 7) / 64, torch.zeros(0), -torch.arange(5) / 2]
-    terms = SecureTerms(b"run", CHUNK + 12, most=2, minimum=2)
+    terms = SecureTerms(b"run", CHUNK + 12, max_reports=2, minimum=2)
     helper = Helper(terms, KEY)
     leader = Leader(terms, helper)
     for client in range(2):
@@ -166,16 +166,16 @@ def test_a_weight_out_of_range_is_refused(weight: float) -> None:
         ({"run": b""}, "a run needs a name of 1 to 255 bytes"),
         ({"length": 0}, "there is nothing to sum"),
         ({"minimum": 1}, "a secure sum of 1 clients hides nobody"),
-        ({"most": 4}, "at most 4 reports in a sum can never be 5 clients"),
+        ({"max_reports": 4}, "at most 4 reports in a sum can never be 5 clients"),
         ({"bits": 31}, "1 to 30 fractional bits, not 31"),
         ({"bits": 0}, "1 to 30 fractional bits, not 0"),
         ({"weight_bits": 17}, "0 to 16 bits, not 17"),
-        ({"most": 2**31}, "leave no room in 32 bits"),
+        ({"max_reports": 2**31}, "leave no room in 32 bits"),
     ],
 )
 def test_terms_that_cannot_work_are_refused(wrong: dict[str, object], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
-        SecureTerms(**{"run": b"run", "length": 1, "most": 10} | wrong)  # type: ignore[arg-type]
+        SecureTerms(**{"run": b"run", "length": 1, "max_reports": 10} | wrong)  # type: ignore[arg-type]
 
 
 def test_a_binding_tells_apart_all_that_a_seed_is_good_for() -> None:
@@ -271,7 +271,7 @@ def test_what_the_helper_sees_does_not_depend_on_the_input(monkeypatch: pytest.M
 
 def test_two_reports_of_one_upload_have_nothing_in_common() -> None:
     upload = torch.linspace(-3, 3, 3000)
-    terms = SecureTerms(b"run", 3000, most=10)
+    terms = SecureTerms(b"run", 3000, max_reports=10)
     first, second = (make_report([upload], Task(0, 0, 0), terms, KEY.public_key()).share for _ in range(2))
     assert (first == second).sum() < 10
     assert len(np.unique(first - second)) > 2990

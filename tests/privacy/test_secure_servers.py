@@ -30,7 +30,7 @@ from offbeat.privacy.secure.terms import (
 )
 from offbeat.schedule.staleness import Polynomial
 
-TERMS = SecureTerms(b"run", 2, most=6, minimum=3)
+TERMS = SecureTerms(b"run", 2, max_reports=6, minimum=3)
 KEY = X25519PrivateKey.generate()
 
 
@@ -244,7 +244,7 @@ def test_a_helper_that_was_saved_as_json_and_loaded_remembers() -> None:
 @given(st.data())
 def test_any_two_sums_of_a_helper_are_of_disjoint_reports_and_enough_clients(data: st.DataObject) -> None:
     """So that no two of them differ by one report, whatever is asked for, and however often."""
-    terms = SecureTerms(b"run", 1, most=8, minimum=2)
+    terms = SecureTerms(b"run", 1, max_reports=8, minimum=2)
     name = st.builds(Task, st.integers(0, 3), st.just(0), st.integers(0, 2))
     pool = {Task(c, 0, v): made(Task(c, 0, v), terms=terms).sealed for c in range(4) for v in range(3)}
     helper, given_away = Helper(terms, KEY), []

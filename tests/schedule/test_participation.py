@@ -57,22 +57,22 @@ def test_under_any_settings_bounds_are_kept_until_nobody_is_left_to_fill_a_buffe
     options: dict[str, Any], start: bool
 ) -> None:
     bounds = options["participation"]
-    assert bounds.most is not None
-    assume(not start or bounds.most > 1)
+    assert bounds.max_participations is not None
+    assume(not start or bounds.max_participations > 1)
     flow, _ = make_scheduler(**options)
     before = len(flow.everyone().tasks) // options["population"] if start else 0
     steps = play(flow)
     made = contributions(steps)
-    assert max(map(len, made.values())) <= bounds.most - before
-    assert all(two - one >= bounds.apart for each in made.values() for one, two in pairwise(each))
+    assert max(map(len, made.values())) <= bounds.max_participations - before
+    assert all(two - one >= bounds.min_separation for each in made.values() for one, two in pairwise(each))
     assert str(flow.ended()).startswith("too few clients may still contribute")
     ended = steps[-1].version + 1
     free = [
-        bounds.most - before - len(each)
+        bounds.max_participations - before - len(each)
         for each in (made.get(client, []) for client in range(options["population"]))
-        if not each or ended - each[-1] >= bounds.apart
+        if not each or ended - each[-1] >= bounds.min_separation
     ]
-    possible = sum(free) if bounds.apart == 0 else sum(left > 0 for left in free)
+    possible = sum(free) if bounds.min_separation == 0 else sum(left > 0 for left in free)
     assert possible < options["buffer"], "the run ended although another buffer could be filled"
 
 
@@ -93,7 +93,7 @@ def test_saved_after_any_step_and_loaded_it_has_the_same_future(options: dict[st
 @given(settings())
 def test_bounds_that_never_bind_change_no_draw(options: dict[str, Any]) -> None:
     free, _ = make_scheduler(**options | {"participation": Participation()})
-    wide, _ = make_scheduler(**options | {"participation": Participation(most=10_000)})
+    wide, _ = make_scheduler(**options | {"participation": Participation(max_participations=10_000)})
     assert [free.fill(version) for version in range(6)] == [wide.fill(version) for version in range(6)]
     assert wide.ended() is None
 
@@ -114,13 +114,13 @@ def test_a_task_that_is_lost_or_dropped_is_no_contribution() -> None:
 
 
 def test_contributions_apart_go_on_for_ever_where_only_their_gap_is_bounded() -> None:
-    flow, _ = make_scheduler(Asynchronous(4), 12, 4, Participation(apart=3))
+    flow, _ = make_scheduler(Asynchronous(4), 12, 4, Participation(min_separation=3))
     steps = play(flow)
     assert len(steps) == STEPS
     made = contributions(steps)
     assert all(two - one >= 3 for each in made.values() for one, two in pairwise(each))
     assert flow.ended() is None
-    again, clock = make_scheduler(Asynchronous(4), 12, 4, Participation(apart=3))
+    again, clock = make_scheduler(Asynchronous(4), 12, 4, Participation(min_separation=3))
     clock.load({"now": 0.0, "serial": 0, "flights": []})
     again.load(json.loads(json.dumps(flow.save())))
 
@@ -149,7 +149,7 @@ def test_a_start_that_leaves_nothing_to_follow_is_refused() -> None:
 
 
 @pytest.mark.parametrize("dispatch", [Phases(2), Queues(4)])
-@pytest.mark.parametrize("bounds", [Participation(3), Participation(apart=1)])
+@pytest.mark.parametrize("bounds", [Participation(3), Participation(min_separation=1)])
 def test_dispatchers_that_ask_a_client_again_at_once_are_refused(
     dispatch: Dispatch, bounds: Participation
 ) -> None:
@@ -159,8 +159,8 @@ def test_dispatchers_that_ask_a_client_again_at_once_are_refused(
 
 def test_too_few_clients_for_contributions_that_far_apart_are_refused() -> None:
     with pytest.raises(InputError, match=r"4 server steps apart take 12 clients .* there are 11"):
-        make_scheduler(Asynchronous(5), 11, 3, Participation(apart=4))
-    make_scheduler(Asynchronous(5), 12, 3, Participation(apart=4))
+        make_scheduler(Asynchronous(5), 11, 3, Participation(min_separation=4))
+    make_scheduler(Asynchronous(5), 12, 3, Participation(min_separation=4))
 
 
 @pytest.mark.parametrize(("most", "apart"), [(0, 0), (-1, 0), (None, -1)])
@@ -179,3 +179,9 @@ def test_the_cost_of_a_task_does_not_depend_on_how_many_clients_there_are() -> N
             flow.fill(version)
         seconds[population] = time.process_time() - begun
     assert seconds[10_000_000] < 5 * seconds[10_000] + 0.05  # a scan would be hundreds of times slower
+
+
+@pytest.mark.parametrize("former", [{"most": 3}, {"apart": 1}])
+def test_former_keywords_are_answered_with_those_of_now(former: dict[str, int]) -> None:
+    with pytest.raises(InputError, match="takes max_participations and min_separation"):
+        Participation(**former)

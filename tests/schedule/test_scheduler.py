@@ -92,7 +92,7 @@ def test_under_any_settings_the_loop_goes_on_and_every_task_is_accounted_for(opt
         assert counts.in_flight == len(watched.flying)
         assert counts.started == counts.consumed + counts.dropped + counts.lost + counts.in_flight
         assert counts.started == sum(watched.visits.values())
-        assert counts.trips == counts.consumed + counts.dropped
+        assert counts.client_updates == counts.consumed + counts.dropped
         pool = flow.save()["pool"]  # all but those in flight are idle again
         assert (pool[0] if isinstance(options["dispatch"], Phases) else pool) == sorted(watched.flying)
         time = filled.time
@@ -315,7 +315,7 @@ def test_everyone_needs_everyone() -> None:
 
 @pytest.mark.parametrize("limit", [-1, float("nan")])
 def test_a_bad_limit_is_one_sentence(limit: float) -> None:
-    with pytest.raises(InputError, match="staleness limit"):
+    with pytest.raises(InputError, match="largest staleness"):
         make(Asynchronous(1), 3, 1, limit=limit)
 
 

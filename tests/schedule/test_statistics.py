@@ -42,9 +42,9 @@ def test_a_summary_is_what_lists_would_say(rounds: int) -> None:
     assert summary.consumed == len(ages)
     assert summary.dropped == sum(len(step.dropped) for step in steps)
     assert summary.lost == sum(len(step.lost) for step in steps)
-    assert summary.trips == summary.consumed + summary.dropped
+    assert summary.client_updates == summary.consumed + summary.dropped
     assert summary.in_flight == 12
-    assert summary.started == summary.trips + summary.lost + summary.in_flight
+    assert summary.started == summary.client_updates + summary.lost + summary.in_flight
     assert summary.clients == len({task.client for step in steps for task in step.tasks})
 
 

@@ -11,8 +11,8 @@ from offbeat.aggregate.mean import AggregationContext, Mean
 from offbeat.aggregate.private import Private
 from offbeat.algorithms import Setting, build
 from offbeat.errors import InputError
-from offbeat.privacy.accountant import calibrate
-from offbeat.privacy.correlated import BandedNoise, TreeNoise, parse_accountant, parse_correlation
+from offbeat.privacy.accountant import calibrate, parse_accountant
+from offbeat.privacy.correlated import BandedNoise, TreeNoise, parse_correlation
 from offbeat.schedule.dispatch import Asynchronous, Dispatch, Poisson
 from offbeat.schedule.staleness import Equal
 from offbeat.training.build import build_aggregate, parameters_under_noise, with_calibrated_noise

@@ -34,7 +34,7 @@ class AggregationContext(NamedTuple):
     buffer: int
     population: int
     rounds: int
-    limit: float
+    max_staleness: float
     seed: int
     availability: Availability = Always()
     answers: int | None = None  # numbers beside each upload in a private sum; None: uploads are summed as is

@@ -9,6 +9,7 @@ memory (control variates) sees clipped and noisy ones, and its mean drifts from 
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass
 from functools import partial
@@ -86,7 +87,7 @@ class PrivateAggregation:
     def __init__(self, plan: PrivatePlan, bounds: dict[str, float], summing: RunningSum) -> None:
         self.bounds = bounds  # those of the next release
         self._plan, self._mechanism, self._spending = plan, plan.mechanism, plan.spending
-        self._ledger = Ledger(plan.population, plan.spending.most, plan.spending.apart)
+        self._ledger = Ledger(plan.population, plan.spending.max_participations, plan.spending.min_separation)
         self._summing = summing
         self._unlock(secret_key() if plan.seed is None else seeded_key(plan.seed))
         self._known: tuple[tuple[Releases, ...], float] | None = None  # the last epsilon computed
@@ -228,7 +229,7 @@ class Private:
     delta: float
     epsilon: float | None = None  # the budget; None: only counted
     simulate_amplification: bool = False  # counts as if Poisson sampling amplified, which is no guarantee
-    participation: Participation = Participation(apart=1)
+    participation: Participation = Participation(min_separation=1)
     shares: tuple[
         tuple[str, float], ...
     ] = ()  # of each field in the sensitivity; else the algorithm's, or alike
@@ -242,7 +243,9 @@ class Private:
 
     def __post_init__(self, amplified: bool) -> None:
         if amplified:
-            raise amplification_refused("Participation(most=...)", "simulate_amplification=True")
+            raise amplification_refused(
+                "Participation(max_participations=...)", "simulate_amplification=True"
+            )
         for name, bound in self.bounds:
             if not bound > 0:
                 raise InputError(f"the bound of {name} is {bound}: give a number above 0.")
@@ -329,8 +332,8 @@ class Private:
             self.noise,
             self.delta,
             rate,
-            self.participation.most,
-            self.participation.apart,
+            self.participation.max_participations,
+            self.participation.min_separation,
             self.correlation,
             self.accountant,
         )
@@ -363,11 +366,11 @@ class Private:
             raise InputError("correlated noise needs bounds that stay: use it without adaptive clipping.")
         if not self.noise:
             return
-        if not self.simulate_amplification and self.participation.most is None:
+        if not self.simulate_amplification and self.participation.max_participations is None:
             raise InputError(
                 "without amplification the contributions of a client must be bounded: say how many at most."
             )
-        if self.participation.apart < 1:
+        if self.participation.min_separation < 1:
             raise InputError(
                 "a client could be twice in one server step: keep its contributions at least 1 step apart."
             )
@@ -419,3 +422,23 @@ def sampling_rate(dispatch: Dispatch, buffer: int, population: int) -> float:
     """The rate to simulate Poisson sampling with: a buffer may be filled by more than one drawing."""
     rate = dispatch.rate if isinstance(dispatch, Poisson) else 1.0
     return max(rate, buffer / population)
+
+
+_FORMER_NAMES = {
+    "Independent": "IndependentNoise",
+    "Banded": "BandedNoise",
+    "Toeplitz": "ToeplitzNoise",
+    "Tree": "TreeNoise",
+    "Pld": "PldAccountant",
+    "Rdp": "RdpAccountant",
+    "Quantile": "AdaptiveClipping",
+    "Distant": "RemoteSecure",
+    "amplified": "simulate_amplification",
+    "most": "max_participations",
+    "apart": "min_separation",
+}
+
+
+def current_repr(text: str) -> str:
+    """The `repr` of an aggregator in a checkpoint of an earlier version, with the names of now."""
+    return re.sub(r"\b(\w+)(?=[(=])", lambda found: _FORMER_NAMES.get(found[1], found[1]), text)

@@ -41,9 +41,10 @@ _WEIGHTS_PATTERN = re.compile(r"[a-z]{1,20}(?::[0-9.e+-]{1,30}){0,2}")
 
 def write_terms(terms: SecureTerms) -> dict[str, Any]:
     """What `read_terms` reads."""
+    numbers = (terms.length, terms.max_reports, terms.minimum, terms.bits, terms.weight_bits)
     return {
         "run": terms.run.hex(),
-        **{name: getattr(terms, name) for name in TERM_NUMBERS},
+        **dict(zip(TERM_NUMBERS, numbers, strict=True)),
         "weights": terms.rule,
     }
 
@@ -125,7 +126,7 @@ class Secure:
                 f"secure sums need {self.minimum} distinct clients, and a buffer of {opening.buffer} from "
                 f"{opening.population} clients never has them: raise the buffer or lower the minimum."
             )
-        reach = int(min(opening.limit, _ASSUMED_STALENESS))
+        reach = int(min(opening.max_staleness, _ASSUMED_STALENESS))
         stale = not isinstance(opening.dispatch, Synchronous)
         if stale and here == self.minimum and opening.weights(reach) * MAX_WEIGHT_RATIO < 1:
             raise InputError(
@@ -312,7 +313,7 @@ class RemoteSecure:
         self.secure.check(opening)
         dispatch = opening.dispatch
         together = isinstance(dispatch, Synchronous) and dispatch.cohort == opening.buffer
-        if opening.answers and not together and opening.limit > 0:
+        if opening.answers and not together and opening.max_staleness > 0:
             raise InputError(
                 "clients clip by themselves here, so a bound that moves would be another one for stale "
                 "updates: fix the bounds, use a limit of 0, or a synchronous cohort as large as the buffer."

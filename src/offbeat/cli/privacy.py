@@ -19,14 +19,9 @@ from offbeat.privacy.accountant import (
     calibrate,
     check_delta,
     check_epsilon,
-)
-from offbeat.privacy.correlated import (
-    BandedNoise,
-    IndependentNoise,
-    max_contributions,
     parse_accountant,
-    parse_correlation,
 )
+from offbeat.privacy.correlated import BandedNoise, IndependentNoise, max_contributions, parse_correlation
 from offbeat.privacy.ledger import correct_statement, is_simulated
 
 _OPTIONS: dict[str, tuple[Callable[[str], Any], str, str]] = {

@@ -179,7 +179,9 @@ def _replay_trace(experiment: Experiment, trial: RunSpec, path: Path, until: int
         )
         for shot in shots:
             ages = shot.cohort.staleness if shot.cohort else (0,)
-            bar.step(Progress(shot.version, shot.time, shot.counts.trips, sum(ages) / len(ages), None))
+            bar.step(
+                Progress(shot.version, shot.time, shot.counts.client_updates, sum(ages) / len(ages), None)
+            )
     return shot
 
 

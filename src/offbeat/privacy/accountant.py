@@ -1,17 +1,14 @@
-"""What one Gaussian release tells, exactly: Balle and Wang 2018, theorem 8.
+"""Privacy accounting: the epsilon of releases, and the noise or the number of releases for an epsilon.
 
-`shift` is the sensitivity over the standard deviation; k releases of multiplier `noise` to which a
-client contributes come to one of shift sqrt(k) / noise, and nothing is lost by that.
-
-The last whole number at which a rising function keeps to a bound, with few calls of a slow function.
-
-What releases come to: epsilon at a delta, and the noise or the number of releases for an epsilon.
-
-All of it holds between runs that differ by one client, added or removed. Releases with a `rate` are
+Everything holds between runs that differ by one client, added or removed. Releases with a `rate` are
 amplified by Poisson sampling: whoever claims it must draw each client for each release with that
-probability, independently and in secret, and release whatever was drawn. A buffer of fixed size does
-not meet that: when a client is absent another takes its place. The others are those one client
+probability, independently and in secret, and release whatever was drawn. A buffer of fixed size does not
+meet that: when a client is absent another takes its place. The other releases are those that one client
 contributes to.
+
+Without amplification the epsilon is exact (Balle and Wang 2018, theorem 8): k releases of noise multiplier
+`noise` to which a client contributes are one Gaussian release whose sensitivity over its standard deviation,
+the `shift`, is sqrt(k) / noise.
 """
 
 import math
@@ -23,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
-from offbeat.errors import InputError
+from offbeat.errors import InputError, unknown_name
 
 
 def gaussian_log_delta(shift: float, epsilon: float) -> float:
@@ -97,17 +94,17 @@ class Releases(NamedTuple):
 
 
 class Accountant(Protocol):
-    """A way to add up releases; its epsilon is never too small."""
+    """A way to compose releases; its epsilon is never too small."""
 
     @property
     def name(self) -> str: ...
 
     def epsilon(self, releases: Sequence[Releases], delta: float) -> float:
-        """What they come to together."""
+        """Of their composition."""
         ...
 
     def rougher(self) -> "Accountant | None":
-        """One that is quicker and hardly different, to begin a search with."""
+        """A faster one that differs little, to begin a search with; None: there is none."""
         ...
 
 
@@ -162,7 +159,7 @@ class PldAccountant:
         return PldAccountant(10_000) if self.cells > 10_000 else None
 
     def _interval(self, sampled: Sequence[Releases]) -> float:
-        """Fine enough for the bulk of the losses, about rate / noise, as far as there are cells for it."""
+        """Fine enough for the bulk of the losses, about rate / noise, as far as the cells suffice."""
         bulk = min((each.rate or 1.0) / each.noise for each in sampled)
         span = max(0.5 / each.noise**2 + 10 / each.noise for each in sampled)
         whole = sum(each.times * min(0.5, each.rate or 1.0) / each.noise**2 for each in sampled)
@@ -259,19 +256,19 @@ def max_releases(
 
 
 def check_epsilon(epsilon: float) -> None:
-    """Refuse what is no budget."""
+    """Refuse an epsilon that is not positive and finite."""
     if not (math.isfinite(epsilon) and epsilon > 0):
         raise InputError(f"epsilon is {epsilon:g}: give a finite number above 0.")
 
 
 def check_delta(delta: float) -> None:
-    """Refuse what is no probability."""
+    """Refuse a delta outside (0, 1)."""
     if not 0 < delta < 1:
         raise InputError(f"delta is {delta:g}: give a number between 0 and 1, such as 1e-7.")
 
 
 def _split_amplified(releases: Sequence[Releases]) -> tuple[float, list[Releases]]:
-    """Those without amplification as one shift, and the amplified ones; nothing is left of none."""
+    """Those without amplification as one shift, and the amplified ones."""
     shift, sampled = 0.0, []
     for each in releases:
         noise, count, rate = each
@@ -289,3 +286,11 @@ def _split_amplified(releases: Sequence[Releases]) -> tuple[float, list[Releases
         else:
             sampled.append(each)
     return shift, sampled
+
+
+def parse_accountant(text: str) -> Accountant:
+    """`pld` or `rdp`."""
+    for accountant in (PldAccountant(), RdpAccountant()):
+        if text == accountant.name:
+            return accountant
+    raise unknown_name("accountant", text, ("pld", "rdp"))

@@ -1,38 +1,11 @@
 """How the noise of one server step depends on that of others: the matrix mechanism.
 
 Take a matrix C >= 0 over server steps, the clipped sums x with a row for each step, and independent noise z.
-With a lower-triangular C, to release x + C^-1 z tells no more than C x + z would, also where contributions
+With a lower-triangular C, releasing x + C^-1 z reveals no more than C x + z would, also where contributions
 depend on earlier releases (Denisov et al. 2022), and its prefix sums can be far less noisy than those of
 x + z. A client with contributions of norm 1 to the steps in P moves C x by at most the root of the sum of
 (C^T C)_ij over i and j in P: no entry is negative, so equal vectors are the worst. The sensitivity is the
 largest of these over all P that are allowed.
-
-Banded factors: a lower-triangular C of a few bands, the same for each step.
-
-The bands are the first coefficients of 1 / sqrt(1 - x), whose square is the matrix of prefix sums. All of
-them are the best factors for the largest error of a prefix (Fichtenberger, Henzinger and Upadhyay 2023;
-Dvijotham et al. 2024), and the first few are near the best for clients that come back (Kalinin and Lampert
-2024, arXiv 2405.13763). They need no search, so nothing depends on how one ended. Factors that were searched
-for, such as those of `jax_privacy.matrix_factorization`, make `Toeplitz`.
-
-Sensitivity. The bands are positive and fall, and for such the worst contributions are to the first step and
-to those at each `apart` steps from it (theorem 2 there). With no more bands than `apart` their columns do
-not meet, and it is sqrt(contributions) times the norm of the bands.
-
-Tree aggregation (Dwork et al. 2010; DP-FTRL, Kairouz et al. 2021): noise on sums over dyadic intervals.
-
-A node is an interval of 2^level steps that begins at a multiple of 2^(level + 1): those are all that
-the binary expansions of prefixes use. The noise of a prefix is the sum of its nodes', at most one a level; a
-step's noise is what it adds to that. Nothing depends on how long the run will be, and no noise is kept.
-
-Sensitivity. The square of it is the largest sum over nodes of (contributions inside)^2. Contributions at
-least `apart` steps from one another are at most one in each aligned block of 2^p <= `apart` steps, and
-there each is worst at the block's first step, which is in all nodes that end inside the block. What is left
-is how to share contributions between the halves of each interval, which `_worst` tries out from small
-intervals to large. It is exact where `apart` is a power of two, for first steps of blocks are that far
-apart, and an upper bound else.
-
-Accountants and shapes of noise as text.
 """
 
 import math
@@ -45,7 +18,6 @@ import numpy.typing as npt
 
 from offbeat.core import SavedState, Tensor
 from offbeat.errors import InputError, unknown_name
-from offbeat.privacy.accountant import Accountant, PldAccountant, RdpAccountant
 from offbeat.privacy.mechanism import standard_normal
 
 
@@ -70,8 +42,8 @@ class NoiseCorrelation(Protocol):
     @property
     def name(self) -> str: ...
 
-    def sensitivity(self, steps: int, most: int | None, apart: int) -> float:
-        """Of a run of `steps`, with at most `most` contributions of a client, each `apart` from the next."""
+    def sensitivity(self, steps: int, max_participations: int | None, min_separation: int) -> float:
+        """Of a run of `steps`, with a client's participations bounded in number and in separation."""
         ...
 
     def open(self, key: bytes) -> NoiseStream:
@@ -87,9 +59,9 @@ class IndependentNoise:
     def name(self) -> str:
         return "independent"
 
-    def sensitivity(self, steps: int, most: int | None, apart: int) -> float:
-        count = max_contributions(steps, most, apart)
-        return math.sqrt(count) if apart else float(count)
+    def sensitivity(self, steps: int, max_participations: int | None, min_separation: int) -> float:
+        count = max_contributions(steps, max_participations, min_separation)
+        return math.sqrt(count) if min_separation else float(count)
 
     def open(self, key: bytes) -> NoiseStream:
         return _IndependentStream(key)
@@ -111,21 +83,22 @@ class _IndependentStream:
         pass
 
 
-def max_contributions(steps: int, most: int | None, apart: int) -> int:
-    """How often a client can contribute in so many steps; 0 apart: any number of times to one step."""
-    if steps < 0 or apart < 0 or (most is not None and most < 1):
+def max_contributions(steps: int, max_participations: int | None, min_separation: int) -> int:
+    """How often a client can contribute in so many steps; a separation of 0: any number of times to one."""
+    if steps < 0 or min_separation < 0 or (max_participations is not None and max_participations < 1):
         raise InputError(
-            f"there is no sensitivity of {steps} steps with {most} contributions {apart} apart: "
-            "steps and distance are at least 0, contributions at least 1."
+            f"there is no sensitivity of {steps} steps with {max_participations} participations "
+            f"{min_separation} steps apart: "
+            "steps and separation are at least 0, participations at least 1."
         )
-    if apart == 0 and most is None:
+    if min_separation == 0 and max_participations is None:
         raise InputError(
-            "contributions that nothing bounds have no sensitivity: say how many at most, or how far apart."
+            "unbounded participation has no sensitivity: give a largest number, or a least separation."
         )
     if steps == 0:
         return 0
-    room = math.inf if apart == 0 else -(-steps // apart)
-    return int(room if most is None else min(most, room))
+    room = math.inf if min_separation == 0 else -(-steps // min_separation)
+    return int(room if max_participations is None else min(max_participations, room))
 
 
 _MAX_BANDED_STEPS = 10**7
@@ -133,7 +106,17 @@ _MAX_BANDED_STEPS = 10**7
 
 @dataclass(frozen=True)
 class BandedNoise:
-    """C has `bands` bands, in closed form; the last `bands` - 1 draws are kept."""
+    """C has `bands` bands, in closed form; the last `bands` - 1 draws are kept.
+
+    The bands are the first coefficients of 1 / sqrt(1 - x), whose square is the matrix of prefix sums. All
+    of them are the best factors for the largest error of a prefix (Fichtenberger, Henzinger and Upadhyay
+    2023; Dvijotham et al. 2024), and the first few are near the best for clients that come back (Kalinin
+    and Lampert 2024, arXiv 2405.13763). They need no optimisation.
+
+    The bands are positive and fall, and for such the worst contributions are to the first step and to those
+    at each `min_separation` steps from it (theorem 2 there). With no more bands than that their columns do
+    not overlap, and the sensitivity is sqrt(contributions) times the norm of the bands.
+    """
 
     bands: int
 
@@ -150,9 +133,12 @@ class BandedNoise:
         """The first column of C, as far as it is not zero."""
         return _sqrt_coefficients(self.bands)
 
-    def sensitivity(self, steps: int, most: int | None, apart: int) -> float:
+    def sensitivity(self, steps: int, max_participations: int | None, min_separation: int) -> float:
         return _banded_sensitivity(
-            _sqrt_coefficients(min(self.bands, max(steps, 1), _MAX_BANDED_STEPS + 1)), steps, most, apart
+            _sqrt_coefficients(min(self.bands, max(steps, 1), _MAX_BANDED_STEPS + 1)),
+            steps,
+            max_participations,
+            min_separation,
         )
 
     def open(self, key: bytes) -> NoiseStream:
@@ -161,7 +147,7 @@ class BandedNoise:
 
 @dataclass(frozen=True)
 class ToeplitzNoise:
-    """C with bands of one's own; only how they compare with the first one matters."""
+    """C with given bands, such as those of `jax_privacy.matrix_factorization`, relative to the first one."""
 
     factors: tuple[float, ...]
 
@@ -182,8 +168,8 @@ class ToeplitzNoise:
         """The first column of C, as far as it is given."""
         return np.array(self.factors) / self.factors[0]
 
-    def sensitivity(self, steps: int, most: int | None, apart: int) -> float:
-        return _banded_sensitivity(self.coefficients, steps, most, apart)
+    def sensitivity(self, steps: int, max_participations: int | None, min_separation: int) -> float:
+        return _banded_sensitivity(self.coefficients, steps, max_participations, min_separation)
 
     def open(self, key: bytes) -> NoiseStream:
         return _BandedStream(key, self.coefficients[1:].tolist())
@@ -195,26 +181,28 @@ def _sqrt_coefficients(bands: int) -> npt.NDArray[np.float64]:
     return np.cumprod(np.concatenate([[1.0], (2 * place - 1) / (2 * place)]))
 
 
-def _banded_sensitivity(bands: npt.NDArray[np.float64], steps: int, most: int | None, apart: int) -> float:
-    count = max_contributions(steps, most, apart)
+def _banded_sensitivity(
+    bands: npt.NDArray[np.float64], steps: int, max_participations: int | None, min_separation: int
+) -> float:
+    count = max_contributions(steps, max_participations, min_separation)
     bands = bands[:steps]
-    reach = min(steps, max(count - 1, 0) * apart + len(bands))  # steps that a client can move
+    reach = min(steps, max(count - 1, 0) * min_separation + len(bands))  # steps that a client can move
     if reach > _MAX_BANDED_STEPS:
         raise InputError(
             f"the sensitivity of banded noise over {reach} server steps takes too long: "
             f"allow fewer contributions, or steps up to {_MAX_BANDED_STEPS}."
         )
-    if apart == 0:
+    if min_separation == 0:
         return count * float(np.linalg.norm(bands))
     moved = np.zeros(reach)
-    for start in range(0, count * apart, apart):
+    for start in range(0, count * min_separation, min_separation):
         part = moved[start : start + len(bands)]
         part += bands[: len(part)]
     return float(np.linalg.norm(moved))
 
 
 class _BandedStream:
-    """C^-1 z: each draw is a fresh one less the bands of the draws before."""
+    """C^-1 z: each draw is a fresh one minus the bands of the draws before."""
 
     def __init__(self, key: bytes, bands: list[float]) -> None:
         self._key = key
@@ -254,22 +242,35 @@ _MAX_TREE_CONTRIBUTIONS = 20_000
 
 @dataclass(frozen=True)
 class TreeNoise:
-    """C has a row for each node: ones at its steps."""
+    """Tree aggregation (Dwork et al. 2010; DP-FTRL, Kairouz et al. 2021): C has a row of ones for each node.
+
+    A node is an interval of 2^level steps that begins at a multiple of 2^(level + 1): those are all that
+    the binary expansions of prefixes use. The noise of a prefix is the sum of its nodes', at most one a
+    level; a step's noise is what it adds to that. Nothing depends on how long the run will be, and no noise
+    is kept.
+
+    The square of the sensitivity is the largest sum over nodes of (contributions inside)^2. Contributions
+    that are separated are at most one in each aligned block of 2^p <= `min_separation` steps, and there
+    each is worst at the block's first step, which is in all nodes that end inside the block. What is left
+    is how to share contributions between the halves of each interval, which `_worst_prefix` tries from
+    small intervals to large. It is exact where the separation is a power of two, and an upper bound
+    otherwise.
+    """
 
     @property
     def name(self) -> str:
         return "tree"
 
-    def sensitivity(self, steps: int, most: int | None, apart: int) -> float:
-        count = max_contributions(steps, most, apart)
+    def sensitivity(self, steps: int, max_participations: int | None, min_separation: int) -> float:
+        count = max_contributions(steps, max_participations, min_separation)
         if count > _MAX_TREE_CONTRIBUTIONS:
             raise InputError(
                 f"the sensitivity of tree noise to {count} contributions takes too long: "
                 f"allow at most {_MAX_TREE_CONTRIBUTIONS}, or use banded noise."
             )
-        if apart == 0:
+        if min_separation == 0:
             return count * self.sensitivity(steps, 1, 1)  # all to the first step, which most nodes hold
-        return math.sqrt(_worst_prefix(steps, count, apart.bit_length() - 1)[-1])
+        return math.sqrt(_worst_prefix(steps, count, min_separation.bit_length() - 1)[-1])
 
     def open(self, key: bytes) -> NoiseStream:
         return _TreeStream(key)
@@ -339,14 +340,6 @@ def _best_split(
         reach = best[each : each + len(right)]
         np.maximum(reach, value + right[: len(reach)], out=reach)
     return best
-
-
-def parse_accountant(text: str) -> Accountant:
-    """`pld` or `rdp`."""
-    for accountant in (PldAccountant(), RdpAccountant()):
-        if text == accountant.name:
-            return accountant
-    raise unknown_name("accountant", text, ("pld", "rdp"))
 
 
 def parse_correlation(text: str) -> NoiseCorrelation:

@@ -1,8 +1,7 @@
-"""Who has contributed how often: what the privacy spent is computed from.
+"""What a run has released, what that reveals about any one client, and under which assumptions.
 
-From what was released to what it tells, and from a budget to how much may be released.
-
-Under which assumptions a run's epsilon holds, in words.
+`Ledger` counts each client's contributions, `PrivacyAccounting` turns the counts into an epsilon or a
+budget into a number of steps, and `privacy_statement` says in words what the epsilon rests on.
 """
 
 import math
@@ -29,8 +28,8 @@ class ReleaseTotals(NamedTuple):
 class Ledger:
     """Releases made, and each client's contributions to those of server steps."""
 
-    def __init__(self, population: int, most: int | None, apart: int) -> None:
-        self._most, self._apart = most, apart
+    def __init__(self, population: int, max_participations: int | None, min_separation: int) -> None:
+        self._max, self._separation = max_participations, min_separation
         self._start, self._steps, self._largest = False, 0, 0
         self._counts = np.zeros(population, np.int32)
         self._last = np.zeros(population, np.int32)  # the release it contributed to, where it did
@@ -44,14 +43,14 @@ class Ledger:
         """These are in the next release; refuses what the noise does not cover."""
         for client in clients:
             count, now = int(self._counts[client]), self._steps + 1
-            if count and now - self._last[client] < self._apart:
+            if count and now - self._last[client] < self._separation:
                 raise InputError(
-                    f"client {client} contributed twice within {self._apart} server steps, which the noise "
-                    "does not cover: use a schedule that keeps to the bounds on participation."
+                    f"client {client} contributed twice within {self._separation} server steps, which the "
+                    "noise does not cover: use a schedule that keeps to the bounds on participation."
                 )
-            if self._most is not None and count + self._start >= self._most:
+            if self._max is not None and count + self._start >= self._max:
                 raise InputError(
-                    f"client {client} contributed more than {self._most} times, which the noise does not "
+                    f"client {client} contributed more than {self._max} times, which the noise does not "
                     "cover: use a schedule that keeps to the bounds on participation."
                 )
             self._counts[client], self._last[client] = count + 1, now
@@ -101,8 +100,8 @@ class PrivacyAccounting:
     noise: float  # multiplier
     delta: float
     rate: float | None  # of the Poisson sampling that is simulated to amplify; None: nothing does
-    most: int | None  # contributions of a client, the start included
-    apart: int
+    max_participations: int | None  # contributions of a client, the start included
+    min_separation: int
     correlation: NoiseCorrelation
     accountant: Accountant
 
@@ -115,7 +114,7 @@ class PrivacyAccounting:
             return (*start, Releases(self.noise, tally.steps, self.rate))
         if isinstance(self.correlation, IndependentNoise):
             return (*start, Releases(self.noise, tally.largest))
-        sensitivity = self.correlation.sensitivity(tally.steps, tally.largest, self.apart)
+        sensitivity = self.correlation.sensitivity(tally.steps, tally.largest, self.min_separation)
         return (*start, Releases(self.noise / sensitivity, 1))
 
     def epsilon(self, tally: ReleaseTotals) -> float:
@@ -126,15 +125,15 @@ class PrivacyAccounting:
     def budget(self, epsilon: float, start: bool, rounds: int) -> PrivacyBudget:
         """What fits below an epsilon, in a run of that many server steps."""
         before = (Releases(self.noise, 1),) if start else ()
-        most = rounds if self.most is None else min(rounds, self.most - start)
+        largest = rounds if self.max_participations is None else min(rounds, self.max_participations - start)
         if self.rate is not None or isinstance(self.correlation, IndependentNoise):
-            cap = rounds if self.rate is not None else most
+            cap = rounds if self.rate is not None else largest
             fit = max_releases(epsilon, self.delta, self.noise, self.rate, self.accountant, cap, before)
             reach = math.inf if fit == cap else fit
             return PrivacyBudget(reach, math.inf) if self.rate is not None else PrivacyBudget(math.inf, reach)
 
         def fits(steps: int) -> bool:
-            return self.epsilon(ReleaseTotals(start, steps, min(most, steps))) <= epsilon
+            return self.epsilon(ReleaseTotals(start, steps, min(largest, steps))) <= epsilon
 
         steps = _largest_fitting(fits, rounds)
         return PrivacyBudget(math.inf if steps == rounds else steps, math.inf)
@@ -206,7 +205,7 @@ def privacy_statement(
         if start:
             parts.append("the start of everybody is counted without amplification")
     else:
-        times = f"{spending.most} time{'s' if spending.most != 1 else ''}"
+        times = f"{spending.max_participations} time{'s' if spending.max_participations != 1 else ''}"
         parts = [f"no amplification: no client contributes more than {times}, and when it did is public"]
     if not isinstance(spending.correlation, IndependentNoise):
         parts.append(f"noise is correlated over server steps ({spending.correlation.name})")

@@ -1,25 +1,19 @@
-"""Gaussian draws from a secret key, each a function of (key, numbers).
-
-The bits are AES-256 in counter mode under a key of their own for each draw, so whoever has seen
-any number of draws cannot foresee another. A torch generator would not do: on the CPU it keeps
-32 bits of its seed, which can be tried out, and two of many draws would be the same. Draws are made
-on the CPU in double precision and then moved, so that devices agree. A `mark` makes a draw that of what it
-is to hide: a step that is taken again after a resume has the same noise for the same sum, and fresh
-noise for any other, so that noise never cancels between two releases. Rounding is not hidden: the
-last bits of a noised float can tell more than the real numbers of the theory would.
-
-Bounds that follow the clients' norms (Andrew et al., NeurIPS 2021).
-
-Each client also says whether its norm was within the bound. The share of those that say so is released
-with noise beside the sum, and the bound moves geometrically until it is the quantile asked for.
-
-How much noise each field of a sum gets.
+"""The Gaussian mechanism: how much noise each field of a sum gets, and the noise itself.
 
 A field of bound b and share s gets a standard deviation of noise * b / s. One client then moves the
 whole release by at most sqrt(sum of s^2) / noise in units of the noise, which is 1 / noise as the
 squares of the shares add up to 1: jointly it is one Gaussian mechanism of multiplier `noise`. For momentum
 approximation (arXiv 2402.09247) shares of 1 / 1.1 for updates and sqrt(1 - 1 / 1.21) for stamps are its
 joint sensitivity of 1.1 times the updates' bound.
+
+Noise is drawn from a secret key, each draw as a function of (key, numbers). The bits are AES-256 in counter
+mode under a key of their own for each draw, so whoever has seen any number of draws cannot predict another.
+A torch generator would not do: on the CPU it keeps 32 bits of its seed, which can be guessed, and two of
+many draws would be the same. Draws are made on the CPU in double precision and then moved, so that devices
+agree. A `mark` ties a draw to the sum it hides: a step that is taken again after a resume has the same
+noise for the same sum, and fresh noise for any other, so that noise never cancels between two releases.
+Rounding is not hidden: the last bits of a noised float can reveal more than the real numbers of the theory
+would.
 """
 
 import hashlib
@@ -41,22 +35,22 @@ KEY_BYTES = 32
 
 
 def secret_key() -> bytes:
-    """A key that nobody can guess."""
+    """A random key."""
     return secrets.token_bytes(KEY_BYTES)
 
 
 def seeded_key(seed: int) -> bytes:
-    """A key that anybody can repeat: for simulations."""
+    """A key that follows from a seed, for simulations."""
     return hashlib.blake2b(struct.pack("<q", seed), digest_size=KEY_BYTES, person=b"noise seed").digest()
 
 
 def subkey(key: bytes, purpose: str) -> bytes:
-    """A key of its own for one purpose."""
+    """A key derived for one purpose."""
     return hashlib.blake2b(key=key, digest_size=KEY_BYTES, person=purpose.encode()).digest()
 
 
 def fingerprint(key: bytes, leaves: Iterable[Tensor]) -> bytes:
-    """What tells these numbers from any others, and nothing about them to who has no key."""
+    """A keyed digest of these numbers."""
     import torch
 
     digest = hashlib.blake2b(key=key, digest_size=KEY_BYTES, person=b"mark")
@@ -88,7 +82,11 @@ _ANSWER_SENSITIVITY = 0.5  # an answer is sent as plus or minus a half, so this 
 
 @dataclass(frozen=True)
 class AdaptiveClipping:
-    """The bound to which the norms of that share of uploads do not come."""
+    """Bounds that follow a quantile of the clients' norms (Andrew et al., NeurIPS 2021).
+
+    Each client also reports whether its norm was within the bound. The share of those that were is released
+    with noise beside the sum, and the bound moves geometrically until it is the quantile asked for.
+    """
 
     quantile: float = 0.5
     rate: float = 0.2
@@ -173,7 +171,7 @@ class GaussianMechanism:
     moving: tuple[str, ...]  # fields whose bounds adapt, each by an answer in the release
 
     def check(self) -> None:
-        """Refuse noise that cannot be dealt out."""
+        """Refuse noise of which the answers leave nothing."""
         self._multiplier()
 
     def deviations(

@@ -2,7 +2,7 @@
 
 from array import array
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Any
 
 import numpy as np
@@ -13,25 +13,33 @@ from offbeat.schedule.pool import ClientPool, IdleClientPool
 
 @dataclass(frozen=True)
 class Participation:
-    """At most `most` contributions of a client, any two of them at least `apart` server steps apart.
+    """At most `max_participations` of a client, any two of them at least `min_separation` server steps apart.
 
-    Two that are 0 apart may be in one buffer. The full-participation start is a contribution of everybody;
-    since it has a noise of its own, no gap has to follow it.
+    With a separation of 0 two may be in one buffer. The full-participation start is a contribution of
+    everybody; since it has a noise of its own, no gap has to follow it.
     """
 
-    most: int | None = None  # None: as often as it is chosen
-    apart: int = 0
+    max_participations: int | None = None  # None: as often as it is chosen
+    min_separation: int = 0  # in server steps
+    most: InitVar[int | None] = None  # the former names
+    apart: InitVar[int | None] = None
 
-    def __post_init__(self) -> None:
-        if self.most is not None and self.most < 1:
-            raise InputError(f"a client must be allowed at least 1 contribution, not {self.most}.")
-        if self.apart < 0:
-            raise InputError(f"contributions cannot be {self.apart} server steps apart: give at least 0.")
+    def __post_init__(self, most: int | None, apart: int | None) -> None:
+        if most is not None or apart is not None:
+            raise InputError("Participation takes max_participations and min_separation, not most and apart.")
+        if self.max_participations is not None and self.max_participations < 1:
+            raise InputError(
+                f"a client must be allowed at least 1 contribution, not {self.max_participations}."
+            )
+        if self.min_separation < 0:
+            raise InputError(
+                f"contributions cannot be {self.min_separation} server steps apart: give at least 0."
+            )
 
     @property
     def bounded(self) -> bool:
         """Whether there is anything to keep to."""
-        return self.most is not None or self.apart > 0
+        return self.max_participations is not None or self.min_separation > 0
 
     def check(self, pool: ClientPool, population: int, buffer: int) -> None:
         """Refuse bounds that cannot be kept."""
@@ -42,15 +50,16 @@ class Participation:
                 "how often a client contributes cannot be bounded under phases or queues: "
                 "use another dispatch, or no bound."
             )
-        if population < self.apart * buffer:
+        if population < self.min_separation * buffer:
             raise InputError(
-                f"contributions {self.apart} server steps apart take {self.apart * buffer} clients with a "
-                f"buffer of {buffer}, and there are {population}: lower one of them or add clients."
+                f"contributions {self.min_separation} server steps apart take "
+                f"{self.min_separation * buffer} clients with a buffer of {buffer}, "
+                f"and there are {population}: lower one of them or add clients."
             )
 
     def check_start(self) -> None:
         """Refuse bounds under which nothing can follow a full-participation start."""
-        if self.most == 1:
+        if self.max_participations == 1:
             raise InputError(
                 "the start of everyone is a contribution, and only 1 of each client is allowed: "
                 "allow more, or use the method without a start."
@@ -61,20 +70,20 @@ class ParticipationTracker:
     """How often each client has contributed, and who has to rest until a later version."""
 
     def __init__(self, participation: Participation, population: int) -> None:
-        self._most, self._apart = participation.most, participation.apart
+        self._max, self._separation = participation.max_participations, participation.min_separation
         self._population = population
-        self._counts = array("I", bytes(4 * population if self._most is not None else 0))
+        self._counts = array("I", bytes(4 * population if self._max is not None else 0))
         self._resting: deque[tuple[int, int]] = deque()  # version, client; by version
 
     def hold(self, client: int, version: int) -> bool:
         """Count a contribution to the step from `version`; whether the client is out of the pool for now."""
-        if self._most is not None:
+        if self._max is not None:
             self._counts[client] += 1
-            if self._counts[client] >= self._most:
+            if self._counts[client] >= self._max:
                 return True
-        if self._apart:
-            self._resting.append((version + self._apart, client))
-        return self._apart > 0
+        if self._separation:
+            self._resting.append((version + self._separation, client))
+        return self._separation > 0
 
     def begin(self) -> None:
         """Count a contribution of everybody, before the first step."""
@@ -89,15 +98,15 @@ class ParticipationTracker:
 
     def ended(self, able: int, consumed: int, buffer: int) -> str | None:
         """Why no further buffer can be filled: `able` clients may be chosen from now on or are in flight."""
-        if self._most is None:
+        if self._max is None:
             return None
-        left = self._population * self._most - consumed
-        if (able if self._apart else left) >= buffer:
+        left = self._population * self._max - consumed
+        if (able if self._separation else left) >= buffer:
             return None
-        rest = f", or must rest for {self._apart} server steps" if self._apart > 1 else ""
+        rest = f", or must rest for {self._separation} server steps" if self._separation > 1 else ""
         return (
             f"too few clients may still contribute to fill a buffer of {buffer}: "
-            f"the others have done so {self._most} time{'s' if self._most > 1 else ''}{rest}."
+            f"the others have done so {self._max} time{'s' if self._max > 1 else ''}{rest}."
         )
 
     def save(self) -> dict[str, Any]:

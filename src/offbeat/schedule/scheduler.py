@@ -48,7 +48,7 @@ class TaskCounts(NamedTuple):
     in_flight: int
 
     @property
-    def trips(self) -> int:
+    def client_updates(self) -> int:
         """Arrivals, used or not."""
         return self.consumed + self.waiting + self.dropped
 
@@ -96,18 +96,18 @@ class Scheduler:
         draws: Rng,
         population: int,
         buffer: int,
-        limit: float = inf,
+        max_staleness: float = inf,
         availability: Availability | None = None,
         participation: Participation = Participation(),
         observe: Callable[[], None] = lambda: None,
     ) -> None:
         """`observe` is called after anything started or arrived: `save` may give a buffer half full then."""
         dispatch.check(buffer, population)
-        if not limit >= 0:
-            raise InputError(f"the staleness limit is {limit}: give a number of at least 0.")
+        if not max_staleness >= 0:
+            raise InputError(f"the largest staleness is {max_staleness}: give a number of at least 0.")
         self.population = population
         self.buffer = buffer
-        self.limit = limit
+        self.max_staleness = max_staleness
         self._timeline = timeline
         self._dispatch = dispatch
         self._draws = draws
@@ -156,7 +156,7 @@ class Scheduler:
                 self._observe()
                 continue
             task = arrival.task
-            useful = not arrival.lost and version - task.version <= self.limit
+            useful = not arrival.lost and version - task.version <= self.max_staleness
             if turns is None or not useful or not turns.hold(task.client, version):
                 pool.rest(task.client)
             if useful:

@@ -28,7 +28,7 @@ class ScheduleSummary:
     dropped: int
     lost: int
     in_flight: int
-    trips: int
+    client_updates: int  # that arrived, used or not
     clients: int  # different ones whose updates were used
 
     def as_dict(self) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def summarise(steps: Iterable[Buffer], flow: Scheduler) -> ScheduleSummary:
         dropped=counts.dropped,
         lost=counts.lost,
         in_flight=counts.in_flight,
-        trips=counts.trips,
+        client_updates=counts.client_updates,
         clients=sum(seen),
     )
 

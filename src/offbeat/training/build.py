@@ -33,8 +33,8 @@ from offbeat.engines.simulation import Sequential, Vectorised
 from offbeat.errors import InputError, setting_name
 from offbeat.nn import models
 from offbeat.nn.problem import Precision, Problem
-from offbeat.privacy.accountant import Accountant, largest_within
-from offbeat.privacy.correlated import BandedNoise, parse_accountant, parse_correlation
+from offbeat.privacy.accountant import Accountant, largest_within, parse_accountant
+from offbeat.privacy.correlated import BandedNoise, parse_correlation
 from offbeat.privacy.ledger import PrivacyAccounting, ReleaseTotals
 from offbeat.privacy.mechanism import AdaptiveClipping
 from offbeat.schedule.availability import Always, Availability, Dropout, parse_availability
@@ -94,7 +94,7 @@ def with_calibrated_noise(experiment: Experiment, opening: AggregationContext) -
     assert isinstance(draft, Private)
     assert experiment.epsilon is not None
     spending = _spending(draft, opening)
-    start, most = opening.algorithm.warmup() is not None, draft.participation.most
+    start, most = opening.algorithm.warmup() is not None, draft.participation.max_participations
     times = opening.rounds if most is None else min(opening.rounds, most - start)
     noise = _least_noise(spending, ReleaseTotals(start, opening.rounds, times), experiment.epsilon)
     return dataclasses.replace(experiment, noise=noise)
@@ -120,8 +120,8 @@ def _spending(private: Private, opening: AggregationContext) -> PrivacyAccountin
         private.noise,
         private.delta,
         sampling_rate(opening.dispatch, opening.buffer, opening.population) if simulated else None,
-        private.participation.most,
-        private.participation.apart,
+        private.participation.max_participations,
+        private.participation.min_separation,
         private.correlation,
         private.accountant,
     )
@@ -278,7 +278,7 @@ def build_run(
     partition = parse_partition(experiment.partition)
     delays.bind(dispatch.source(experiment.seed), experiment.clients)  # complains of a bad file of delays
     opening = dry_run(experiment, dispatch, weights, availability)
-    method, limit = opening.algorithm, opening.limit
+    method, limit = opening.algorithm, opening.max_staleness
     aggregate = build_aggregate(with_calibrated_noise(experiment, opening), method)
     check_privacy(aggregate, opening)
     device = _parse_device(experiment.device)

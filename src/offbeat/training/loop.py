@@ -18,6 +18,7 @@ from torch import Tensor
 
 from offbeat import trees
 from offbeat.aggregate.mean import AggregationContext, Aggregator, Mean, PrivacyCost
+from offbeat.aggregate.private import current_repr
 from offbeat.algorithms import Setting, build
 from offbeat.core import AnyAlgorithm, Cohort, SavedState, Task, Vector, traits_of
 from offbeat.engines.engine import ClientUpdates, Engine, PersistentSession, SecureEncodingSession, Session
@@ -276,8 +277,7 @@ class RunState:
 
     def load(self, checkpoint: Checkpoint) -> None:
         facts, tensors = checkpoint
-        renamed = facts["settings"]["aggregate"].replace(" amplified=", " simulate_amplification=")
-        known = facts["settings"] | {"aggregate": renamed}
+        known = facts["settings"] | {"aggregate": current_repr(facts["settings"]["aggregate"])}
         differing = [
             f"{name} was {known[name]}, now {now}"
             for name, now in self._settings.items()

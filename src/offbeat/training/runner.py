@@ -120,7 +120,7 @@ def _run_steps(
             state.save(shot, folder, outcome)
         ages = shot.cohort.staleness if shot.cohort else ()
         mean = sum(ages) / len(ages) if ages else 0.0
-        yield Progress(shot.version, shot.time, shot.counts.trips, mean, record, outcome, ages)
+        yield Progress(shot.version, shot.time, shot.counts.client_updates, mean, record, outcome, ages)
         if last:
             return
 
@@ -161,7 +161,7 @@ class _RunRecorder:
         record = {
             "version": shot.version,
             "time": shot.time,
-            "client_updates": shot.counts.trips,
+            "client_updates": shot.counts.client_updates,
             **scores,
             "staleness_mean": self._total / self._count if self._count else 0.0,
             "staleness_max": self._worst,

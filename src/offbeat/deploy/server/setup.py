@@ -103,7 +103,7 @@ def set_up(plan: ServeConfig, noise: float | None = None, summation: Summation |
     with naming_settings(str):  # as the keys of the settings file
         dispatch, weights = build_dispatch(experiment), parse_weights(experiment.weights)
         opening = dry_run(experiment, dispatch, weights)
-        method, limit = opening.algorithm, opening.limit
+        method, limit = opening.algorithm, opening.max_staleness
         check_deployable(experiment.algorithm, method)
         plain = dataclasses.replace(experiment, secure=False)
         known = (

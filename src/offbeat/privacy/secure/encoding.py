@@ -30,12 +30,12 @@ def check_range(values: Tensor, terms: SecureTerms, client: int) -> None:
         return
     low, high = (float(end) for end in torch.aminmax(values))
     worst = max(abs(low), abs(high))  # NaN comes through
-    if not (math.isfinite(worst) and worst * 2.0**terms.bits <= terms.limit):
+    if not (math.isfinite(worst) and worst * 2.0**terms.bits <= terms.max_units):
         weights = f", weights of {terms.weight_bits} bits" if terms.weight_bits else ""
         raise InputError(
             f"the upload of client {client} has a value of size {worst:g}, but secure sums of up to "
-            f"{terms.most} reports with {terms.bits} fractional bits{weights} hold {terms.largest:g} a "
-            "coordinate: clip, or lower the bits."
+            f"{terms.max_reports} reports with {terms.bits} fractional bits{weights} hold {terms.largest:g} "
+            "a coordinate: clip, or lower the bits."
         )
 
 

@@ -168,9 +168,9 @@ def _check_batch(tasks: Sequence[Task], terms: SecureTerms, counted: SeenReports
         raise OverlapError(
             f"{report_name(before[0])}{some} of this batch was added before: leave out what was.", before
         )
-    if len(tasks) > terms.most:
+    if len(tasks) > terms.max_reports:
         raise LongBatchError(
-            f"a sum of {len(tasks)} reports might overflow: ask for at most {terms.most} at a time."
+            f"a sum of {len(tasks)} reports might overflow: ask for at most {terms.max_reports} at a time."
         )
     clients = len({task.client for task in tasks})
     if clients < terms.minimum:

@@ -82,7 +82,7 @@ class SecureTerms:
 
     run: bytes
     length: int
-    most: int  # reports in one sum
+    max_reports: int  # in one sum
     minimum: int = 5  # distinct clients in one sum
     bits: int = 16  # fractional
     weight_bits: int = 0
@@ -99,30 +99,30 @@ class SecureTerms:
             raise InputError(
                 f"a secure sum of {self.minimum} clients hides nobody: give a minimum of at least 2."
             )
-        if self.most < self.minimum:
+        if self.max_reports < self.minimum:
             raise InputError(
-                f"at most {self.most} reports in a sum can never be {self.minimum} clients: "
+                f"at most {self.max_reports} reports in a sum can never be {self.minimum} clients: "
                 "raise the buffer or lower the minimum."
             )
         if not 1 <= self.bits <= 30:
             raise InputError(f"fixed point needs 1 to 30 fractional bits, not {self.bits}.")
         if not 0 <= self.weight_bits <= 16:
             raise InputError(f"weights need 0 to 16 bits, not {self.weight_bits}.")
-        if self.limit < 1:
+        if self.max_units < 1:
             raise InputError(
-                f"{self.most} reports with weights of {self.weight_bits} bits leave no room in 32 bits: "
-                "lower the buffer or the bits of weights."
+                f"{self.max_reports} reports with weights of {self.weight_bits} bits leave no room in 32 "
+                "bits: lower the buffer or the bits of weights."
             )
 
     @property
-    def limit(self) -> int:
+    def max_units(self) -> int:
         """The largest coordinate, in units of 2^-bits, with which no sum can overflow."""
-        return (SIGN_BIT - 1) // (self.most << self.weight_bits)
+        return (SIGN_BIT - 1) // (self.max_reports << self.weight_bits)
 
     @property
     def largest(self) -> float:
         """The same as a number."""
-        return self.limit / (1 << self.bits)
+        return self.max_units / (1 << self.bits)
 
     @property
     def unit(self) -> float:
@@ -147,6 +147,6 @@ class SecureTerms:
 
     def binding(self, task: Task) -> bytes:
         """What a sealed seed is good for: this report, under these terms."""
-        numbers = (*task, self.length, self.most, self.minimum, self.bits, self.weight_bits)
+        numbers = (*task, self.length, self.max_reports, self.minimum, self.bits, self.weight_bits)
         head = b"offbeat secure sum" + struct.pack(f"<B{len(numbers)}q", len(self.run), *numbers)
         return head + self.run + f"{self.rule}\0{self.clipping}".encode()

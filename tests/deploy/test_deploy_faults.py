@@ -45,7 +45,7 @@ class Campaign:
             rounds=10,
             dispatch=random.choice([Asynchronous(4), Asynchronous(5, eager=False), Synchronous(3)]),
             limit=random.choice([1, 1000]),
-            terms={"deadline": DEADLINE, "grace": 4.0, "bound": False},
+            terms={"deadline": DEADLINE, "grace": 4.0, "bind_names": False},
         )
         self.network, self.clock = self.run.network, self.run.clock
         self.network.random = Random(seed + 1)

@@ -15,7 +15,7 @@ from torch import nn
 from deploy_world import Deployment, Letter, ramdisk
 from offbeat import Asynchronous, Examples, Problem, Sequential, Synchronous, build, trees
 from offbeat.core import Task, traits_of
-from offbeat.deploy.monitor.observer import NullObserver
+from offbeat.deploy.monitor.observer import Observer
 from offbeat.deploy.protocol import messages
 from offbeat.deploy.protocol.messages import HelloReply, UploadMessage
 from offbeat.deploy.protocol.strict_json import Reason
@@ -645,7 +645,7 @@ def test_uploads_may_have_four_times_their_size(place: Path) -> None:
     problem = Problem(module, each)
     wanted = byte_size(plain_validator(run.algorithm, *problem.initial()).form)
     assert max_upload_bytes(run.algorithm, problem, SessionConfig({}, 5)) == 4 * wanted
-    assert max_upload_bytes(run.algorithm, problem, SessionConfig({}, 5, most_bytes=77)) == 77
+    assert max_upload_bytes(run.algorithm, problem, SessionConfig({}, 5, max_upload_bytes=77)) == 77
 
 
 class Parrots:
@@ -686,7 +686,7 @@ def test_memory_stays_flat_over_two_thousand_updates(place: Path) -> None:
     run = Deployment(place, "fedbuff", rounds=100, buffer=20, clients=40, dispatch=Asynchronous(40))
     run.world = run.world._replace(problem=Problem(nn.Linear(50, 20).double(), each))
     run.network = Parrots(run)  # type: ignore[assignment]
-    run.log = NullObserver()  # type: ignore[assignment]
+    run.log = Observer()  # type: ignore[assignment]
     sizes: list[int] = []
 
     def look(progress: Progress) -> None:

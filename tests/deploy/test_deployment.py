@@ -171,7 +171,7 @@ def simulated(settings: Path) -> list[float]:
     population = pool_site_data(digits_sites.load, SITES, Steps(STEPS, SIZE))
     found = []
     for seed in range(SEEDS):
-        trial = stage.trial(Sequential(stage.problem, population, Exponential(1.0)))
+        trial = stage.run_spec(Sequential(stage.problem, population, Exponential(1.0)))
         *_, last = run_experiment(dataclasses.replace(plan.experiment, seed=seed), trial)
         assert last.record is not None
         found.append(last.record["accuracy"])

@@ -97,5 +97,5 @@ def test_a_resumed_run_judges_as_the_one_before_it_would_have(
 
 
 def test_the_sentence_says_what_to_do() -> None:
-    with pytest.raises(Rejected, match=r"delta has norm 500, above 200: .* set most_norm of \[network\]"):
+    with pytest.raises(Rejected, match=r"delta has norm 500, above 200: .* max_update_norm of \[network\]"):
         knowing(10).check(norms(500.0))

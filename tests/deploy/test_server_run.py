@@ -52,7 +52,7 @@ algorithm = "fedbuff"
 clients = 2
 buffer = 2
 rounds = 6
-every = 2
+eval_every = 2
 local_steps = 3
 batch_size = 4
 [network]
@@ -132,7 +132,7 @@ def test_a_run_ends_with_a_model_and_leaves_word(
     settings: Path, tmp_path: Path, sites: dict[int, Site]
 ) -> None:
     folder = tmp_path / "run"
-    outcome = serve(ask(settings, folder), lambda most: AtOnce(sites))
+    outcome = serve(ask(settings, folder), lambda max_bytes: AtOnce(sites))
     assert outcome == read_outcome(folder) == ServeOutcome(6)
     assert versions(folder) == [0, 2, 4, 6]
     assert all("accuracy" in record for record in read_jsonl(folder, "records"))
@@ -152,7 +152,7 @@ def test_the_first_weights_follow_from_the_seed(
     settings.write_text(SETTINGS.replace("rounds = 6", "rounds = 1"))
     losses = []
     for name in ("a", "b"):
-        serve(ask(settings, tmp_path / name), lambda most: AtOnce(sites))
+        serve(ask(settings, tmp_path / name), lambda max_bytes: AtOnce(sites))
         losses.append(next(read_jsonl(tmp_path / name, "records"))["loss"])
     assert losses[0] == losses[1]
 
@@ -162,7 +162,7 @@ def test_without_test_data_nothing_is_measured(
 ) -> None:
     settings.write_text(SETTINGS.replace('test = "served_task:test"\n', ""))
     folder = tmp_path / "run"
-    assert serve(ask(settings, folder), lambda most: AtOnce(sites)).error is None
+    assert serve(ask(settings, folder), lambda max_bytes: AtOnce(sites)).error is None
     (first, *_) = read_jsonl(folder, "records")
     assert not {"accuracy", "loss"} & first.keys()
     assert (folder / "model.safetensors").exists()
@@ -177,13 +177,13 @@ def test_a_stop_in_the_middle_of_a_buffer_is_resumed(
         if count >= 5:
             (folder / STOP_FILE).touch()
 
-    outcome = serve(ask(settings, folder), lambda most: AtOnce(sites, stop))
+    outcome = serve(ask(settings, folder), lambda max_bytes: AtOnce(sites, stop))
     assert outcome.stopped
     assert outcome.version is not None
     assert outcome.version < 6
     assert not (folder / STOP_FILE).exists()
     assert (folder / "model.safetensors").exists()
-    again = serve(ask(settings, folder, resume=True), lambda most: AtOnce(sites))
+    again = serve(ask(settings, folder, resume=True), lambda max_bytes: AtOnce(sites))
     assert again == ServeOutcome(6)
     assert versions(folder) == [0, 2, 4, 6]
 
@@ -196,18 +196,18 @@ def test_a_kill_leaves_no_word_and_is_resumed(settings: Path, tmp_path: Path, si
             raise SystemExit
 
     with pytest.raises(SystemExit):
-        serve(ask(settings, folder), lambda most: AtOnce(sites, kill))
+        serve(ask(settings, folder), lambda max_bytes: AtOnce(sites, kill))
     assert read_outcome(folder) is None
-    assert serve(ask(settings, folder, resume=True), lambda most: AtOnce(sites)) == ServeOutcome(6)
+    assert serve(ask(settings, folder, resume=True), lambda max_bytes: AtOnce(sites)) == ServeOutcome(6)
 
 
 def test_a_run_that_had_finished_finishes_again_without_sites(
     settings: Path, tmp_path: Path, sites: dict[int, Site]
 ) -> None:
     folder = tmp_path / "run"
-    serve(ask(settings, folder), lambda most: AtOnce(sites))
+    serve(ask(settings, folder), lambda max_bytes: AtOnce(sites))
     (folder / "model.safetensors").unlink()
-    assert serve(ask(settings, folder, resume=True), lambda most: AtOnce({})) == ServeOutcome(6)
+    assert serve(ask(settings, folder, resume=True), lambda max_bytes: AtOnce({})) == ServeOutcome(6)
     assert (folder / "model.safetensors").exists()
 
 
@@ -223,9 +223,9 @@ def test_bad_settings_are_an_outcome_in_one_sentence(
     settings: Path, tmp_path: Path, sites: dict[int, Site], change: tuple[str, str], sentence: str
 ) -> None:
     folder = tmp_path / "run"
-    serve(ask(settings, folder), lambda most: AtOnce(sites))
+    serve(ask(settings, folder), lambda max_bytes: AtOnce(sites))
     settings.write_text(SETTINGS.replace(*change))
-    outcome = serve(ask(settings, folder, resume=True), lambda most: AtOnce(sites))
+    outcome = serve(ask(settings, folder, resume=True), lambda max_bytes: AtOnce(sites))
     assert outcome.error is not None
     assert sentence in outcome.error
     assert read_outcome(folder) == outcome
@@ -240,7 +240,7 @@ def test_a_page_whose_port_is_taken_does_not_end_the_run(
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         settings.write_text(f"{SETTINGS}[watch]\nport = {taken.getsockname()[1]}\n")
-        assert serve(ask(settings, tmp_path / "run"), lambda most: AtOnce(sites)).error is None
+        assert serve(ask(settings, tmp_path / "run"), lambda max_bytes: AtOnce(sites)).error is None
     assert "there is no live page" in caplog.text
 
 
@@ -249,18 +249,18 @@ def test_a_private_run_keeps_its_noise_and_tells_what_it_spent(
     settings: Path, tmp_path: Path, sites: dict[int, Site], method: str, clip: str
 ) -> None:
     folder = tmp_path / "run"
-    privacy = f"[privacy]\n{clip}epsilon = 50.0\ndelta = 1e-5\nmost = 6\naccountant = 'rdp'\n"
+    privacy = f"[privacy]\n{clip}epsilon = 50.0\ndelta = 1e-5\nmax_participations = 6\naccountant = 'rdp'\n"
     settings.write_text(SETTINGS.replace('"fedbuff"', f'"{method}"') + privacy)
 
     def stop(count: int) -> None:
         if count >= 5:
             (folder / STOP_FILE).touch()
 
-    assert serve(ask(settings, folder), lambda most: AtOnce(sites, stop)).stopped
+    assert serve(ask(settings, folder), lambda max_bytes: AtOnce(sites, stop)).stopped
     kept = json.loads((folder / "settings.json").read_text())
     assert kept["resolved"]["noise"] > 0
     assert kept["parameters"] == dict((*find(method).private_defaults, *find(method).unclipped_defaults))
-    outcome = serve(ask(settings, folder, resume=True), lambda most: AtOnce(sites))
+    outcome = serve(ask(settings, folder, resume=True), lambda max_bytes: AtOnce(sites))
     assert outcome.version == 6
     assert outcome.spent is not None
     assert 0 < outcome.spent["epsilon"] <= 50
@@ -277,11 +277,11 @@ def test_a_disk_that_is_full_ends_the_run_with_a_sentence(
         save(path, state)
 
     monkeypatch.setattr("offbeat.training.checkpoint.save", fail)
-    outcome = serve(ask(settings, tmp_path / "run"), lambda most: AtOnce(sites))
+    outcome = serve(ask(settings, tmp_path / "run"), lambda max_bytes: AtOnce(sites))
     assert outcome.error is not None
     assert "state.safetensors cannot be written (No space left on device)" in outcome.error
     assert read_outcome(tmp_path / "run") == outcome
-    assert serve(ask(settings, tmp_path / "run", resume=True), lambda most: AtOnce(sites)).version == 6
+    assert serve(ask(settings, tmp_path / "run", resume=True), lambda max_bytes: AtOnce(sites)).version == 6
 
 
 def test_a_run_of_sites_with_keys_does_not_go_on_with_sites_that_have_none(
@@ -294,13 +294,13 @@ def test_a_run_of_sites_with_keys_does_not_go_on_with_sites_that_have_none(
             (folder / STOP_FILE).touch()
 
     keyed = ServeRequest(settings, folder, False, authenticated=True)
-    assert serve(keyed, lambda most: AtOnce(sites, stop)).stopped
+    assert serve(keyed, lambda max_bytes: AtOnce(sites, stop)).stopped
     strangers = AtOnce({node + 80: site for node, site in sites.items()})  # as good as any who know the names
-    outcome = serve(ask(settings, folder, resume=True), lambda most: strangers)
+    outcome = serve(ask(settings, folder, resume=True), lambda max_bytes: strangers)
     assert outcome.error is not None
     assert "resume it with --certificates" in outcome.error
     assert strangers.tasks == 0
-    assert serve(keyed._replace(resume=True), lambda most: AtOnce(sites)).version == 6
+    assert serve(keyed._replace(resume=True), lambda max_bytes: AtOnce(sites)).version == 6
 
 
 def test_a_run_does_not_go_on_without_knowing_which_site_is_which_client(
@@ -312,13 +312,13 @@ def test_a_run_does_not_go_on_without_knowing_which_site_is_which_client(
         if tasks > 4:
             (folder / STOP_FILE).touch()
 
-    assert serve(ask(settings, folder), lambda most: AtOnce(sites, stop)).stopped
+    assert serve(ask(settings, folder), lambda max_bytes: AtOnce(sites, stop)).stopped
     roster = (folder / "roster.json").rename(tmp_path / "elsewhere")
-    outcome = serve(ask(settings, folder, resume=True), lambda most: AtOnce(sites))
+    outcome = serve(ask(settings, folder, resume=True), lambda max_bytes: AtOnce(sites))
     assert outcome.error is not None
     assert "roster.json does not know all clients of this run" in outcome.error
     roster.rename(folder / "roster.json")
-    assert serve(ask(settings, folder, resume=True), lambda most: AtOnce(sites)).version == 6
+    assert serve(ask(settings, folder, resume=True), lambda max_bytes: AtOnce(sites)).version == 6
 
 
 class Poisoned(AtOnce):
@@ -336,18 +336,18 @@ class Poisoned(AtOnce):
 def test_a_run_that_diverged_goes_on_without_the_uploads_that_made_it(
     settings: Path, tmp_path: Path, sites: dict[int, Site]
 ) -> None:
-    text = settings.read_text().replace("every = 2", "every = 1")
-    settings.write_text(f"{text}most_norm = 0\n")
+    text = settings.read_text().replace("eval_every = 2", "eval_every = 1")
+    settings.write_text(f"{text}max_update_norm = 0\n")
     folder = tmp_path / "run"
-    first = serve(ask(settings, folder), lambda most: Poisoned(sites))
+    first = serve(ask(settings, folder), lambda max_bytes: Poisoned(sites))
     assert first.error is not None
     assert "NaN or infinite at server step" in first.error
     assert "its updates came from client" in first.error
     assert "resume it with --set-aside" in first.error
-    again = serve(ask(settings, folder, resume=True), lambda most: AtOnce(sites))
+    again = serve(ask(settings, folder, resume=True), lambda max_bytes: AtOnce(sites))
     assert again.error == first.error
     (folder / SET_ASIDE_FILE).touch()
-    assert serve(ask(settings, folder, resume=True), lambda most: AtOnce(sites)).version == 6
+    assert serve(ask(settings, folder, resume=True), lambda max_bytes: AtOnce(sites)).version == 6
     assert not (folder / SET_ASIDE_FILE).exists()
     assert versions(folder) == list(range(7))
     told = [line for line in read_jsonl(folder, "events") if line["event"] == "set_aside"]
@@ -358,7 +358,7 @@ def test_a_run_that_diverged_goes_on_without_the_uploads_that_made_it(
 def test_the_same_upload_does_no_harm_where_its_length_is_looked_at(
     settings: Path, tmp_path: Path, sites: dict[int, Site]
 ) -> None:
-    assert serve(ask(settings, tmp_path / "run"), lambda most: Poisoned(sites)) == ServeOutcome(6)
+    assert serve(ask(settings, tmp_path / "run"), lambda max_bytes: Poisoned(sites)) == ServeOutcome(6)
     rejected = [line for line in read_jsonl(tmp_path / "run", "events") if line["event"] == "rejected"]
     assert [line["reason"] for line in rejected] == ["norm"]
 
@@ -380,7 +380,7 @@ def test_a_name_is_for_whoever_has_its_key(settings: Path, tmp_path: Path, sites
             (folder / STOP_FILE).touch()
 
     asked = ServeRequest(settings, folder, False, authenticated=True, sites=known)
-    assert serve(asked, lambda most: Keyed(sites, stop)).stopped
+    assert serve(asked, lambda max_bytes: Keyed(sites, stop)).stopped
     roster = json.loads((folder / "roster.json").read_text())
     assert [member["name"] for member in roster.values()] == ["one"]
 

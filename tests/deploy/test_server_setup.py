@@ -71,8 +71,8 @@ def test_the_model_begins_as_the_seed_says_and_leaves_other_draws_alone() -> Non
 
 
 def test_sites_are_told_which_weights_are_not_trained() -> None:
-    assert "frozen" not in set_up(plan()).note
-    told = site.read_plan(set_up(plan({"module": "with_body"}, seed=4)).note).frozen
+    assert "frozen" not in set_up(plan()).site_plan
+    told = site.read_plan(set_up(plan({"module": "with_body"}, seed=4)).site_plan).frozen
     assert (
         told
         == frozen_weights_digest(seeded_module(with_body, 4))
@@ -114,14 +114,14 @@ def test_sums_in_secret_go_with_and_without_noise(privacy: dict[str, Any] | None
 @pytest.mark.parametrize(
     ("made", "sentence"),
     [
-        (plan(algorithm="weight-prediction"), "which nobody knows before it arrives"),
-        (plan({"module": "normed"}, PRIVATE), "keeps running statistics"),
+        (plan(algorithm="weight-prediction"), "which is not known before it arrives"),
+        (plan({"module": "normed"}, PRIVATE), "has running statistics"),
         (plan({"module": "held_out"}), "the model is a Examples: return a torch.nn.Module."),
         (plan({"module": "absent"}), "has no 'absent'"),
         (plan({"test": "nothing"}), "is empty"),
         (plan({"test": "squares"}), "the data of site 'server' could not be loaded"),
-        (plan(device="quantum"), "the device 'quantum' is not to be had here"),
-        (plan(precision="tf32"), "does not round products to tf32"),
+        (plan(device="quantum"), "the device 'quantum' is not available"),
+        (plan(precision="tf32"), "tf32 is not available on a CPU"),
         (plan(concurrency=9), "concurrency"),
         (plan(privacy=PRIVATE | {"clip": "nothing=1"}), "nothing"),
     ],

@@ -339,7 +339,7 @@ _EVENT_SENTENCES = {
     "rejected": "rejected from node {node} ({reason}): {sentence}",
     "set_aside": "the upload of client {client} from version {version} is set aside",
     "unreachable": "the network is away: {sentence}",
-    "reachable": "the network is back",
+    "reachable": "the network is reachable again",
 }
 
 
@@ -412,7 +412,7 @@ def _supervise(
     certificates: Certificates | None,
     stop: StopRequest,
 ) -> int:
-    plan, seen = stage.plan, _TerminalObserver()
+    plan, seen = stage.config, _TerminalObserver()
     try:
         with running_backend(folder, Path(given.settings), superlink, certificates) as flower:
             _announce_server(plan, folder, superlink, certificates)

@@ -1,7 +1,7 @@
-"""A live page of a deployment, its numbers as JSON, and its metrics: read-only, on a thread of its own.
+"""The live page of a run, its status as JSON and its metrics, served read-only by a thread.
 
-`/` the page, `/status.json`, `/metrics` for Prometheus, `/healthz`. There is no authentication, so it listens
-to this machine alone unless told otherwise.
+`/` is the page; `/status.json`, `/metrics` (for Prometheus) and `/healthz` are for programs. There is no
+authentication, so the server listens on the loopback interface unless it is configured otherwise.
 """
 
 import base64
@@ -21,12 +21,12 @@ from typing import Any, Protocol
 from offbeat.deploy.monitor.observer import METRICS_CONTENT_TYPE
 from offbeat.errors import InputError
 
-_MAX_REQUESTS = 16  # requests
-_REQUEST_TIMEOUT = 5.0  # seconds for a request that does not come
+_MAX_REQUESTS = 16  # at a time
+_REQUEST_TIMEOUT = 5.0  # seconds for a request to arrive
 
 
 class StatusSource(Protocol):
-    """What the page asks of a watch."""
+    """What the page shows: a `Monitor`."""
 
     def status(self) -> dict[str, Any]: ...
 
@@ -35,7 +35,7 @@ class StatusSource(Protocol):
 
 @contextmanager
 def serve_page(watch: StatusSource, port: int, host: str = "127.0.0.1") -> Iterator[str]:
-    """The page's address, for as long as the block runs; port 0 takes any that is free."""
+    """Serve the page while the block runs; its address. Port 0 selects any free port."""
     server = _bind(watch, host, port)
     thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, name="page", daemon=True)
     thread.start()
@@ -48,8 +48,8 @@ def serve_page(watch: StatusSource, port: int, host: str = "127.0.0.1") -> Itera
 
 
 def load_page() -> tuple[bytes, str]:
-    """The page, and the policy that lets a browser run nothing but what is in it."""
-    text = files("offbeat.deploy").joinpath("page.html").read_text(encoding="utf-8")
+    """The page, and a content security policy that allows nothing but what is in it."""
+    text = files("offbeat.deploy.monitor").joinpath("page.html").read_text(encoding="utf-8")
     rules = [
         "default-src 'none'",
         f"script-src {_hashes('script', text)}",
@@ -72,7 +72,7 @@ def _hashes(tag: str, text: str) -> str:
 
 def _bind(watch: StatusSource, host: str, port: int) -> "_Server":
     if not 0 <= port < 1 << 16:
-        raise InputError(f"{port} is no port: give one from 1 to 65535.")
+        raise InputError(f"{port} is not a port: give one from 1 to 65535.")
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return _Server(watch, host, port, family)
@@ -84,7 +84,7 @@ def _bind(watch: StatusSource, host: str, port: int) -> "_Server":
 
 
 class _Server(ThreadingHTTPServer):
-    """Requests are few and small; those beyond `_AT_ONCE` at a time are turned away."""
+    """Requests are few and small; more than `_MAX_REQUESTS` at a time are refused."""
 
     daemon_threads = True
     block_on_close = False
@@ -98,7 +98,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__((host, port), _Handler)
 
     def server_bind(self) -> None:
-        # the one above asks the name service for this machine's name, which can take seconds
+        # The inherited method resolves the host name, which can take seconds.
         socket.socket.setsockopt(self.socket, socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
@@ -121,7 +121,7 @@ class _Server(ThreadingHTTPServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A reader that hung up is nobody's trouble."""
+        """Ignore clients that disconnect."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -133,8 +133,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         host = self.headers.get("Host")
         if self.server.local and host is not None and not _is_local_host(_host_without_port(host)):
-            # a page elsewhere whose name was made to point here must not read this one
-            self._answer(HTTPStatus.FORBIDDEN, "text/plain", b"ask for this page by 127.0.0.1 or localhost\n")
+            # DNS rebinding: another site's page must not read this one under its own name.
+            self._answer(HTTPStatus.FORBIDDEN, "text/plain", b"request this page as 127.0.0.1 or localhost\n")
             return
         path = self.path.split("?", 1)[0]
         if path == "/":
@@ -150,13 +150,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"not found\n")
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Requests other than GET, and such as cannot be read; nothing of them is repeated."""
+        """Answer other methods and malformed requests without repeating any of them."""
         status = HTTPStatus.METHOD_NOT_ALLOWED if code == HTTPStatus.NOT_IMPLEMENTED else HTTPStatus(code)
         self.close_connection = True
         self._answer(status, "text/plain", f"{status.phrase}\n".encode())
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: readers are no events of the run."""
+        """Requests are not logged."""
 
     def _answer(self, status: HTTPStatus, kind: str, body: bytes) -> None:
         self.send_response(status)
@@ -173,7 +173,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _host_without_port(header: str) -> str:
-    """Without the port."""
+    """A Host header without its port."""
     return header[1:].split("]", 1)[0] if header.startswith("[") else header.rsplit(":", 1)[0]
 
 

@@ -1,11 +1,7 @@
-"""Who is told what happens in a session.
+"""What observers of a session are told, and the `Monitor` that logs, counts and keeps the status of a run.
 
-A deployment in numbers, as Prometheus reads them.
-
-One object that is told what happens in a deployment: it logs, counts, and knows how things stand.
-
-The session and the server's loop tell it; a thread that serves the page reads it. It never raises, and never
-waits for anything but its own lock, so a run is the same with and without it.
+The session and the training loop call a monitor; the thread that serves the live page reads it. It never
+raises and waits for nothing but its own lock, so a run is the same with and without it.
 """
 
 import math
@@ -13,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -24,62 +20,38 @@ from offbeat.deploy.protocol.strict_json import Reason
 from offbeat.training.runner import Progress
 
 
-class Observer(Protocol):
-    """Somebody who looks on; nothing of the run depends on it."""
-
-    def joined(self, node: int, name: str, client: int) -> None: ...
-
-    def left(self, node: int, client: int | None) -> None: ...
-
-    def sent(self, client: int, task: Task, size: int) -> None: ...
-
-    def accepted(self, client: int, task: Task, seconds: float, size: int, work: float) -> None: ...
-
-    def rejected(self, node: int, client: int | None, reason: Reason, sentence: str) -> None: ...
-
-    def lost(self, client: int, task: Task) -> None: ...
-
-    def set_aside(self, client: int, task: Task) -> None: ...
-
-    def cooling_down(self, client: int, seconds: float) -> None: ...
-
-    def unreachable(self, sentence: str) -> None: ...
-
-    def reachable(self) -> None: ...
-
-
-class NullObserver:
-    """Looks away."""
+class Observer:
+    """Is told what happens in a session; nothing of the run depends on it. The methods here do nothing."""
 
     def joined(self, node: int, name: str, client: int) -> None:
-        pass
+        """A site was admitted as this client."""
 
     def left(self, node: int, client: int | None) -> None:
-        pass
+        """A node is gone."""
 
     def sent(self, client: int, task: Task, size: int) -> None:
-        pass
+        """A task with a payload of so many bytes was sent."""
 
     def accepted(self, client: int, task: Task, seconds: float, size: int, work: float) -> None:
-        pass
+        """An upload passed every check and is on disk, `seconds` after its task was sent."""
 
     def rejected(self, node: int, client: int | None, reason: Reason, sentence: str) -> None:
-        pass
+        """A reply, a greeting or a task came to nothing."""
 
     def lost(self, client: int, task: Task) -> None:
-        pass
+        """No upload will come of this task."""
 
     def set_aside(self, client: int, task: Task) -> None:
-        pass
+        """An accepted upload is not used."""
 
     def cooling_down(self, client: int, seconds: float) -> None:
-        pass
+        """A client that failed gets no task for so long."""
 
     def unreachable(self, sentence: str) -> None:
-        pass
+        """The transport fails at the moment."""
 
     def reachable(self) -> None:
-        pass
+        """The transport works again."""
 
 
 METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -89,7 +61,7 @@ _SECONDS_BUCKETS = (0.1, 0.3, 1, 3, 10, 30, 60, 180, 600, 1800, 7200)
 
 
 class Gauges(NamedTuple):
-    """How things stand now; what is None is not shown."""
+    """The current values of the gauges; None is not shown."""
 
     version: int
     versions_asked: int
@@ -108,12 +80,12 @@ class Gauges(NamedTuple):
 
 _HELP = {
     "version": "Server steps taken",
-    "versions_asked": "Server steps that the run is to take",
+    "versions_asked": "Server steps that the run will take",
     "tasks_in_flight": "Tasks at clients now",
     "tasks_in_flight_asked": "Tasks that the run tries to keep at clients",
-    "nodes_present": "Nodes that are there and were greeted",
+    "nodes_present": "Nodes that are connected and were admitted",
     "clients_known": "Clients that have joined at any time",
-    "clients_aside": "Clients put aside for failing",
+    "clients_aside": "Clients that get no task for a while after a failure",
     "buffer_waiting": "Uploads that wait for the next server step",
     "buffer_size": "Uploads that make a server step",
     "epsilon_spent": "Privacy spent up to the version of offbeat_epsilon_version, where it was counted last",
@@ -123,42 +95,42 @@ _HELP = {
 
 
 class Metrics:
-    """Counters and histograms of one run; gauges are read when somebody asks."""
+    """Counters and histograms of one run; gauges are read on request."""
 
     def __init__(self, gauges: Callable[[], Gauges], reasons: Iterable[str]) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_GaugeCollector(gauges))
 
-        def count(name: str, says: str, labels: tuple[str, ...] = ()) -> Any:
-            return Counter(f"offbeat_{name}", says, labels, registry=self._registry)
+        def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Any:
+            return Counter(f"offbeat_{name}", text, labels, registry=self._registry)
 
-        def spread(name: str, says: str, buckets: tuple[float, ...]) -> Any:
-            return Histogram(f"offbeat_{name}", says, buckets=buckets, registry=self._registry)
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Any:
+            return Histogram(f"offbeat_{name}", text, buckets=buckets, registry=self._registry)
 
-        self.accepted = count("uploads_accepted", "Uploads that passed every check")
-        self.rejected = count("rejections", "Uploads, greetings and tasks that came to nothing", ("reason",))
-        self.sent = count("tasks_sent", "Tasks sent to clients")
-        self.lost = count("tasks_lost", "Tasks that brought no upload")
-        self.received_bytes = count("received_bytes", "Bytes of accepted uploads")
-        self.sent_bytes = count("sent_bytes", "Bytes of tasks")
-        self.checkpoints = count("checkpoints", "Checkpoints in their place")
-        self.unreachable = count("network_errors", "Times that the network could not be reached")
-        self.staleness = spread(
+        self.accepted = counter("uploads_accepted", "Uploads that passed every check")
+        self.rejected = counter("rejections", "Uploads, greetings and tasks that failed", ("reason",))
+        self.sent = counter("tasks_sent", "Tasks sent to clients")
+        self.lost = counter("tasks_lost", "Tasks that brought no upload")
+        self.received_bytes = counter("received_bytes", "Bytes of accepted uploads")
+        self.sent_bytes = counter("sent_bytes", "Bytes of tasks")
+        self.checkpoints = counter("checkpoints", "Checkpoints in their place")
+        self.unreachable = counter("network_errors", "Times that the network could not be reached")
+        self.staleness = histogram(
             "staleness_versions", "Versions between a task and its use", _STALENESS_BUCKETS
         )
-        self.seconds = spread("task_seconds", "Seconds from sending a task to its upload", _SECONDS_BUCKETS)
-        self.work = spread("work_seconds", "Seconds of local work, as the site tells", _SECONDS_BUCKETS)
+        self.seconds = histogram("task_seconds", "Seconds from a task to its upload", _SECONDS_BUCKETS)
+        self.work = histogram("work_seconds", "Seconds of local work, as the site tells", _SECONDS_BUCKETS)
         for reason in reasons:
-            self.rejected.labels(reason)  # there with 0 before the first, so that a rate can be taken
+            self.rejected.labels(reason)  # starts at 0, so that a rate can be computed
 
     def text(self) -> bytes:
-        """All of it, in Prometheus's text format."""
+        """Everything in Prometheus's text format."""
         text: bytes = generate_latest(self._registry)
         return text
 
 
 class _GaugeCollector:
-    """A collector, as the registry asks for one."""
+    """A collector of Prometheus's client library."""
 
     def __init__(self, gauges: Callable[[], Gauges]) -> None:
         self._gauges = gauges
@@ -168,10 +140,10 @@ class _GaugeCollector:
 
     def collect(self) -> Iterator[Any]:
         now = self._gauges()
-        for name, says in _HELP.items():
+        for name, text in _HELP.items():
             value = getattr(now, name)
             if value is not None:
-                yield GaugeMetricFamily(f"offbeat_{name}", says, value=value)
+                yield GaugeMetricFamily(f"offbeat_{name}", text, value=value)
         scores = GaugeMetricFamily("offbeat_metric", "The model on the server's test data", labels=["name"])
         for name, value in now.scores.items():
             if math.isfinite(value):
@@ -179,8 +151,8 @@ class _GaugeCollector:
         yield scores
 
 
-class Monitor:
-    """The events, metrics and standing of one run; `folder` None keeps no events.jsonl."""
+class Monitor(Observer):
+    """The events, metrics and status of one run; without a folder there is no events.jsonl."""
 
     def __init__(
         self, outline: RunInfo, folder: Path | None = None, now: Callable[[], float] = time.time
@@ -190,17 +162,16 @@ class Monitor:
         self._board = RunStatus(outline, now())
         self._events = EventLog(folder, outline.run, now)
         self._metrics = Metrics(self._gauges, (reason.value for reason in Reason))
-        self._at_work: set[int] = set()  # clients; each has one task at a time
+        self._working: set[int] = set()  # clients, with one task each
         self._trips: int | None = None  # at the last server step
 
     def recall(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """A resumed run: what its records say of the time before."""
+        """Take in the records of a run that is resumed."""
         with self._lock:
             for record in records:
                 self._board.step(record["version"], record["time"], record)
 
     def joined(self, node: int, name: str, client: int) -> None:
-        """A site was greeted, and is this client."""
         with self._lock:
             self._board.join(node, name, client, self._now())
             self._events.tell(
@@ -223,14 +194,11 @@ class Monitor:
             self._events.tell("sent", client=client, version=task.version, visit=task.visit, bytes=size)
 
     def accepted(self, client: int, task: Task, seconds: float, size: int, work: float) -> None:
-        """An upload passed every check and is on disk; `seconds` since its task was sent."""
         with self._lock:
             now, board = self._now(), self._board
             self._set_working(client, False)
             board.accepted += 1
-            board.waiting += (
-                board.begun
-            )  # what comes before version 0 is of the start, and waits for everybody
+            board.waiting += board.begun  # uploads before version 0 belong to the full-participation start
             board.bytes_in += size
             board.minutes.add(0, now)
             known = board.clients.get(client)
@@ -252,7 +220,6 @@ class Monitor:
             )
 
     def rejected(self, node: int, client: int | None, reason: Reason, sentence: str) -> None:
-        """Something from this node came to nothing."""
         with self._lock:
             self._board.reject(node, client, reason, sentence, self._now())
             self._metrics.rejected.labels(reason.value).inc()
@@ -268,7 +235,6 @@ class Monitor:
             )
 
     def lost(self, client: int, task: Task) -> None:
-        """No upload will come of this task."""
         with self._lock:
             self._set_working(client, False)
             self._board.lost += 1
@@ -276,7 +242,6 @@ class Monitor:
             self._events.tell("lost", client=client, version=task.version, visit=task.visit)
 
     def set_aside(self, client: int, task: Task) -> None:
-        """Its upload had been accepted, and is not used."""
         with self._lock:
             self._board.lost += 1
             self._metrics.lost.inc()
@@ -284,30 +249,27 @@ class Monitor:
             self._events.tell("set_aside", sentence, client=client, version=task.version, visit=task.visit)
 
     def cooling_down(self, client: int, seconds: float) -> None:
-        """This client failed too often, and gets no task for so long."""
         with self._lock:
             known = self._board.clients.get(client)
             if known:
                 known.aside = self._now() + seconds
-            sentence = f"client {client} is put aside for {seconds:.0f} s"
+            sentence = f"client {client} gets no task for {seconds:.0f} s"
             self._events.tell("aside", sentence, client=client, seconds=seconds)
 
     def unreachable(self, sentence: str) -> None:
-        """The network is away, for now."""
         with self._lock:
             self._board.trouble = printable(sentence)
             self._metrics.unreachable.inc()
             self._events.tell_once("unreachable", "unreachable", sentence, sentence=sentence)
 
     def reachable(self) -> None:
-        """The network is back."""
         with self._lock:
             if self._board.trouble is not None:
                 self._board.trouble = None
-                self._events.tell("reachable", "the network is back")
+                self._events.tell("reachable", "the network is reachable again")
 
     def stepped(self, progress: Progress, staleness: Sequence[int]) -> None:
-        """The server took a step; `staleness` of each update in it."""
+        """The server took a step with updates of this staleness."""
         with self._lock:
             board = self._board
             board.step(progress.version, progress.time, progress.record)
@@ -322,21 +284,21 @@ class Monitor:
             )
 
     def saved(self, version: int) -> None:
-        """The checkpoint of this version is in its place."""
+        """The checkpoint of this version is on disk."""
         with self._lock:
             self._board.saved = version
             self._metrics.checkpoints.inc()
             self._events.tell("saved", version=version)
 
     def spent(self, epsilon: float | None) -> None:
-        """Privacy so far; None is not known now, and leaves what was."""
+        """The privacy cost so far; None keeps the last known value."""
         with self._lock:
             if epsilon is not None:
                 self._board.spend(epsilon)
                 self._events.tell("spent", epsilon=epsilon)
 
     def ended(self, sentence: str | None) -> None:
-        """The run is over; the sentence says why, unless it took all its steps."""
+        """The run ended; the sentence says why, unless it took all its steps."""
         with self._lock:
             self._board.ended = True
             self._board.sentence = None if sentence is None else printable(sentence)
@@ -345,12 +307,12 @@ class Monitor:
             )
 
     def close(self) -> None:
-        """Write what was only counted, and let go of the file."""
+        """Write repeated events that were only counted, and close the file."""
         with self._lock:
             self._events.close()
 
     def status(self) -> dict[str, Any]:
-        """All that the page shows, as JSON has it."""
+        """Everything that the live page shows, as JSON."""
         with self._lock:
             return self._board.status(self._now())
 
@@ -359,8 +321,8 @@ class Monitor:
         return self._metrics.text()
 
     def _set_working(self, client: int, working: bool) -> None:
-        (self._at_work.add if working else self._at_work.discard)(client)
-        self._board.in_flight = len(self._at_work)
+        (self._working.add if working else self._working.discard)(client)
+        self._board.in_flight = len(self._working)
         known = self._board.clients.get(client)
         if known:
             known.working = working

@@ -1,10 +1,6 @@
-"""What has happened so far, in as much memory after a year as after an hour.
+"""What has happened in a deployment: its event log and its status, in bounded memory.
 
-What happens in a deployment, a line each: for programs in events.jsonl, for people through logging.
-
-Nothing here is needed to go on with a run: where the file cannot be written, the run goes on without.
-
-How a deployment stands: what the live page shows, bounded whatever happens.
+Nothing here is needed to continue a run: if events.jsonl cannot be written, the run continues without it.
 """
 
 import json
@@ -26,10 +22,10 @@ T = TypeVar("T")
 
 
 class ThinnedSeries(Generic[T]):
-    """A series of at most `most` points: evenly spaced ones, and the last."""
+    """A series of at most `max_points` points: evenly spaced ones, and the last."""
 
-    def __init__(self, most: int = 400) -> None:
-        self._most = most
+    def __init__(self, max_points: int = 400) -> None:
+        self._max_points = max_points
         self._kept: list[T] = []
         self._last: T | None = None
         self._stride = 1
@@ -37,7 +33,7 @@ class ThinnedSeries(Generic[T]):
 
     def add(self, point: T) -> None:
         if self._seen % self._stride == 0:
-            if len(self._kept) == self._most - 1:
+            if len(self._kept) == self._max_points - 1:
                 self._kept = self._kept[::2]
                 self._stride *= 2
             if self._seen % self._stride == 0:
@@ -46,13 +42,13 @@ class ThinnedSeries(Generic[T]):
         self._seen += 1
 
     def points(self) -> list[T]:
-        """Oldest first."""
+        """The points, oldest first."""
         tail_kept = self._seen == 0 or (self._seen - 1) % self._stride == 0
         return list(self._kept) if tail_kept or self._last is None else [*self._kept, self._last]
 
 
 class DoublingHistogram:
-    """How often each whole number occurred, in bins whose width doubles when one falls beyond the last."""
+    """A histogram of integers whose bin width doubles when a value lies beyond the last bin."""
 
     def __init__(self, count: int = 24) -> None:
         self.width = 1
@@ -75,7 +71,7 @@ class DoublingHistogram:
 
 
 class MinuteCounts:
-    """Counts of several kinds in each of the last minutes; the last one is not over yet."""
+    """Counts of several kinds in each of the last minutes, including the current one."""
 
     def __init__(self, kinds: int, minutes: int = 60) -> None:
         self._kinds = kinds
@@ -83,16 +79,16 @@ class MinuteCounts:
         self._minute: int | None = None
 
     def add(self, kind: int, now: float) -> None:
-        self._go_on(now)
+        self._advance(now)
         self._rows[-1][kind] += 1
 
     def counts(self, now: float) -> Sequence[list[int]]:
-        """Of each kind, oldest first."""
-        self._go_on(now)
+        """The counts of each kind, oldest first."""
+        self._advance(now)
         return [[row[kind] for row in self._rows] for kind in range(self._kinds)]
 
-    def _go_on(self, now: float) -> None:
-        """Minutes in which nothing happened are there too; a clock that was set back counts for the last."""
+    def _advance(self, now: float) -> None:
+        """Add empty minutes up to now; a clock that was set back counts towards the last minute."""
         minute = int(now // 60)
         if self._minute is None:
             self._minute = minute - 1
@@ -103,31 +99,31 @@ class MinuteCounts:
 
 _LOG = logging.getLogger(__name__)
 
-_MAX_CHARS = 200  # characters of text from outside
-_REPEAT_WINDOW = 60.0  # seconds in which what is repeated is only counted
-_MAX_REPEATED = 256  # repetitions that are counted at a time
+_MAX_CHARS = 200  # characters of untrusted text
+_REPEAT_WINDOW = 60.0  # seconds in which repetitions are only counted
+_MAX_REPEATED = 256  # keys whose repetitions are counted
 
 
 def printable(text: str, longest: int = _MAX_CHARS) -> str:
-    """Text from outside, shortened, with whatever could steer a terminal or a reader's eye written out."""
+    """Untrusted text, shortened and with control characters escaped."""
     short = text if len(text) <= longest else text[: longest - 1] + "…"
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in short)
 
 
 def timestamp(now: float) -> str:
-    """A moment as ISO 8601, in UTC."""
+    """A time as ISO 8601, in UTC."""
     return datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 class _Repeated(NamedTuple):
     since: float
-    times: int  # not yet told
+    times: int  # not yet written
     event: str
     fields: dict[str, Any]  # of the last one
 
 
 class EventLog:
-    """The log of one run; `folder` None keeps no file."""
+    """The events of one run, for programs in events.jsonl and for people through logging."""
 
     def __init__(self, folder: Path | None, run: str, now: Callable[[], float] = time.time) -> None:
         self._run = printable(run)
@@ -136,12 +132,12 @@ class EventLog:
         self._repeated: OrderedDict[Hashable, _Repeated] = OrderedDict()  # oldest first
 
     def tell(self, event: str, sentence: str | None = None, /, **fields: Any) -> None:
-        """One line; with a sentence it is for people, too."""
+        """Write one event; with a sentence it is logged, too."""
         self._settle()
         self._write(event, sentence, fields)
 
     def tell_once(self, key: Hashable, event: str, sentence: str, /, **fields: Any) -> None:
-        """One line the first time in a minute; what follows under the same key is counted, and told then."""
+        """Write an event at most once a minute for each key; repetitions are counted and written after it."""
         self._settle()
         known = self._repeated.get(key)
         if known is not None:
@@ -153,7 +149,7 @@ class EventLog:
         self._write(event, sentence, fields)
 
     def close(self) -> None:
-        """Tell what was only counted, and let go of the file."""
+        """Write the counts of repetitions, and close the file."""
         while self._repeated:
             self._tell_times(self._repeated.popitem(last=False)[1])
         if self._file is not None:
@@ -186,7 +182,7 @@ class EventLog:
 
 
 def _json_safe(value: Any) -> Any:
-    """A field as JSON has it: no number without a place there, no text at length."""
+    """A field as JSON: floats are finite and rounded, and text is short."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, float):
@@ -219,14 +215,14 @@ class RunInfo:
     buffer: int
     rounds: int
     concurrency: int
-    epsilon: float | None = None  # the budget, where there is one
+    epsilon: float | None = None  # the privacy budget, if any
     delta: float | None = None
 
 
 class _Point(NamedTuple):
     version: int
     time: float
-    scores: tuple[float | None, ...]  # as in SCORES
+    scores: tuple[float | None, ...]  # in the order of SCORE_NAMES
 
 
 @dataclass
@@ -243,16 +239,16 @@ class _Client:
 
 @dataclass
 class RunStatus:
-    """Told of everything by one thread at a time; who reads meanwhile must hold the same lock."""
+    """The status of a run; its users must hold a lock that they share."""
 
     outline: RunInfo
     since: float
-    begun: bool = False  # a version is there, be it 0
+    begun: bool = False  # whether version 0 exists
     version: int = 0
     time: float = 0.0
     saved: int | None = None
     epsilon: float | None = None
-    counted: int = 0  # the version up to which that is
+    counted: int = 0  # the version that epsilon was computed for
     ended: bool = False
     sentence: str | None = None  # why it ended
     trouble: str | None = None  # why the network cannot be reached
@@ -264,7 +260,7 @@ class RunStatus:
     waiting: int = 0
     in_flight: int = 0
     scores: dict[str, float] = field(default_factory=dict)
-    nodes: dict[int, int] = field(default_factory=dict)  # who is there, and as which client
+    nodes: dict[int, int] = field(default_factory=dict)  # connected nodes, and their clients
     clients: dict[int, _Client] = field(default_factory=dict)
     rejections: Counter[str] = field(default_factory=Counter)
     recent: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=20))
@@ -283,7 +279,7 @@ class RunStatus:
     def leave(self, node: int) -> None:
         client = self.nodes.pop(node, None)
         known = None if client is None else self.clients.get(client)
-        if known and known.node == node:  # it may be back already, as another node
+        if known and known.node == node:  # it may be back as another node
             known.present = False
 
     def reject(self, node: int, client: int | None, reason: Reason, sentence: str, now: float) -> None:
@@ -311,14 +307,14 @@ class RunStatus:
             self.spend(float(record["epsilon"]))
 
     def spend(self, epsilon: float) -> None:
-        """Privacy up to this version."""
+        """The privacy cost up to this version."""
         self.epsilon, self.counted = epsilon, self.version
 
     def count_aside(self, now: float) -> int:
         return sum(each.aside > now for each in self.clients.values())
 
     def status(self, now: float) -> dict[str, Any]:
-        """All that the page shows, as JSON has it."""
+        """Everything that the live page shows, as JSON."""
         accepted, rejected = self.minutes.counts(now)
         points = self.points.points()
         return {
@@ -363,7 +359,7 @@ class RunStatus:
         }
 
     def _listed(self, now: float) -> Iterable[dict[str, Any]]:
-        """The first by number; where they are too many, those seen last."""
+        """Clients by number; if there are too many, those seen last."""
         shown = sorted(self.clients, key=lambda client: -self.clients[client].seen)[:_MAX_LISTED]
         for client in sorted(shown):
             known = self.clients[client]
@@ -372,7 +368,7 @@ class RunStatus:
             yield {
                 "client": client,
                 "name": known.name,
-                "node": str(known.node),  # of 64 bits, which JavaScript's numbers have not
+                "node": str(known.node),  # JavaScript's numbers have less than 64 bits
                 "standing": standing if known.present else "away",
                 "aside": round(left),
                 "seen": round(max(0.0, now - known.seen), 1),

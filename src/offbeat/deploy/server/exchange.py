@@ -46,15 +46,15 @@ class SessionConfig:
     grace: float = 10.0  # how long a node may be missing from the list, or a task wait to be sent
     patience: float = 600.0  # without the network before the run is saved and ends
     cooldown: float = 2.0  # after a client's first failure; doubled with each failure in a row
-    most_bytes: int | None = None  # of an upload; None: four times the expected size
-    most_norm: float | None = None  # of a field without a bound; None: relative to the run's norms; 0: any
-    bound: bool = False  # a site keeps its node for good, which needs nodes with keys
+    max_upload_bytes: int | None = None  # of an upload; None: four times the expected size
+    max_update_norm: float | None = None  # of a field without a bound; None: by the run's norms; 0: any
+    bind_names: bool = False  # a site keeps its node for good, which needs nodes with keys
 
 
 def upload_byte_limit(validator: UploadValidator, config: SessionConfig) -> int:
     """The most bytes that an upload may have."""
-    if config.most_bytes is not None:
-        return config.most_bytes
+    if config.max_upload_bytes is not None:
+        return config.max_upload_bytes
     return max(_MIN_UPLOAD_LIMIT, _UPLOAD_LIMIT_FACTOR * byte_size(validator.form))
 
 

@@ -1,10 +1,7 @@
-"""What is checked of a run's folder before anything is started in it.
+"""One run at the server: the loop of a simulation, with sites at the other end of a transport.
 
-What a server leaves in its run's folder for whoever started it: that it runs, and how it ended.
-
-The trained model as a file that any program with safetensors can read.
-
-One run at the server: the same loop as a simulation's, with sites at the other end of a post.
+The run's folder also tells whoever started the server that it is running (`server.json`), and how the run
+ended (`outcome.json`); a file `stop` in it asks the server to save and end.
 """
 
 import contextlib
@@ -42,37 +39,37 @@ from offbeat.training.folder import RunFolder, check_free, read_jsonl
 from offbeat.training.runner import Progress, run_experiment, saved_outcome
 
 
-def check_run_folder(folder: Path | None, resume: bool, plan: ServeConfig) -> None:
-    """Refuse a folder that has no run to go on with, or one of other settings, or one not asked for."""
+def check_run_folder(folder: Path | None, resume: bool, config: ServeConfig) -> None:
+    """Refuse a folder without a run to resume, with another run, or with a run of other settings."""
     if folder is None:
         if resume:
-            raise InputError("--resume needs --out, the folder of the run to go on with.")
+            raise InputError("--resume needs --out, the folder of the run to resume.")
         return
     if not resume:
         if (folder / "settings.json").exists():
-            raise InputError(f"{folder} holds a run already: name another --out, or add --resume.")
+            raise InputError(f"{folder} already holds a run: name another --out, or add --resume.")
         check_free(folder)
         return
-    if (folder / "settings.json").exists():  # else it was stopped before its first site came
-        known, now = settings_file.read(folder), plan.settings()
+    if (folder / "settings.json").exists():  # otherwise it was stopped before it began
+        known, now = settings_file.read(folder), config.settings()
         different = [
             f"{name} was {known.get(name)} and is now {now[name]}"
             for name in now
             if known.get(name) != now[name]
         ]
         if "task" not in known:
-            raise InputError(f"the run in {folder} is a simulation: go on with it by 'offbeat run'.")
+            raise InputError(f"the run in {folder} is a simulation: resume it with 'offbeat run'.")
         if different:
             raise InputError(
-                f"{folder} was begun with other settings ({'; '.join(different)}): "
-                "put them back to resume it, or name another --out."
+                f"{folder} was started with other settings ({'; '.join(different)}): "
+                "restore them to resume it, or name another --out."
             )
     elif not (folder / "flower").is_dir():
         raise InputError(f"{folder} holds no run to resume: leave out --resume to start one there.")
 
 
 def resumed_noise(folder: Path) -> float | None:
-    """What an earlier start of the run came to."""
+    """The noise multiplier that an earlier start of the run was calibrated to."""
     if not (folder / "settings.json").exists():
         return None
     noise = settings_file.read(folder).get("resolved", {}).get("noise")
@@ -81,15 +78,15 @@ def resumed_noise(folder: Path) -> float | None:
 
 @contextmanager
 def lock_run_folder(folder: Path) -> Iterator[None]:
-    """One command at a time sees to a folder."""
+    """Let only one command at a time supervise a run's folder."""
     own = folder / "flower"
-    own.mkdir(mode=0o700, parents=True, exist_ok=True)  # the SuperLink's database holds updates as they come
+    own.mkdir(mode=0o700, parents=True, exist_ok=True)  # the SuperLink's database holds client updates
     lock = FileLock(own / "lock")
     try:
         lock.acquire(timeout=0)
     except Timeout:
         raise InputError(
-            f"another 'offbeat serve' sees to {folder}: wait for it, or name another --out."
+            f"another 'offbeat serve' supervises {folder}: wait for it, or name another --out."
         ) from None
     try:
         yield
@@ -97,63 +94,63 @@ def lock_run_folder(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-STOP_FILE = "stop"  # a file of this name asks the server to save and end
-SET_ASIDE_FILE = "set-aside"  # one of this name: it is not to use the uploads that wait in its buffer, once
+STOP_FILE = "stop"  # asks the server to save and end
+SET_ASIDE_FILE = "set-aside"  # asks a resumed server not to use the uploads in its buffer, once
 _OUTCOME_FILE = "outcome.json"
 _SERVER_FILE = "server.json"
 
 
 class ServeOutcome(NamedTuple):
-    """How a run ended; neither `ended` nor `error` nor `stopped`: it took all its steps."""
+    """How a run ended; without `ended`, `error` and `stopped` it took all its steps."""
 
-    version: int | None  # the last that was saved
-    ended: str | None = None  # why it ended before the last version asked for
+    version: int | None  # the last one that was saved
+    ended: str | None = None  # why it ended before the last version
     error: str | None = None  # what went wrong, in a sentence
-    stopped: bool = False  # it was asked to, and can be resumed
-    spent: dict[str, Any] | None = None  # privacy, where it is counted
+    stopped: bool = False  # on request; it can be resumed
+    spent: dict[str, Any] | None = None  # the privacy cost, if the run is private
 
 
 class ServerProcess(NamedTuple):
-    """The process that a run is in."""
+    """The process that runs the server."""
 
     pid: int
-    born: str | None  # when, as the operating system has it; a number may be given to somebody else later
+    born: str | None  # its start time by the operating system, because process ids are reused
 
 
 def write_outcome(folder: Path, outcome: ServeOutcome) -> None:
-    """The last thing that a server does."""
+    """Write the outcome, which is the last thing that a server does."""
     _write_json(folder / _OUTCOME_FILE, outcome._asdict())
 
 
 def read_outcome(folder: Path) -> ServeOutcome | None:
-    """None while there is none."""
+    """The outcome, or None while there is none."""
     facts = _read_json(folder / _OUTCOME_FILE)
     return None if facts is None else ServeOutcome(**facts)
 
 
 def remove_outcome(folder: Path) -> None:
-    """It is of an earlier server."""
+    """Remove the outcome of an earlier server."""
     (folder / _OUTCOME_FILE).unlink(missing_ok=True)
 
 
 def write_server(folder: Path) -> None:
-    """Say that this process is the server."""
+    """Record this process as the server."""
     _write_json(folder / _SERVER_FILE, ServerProcess(os.getpid(), _start_time(os.getpid()))._asdict())
 
 
 def read_server(folder: Path) -> ServerProcess | None:
-    """None while none has begun."""
+    """The server's process, or None while none has started."""
     facts = _read_json(folder / _SERVER_FILE)
     return None if facts is None else ServerProcess(**facts)
 
 
 def remove_server(folder: Path) -> None:
-    """It is gone."""
+    """Remove the record of a server that has ended."""
     (folder / _SERVER_FILE).unlink(missing_ok=True)
 
 
 def is_running(server: ServerProcess) -> bool:
-    """Whether that very process is still there, and is more than a name in a table."""
+    """Whether exactly this process still runs and is not a zombie."""
     try:
         os.kill(server.pid, 0)
     except ProcessLookupError:
@@ -174,7 +171,7 @@ def _start_time(pid: int) -> str | None:
 
 
 def _proc_stat(pid: int) -> list[str] | None:
-    """From its state on; None where there is no /proc."""
+    """The fields of its stat file from the state on; None on systems without /proc."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -198,7 +195,7 @@ MODEL_FILE = "model.safetensors"
 
 
 def write_model(folder: Path, algorithm: AnyAlgorithm, problem: Problem) -> None:
-    """The module's weights by name, of the last checkpoint; their average where that was asked for."""
+    """Write the model of the last checkpoint as safetensors; the averaged one if the run averages."""
     saved = checkpoint.load(folder / "checkpoint" / "state.safetensors", problem.device)
     x, statistics = problem.initial()
     shape = trees.structure(algorithm.init(x))
@@ -210,7 +207,7 @@ def write_model(folder: Path, algorithm: AnyAlgorithm, problem: Problem) -> None
 
 
 _LOG = logging.getLogger("offbeat")
-_LOCK_TIMEOUT = 90.0  # seconds for a server from before to be gone
+_LOCK_TIMEOUT = 90.0  # seconds for an earlier server to end
 
 
 class ServeRequest(NamedTuple):
@@ -223,86 +220,84 @@ class ServeRequest(NamedTuple):
     sites: Path | None = None  # a folder with the public keys of sites, by name
 
 
-def serve(ask: ServeRequest, post: Callable[[int], Transport]) -> ServeOutcome:
-    """Run until the end, a stop or a failure, and leave word of it; `post` is told the size of an upload.
+def serve(request: ServeRequest, connect: Callable[[int], Transport]) -> ServeOutcome:
+    """Run until the end, a stop or a failure, and write the outcome.
 
-    What is nobody's fault, such as a kill, leaves no word: the run can be resumed.
+    `connect` makes the transport, given the most bytes that an upload may have. A crash leaves no outcome:
+    the run can be resumed.
     """
-    ask.folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(ask.folder / "server.lock").acquire(timeout=_LOCK_TIMEOUT):
-        remove_outcome(ask.folder)
-        write_server(ask.folder)
+    request.folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(request.folder / "server.lock").acquire(timeout=_LOCK_TIMEOUT):
+        remove_outcome(request.folder)
+        write_server(request.folder)
         try:
-            outcome = _serve(ask, post)
+            outcome = _serve(request, connect)
         except InputError as error:
             outcome = ServeOutcome(None, error=str(error))
-        except OSError as error:  # of the disk: what the network does is a matter of the post
+        except OSError as error:  # of the disk: errors of the network are the transport's
             outcome = ServeOutcome(
                 None,
-                error=f"{error.filename or ask.folder} cannot be written ({error.strerror or error}): "
+                error=f"{error.filename or request.folder} cannot be written ({error.strerror or error}): "
                 "check the disk, then resume the run.",
             )
         for name in (STOP_FILE, SET_ASIDE_FILE):
-            (ask.folder / name).unlink(missing_ok=True)
-        write_outcome(ask.folder, outcome)
+            (request.folder / name).unlink(missing_ok=True)
+        write_outcome(request.folder, outcome)
         return outcome
 
 
-def _serve(ask: ServeRequest, post: Callable[[int], Transport]) -> ServeOutcome:
-    plan = ServeConfig.read(ask.settings)
-    known = settings_file.read(ask.folder).get("resolved", {}) if ask.resume else {}
-    _check_registry(plan, ask)
-    number = known.get("run") or secrets.token_hex(16)
-    stage = set_up(plan, known.get("noise"), secure_summation(plan, bytes.fromhex(number)))
-    terms = _session_config(plan, stage, ask.authenticated)
-    stop = (ask.folder / STOP_FILE).exists
-    watch = Monitor(_run_info(ask.folder, plan), ask.folder)
-    with contextlib.closing(watch):
+def _serve(request: ServeRequest, connect: Callable[[int], Transport]) -> ServeOutcome:
+    config = ServeConfig.read(request.settings)
+    known = settings_file.read(request.folder).get("resolved", {}) if request.resume else {}
+    _check_registry(config, request)
+    run_id = known.get("run") or secrets.token_hex(16)
+    setup = set_up(config, known.get("noise"), secure_summation(config, bytes.fromhex(run_id)))
+    session = _session_config(config, setup, request.authenticated)
+    stop = (request.folder / STOP_FILE).exists
+    monitor = Monitor(_run_info(request.folder, config), request.folder)
+    with contextlib.closing(monitor):
         engine = DeployedEngine(
-            post(max_upload_bytes(stage.algorithm, stage.problem, terms)),
-            stage.problem,
-            terms,
-            ask.folder,
-            watch,
+            connect(max_upload_bytes(setup.algorithm, setup.problem, session)),
+            setup.problem,
+            session,
+            request.folder,
+            monitor,
             stop=stop,
-            sites=ask.sites,
-            set_aside=ask.folder / SET_ASIDE_FILE if ask.resume else None,
+            sites=request.sites,
+            set_aside=request.folder / SET_ASIDE_FILE if request.resume else None,
         )
-        trial = stage.trial(engine)
-        came_to = resolved_settings(plan.experiment, trial) | {"noise": stage.noise, "run": number}
-        asked = plan.settings() | {"resolved": came_to}
-        opened = (
-            RunFolder.resume(ask.folder, plan.settings())
-            if ask.resume
-            else RunFolder.begin(ask.folder, asked)
-        )
-        with opened as folder, _live_page(plan, watch):
-            if ask.resume:
-                watch.recall(read_jsonl(ask.folder, "records"))
-            outcome = _train(plan, stage, engine, folder, watch, stop)
-            watch.ended(outcome.ended or outcome.error)
+        if request.resume:
+            opened = RunFolder.resume(request.folder, config.settings())
+        else:
+            resolved = resolved_settings(config.experiment, setup.run_spec(engine))
+            resolved |= {"noise": setup.noise, "run": run_id}
+            opened = RunFolder.begin(request.folder, config.settings() | {"resolved": resolved})
+        with opened as folder, _live_page(config, monitor):
+            if request.resume:
+                monitor.recall(read_jsonl(request.folder, "records"))
+            outcome = _train(setup, engine, folder, monitor, stop)
+            monitor.ended(outcome.ended or outcome.error)
             if folder.version is not None:
-                write_model(ask.folder, stage.algorithm, stage.problem)
+                write_model(request.folder, setup.algorithm, setup.problem)
             return outcome
 
 
 def _train(
-    plan: ServeConfig,
-    stage: ServerSetup,
-    engine: DeployedEngine,
-    folder: RunFolder,
-    watch: Monitor,
-    stop: Callable[[], bool],
+    setup: ServerSetup, engine: DeployedEngine, folder: RunFolder, monitor: Monitor, stop: Callable[[], bool]
 ) -> ServeOutcome:
+    experiment = setup.experiment
     before = saved_outcome(folder.resumed)
-    if before.ended or folder.version == plan.experiment.rounds:
+    if before.ended or folder.version == experiment.rounds:
         return ServeOutcome(folder.version, before.ended, spent=_privacy_facts(before.spent))
     last: Progress | None = None
     error, stopped = None, False
     try:
-        for progress in run_experiment(plan.experiment, stage.trial(engine), folder, save_every=1, stop=stop):
+        for progress in run_experiment(experiment, setup.run_spec(engine), folder, save_every=1, stop=stop):
             last = progress
-            _report_progress(watch, progress)
+            monitor.stepped(progress, list(progress.ages))
+            monitor.saved(progress.version)
+            if progress.record is not None:
+                monitor.spent(progress.record.get("epsilon"))
     except StopRequested:
         stopped = True
     except DivergedError as failure:
@@ -312,65 +307,58 @@ def _train(
     outcome = last.outcome if last else None
     if outcome is None:
         return ServeOutcome(folder.version, error=error, stopped=stopped)
-    finished = outcome.ended is not None or folder.version == plan.experiment.rounds
+    finished = outcome.ended is not None or folder.version == experiment.rounds
     return ServeOutcome(
         folder.version, outcome.ended, error, not finished and error is None, _privacy_facts(outcome.spent)
     )
 
 
 def _divergence_advice(diverged: str) -> str:
-    """What happened, and what can be done about it where settings cannot change any more."""
+    """What happened, and what can still be done, since the settings of a run cannot change."""
     return (
-        f"{diverged.removesuffix('.').removesuffix(': lower the rates')}: resume it with --set-aside to go "
-        "on without the uploads that wait in its buffer, or begin another run with lower rates."
+        f"{diverged.removesuffix('.').removesuffix(': lower the rates')}: resume it with --set-aside to "
+        "continue without the uploads in its buffer, or start another run with lower learning rates."
     )
 
 
-def _report_progress(watch: Monitor, progress: Progress) -> None:
-    watch.stepped(progress, list(progress.ages))
-    watch.saved(progress.version)
-    if progress.record is not None:
-        watch.spent(progress.record.get("epsilon"))
-
-
-def _check_registry(plan: ServeConfig, ask: ServeRequest) -> None:
-    """Refuse to go on where a site could become another client, or anybody pass for a site that has a key."""
-    place = ask.folder / "roster.json"
-    members = ClientRegistry(place, plan.experiment.clients, bound=False).members
-    lines = read_jsonl(ask.folder, "trace") if (ask.folder / "trace.jsonl").exists() else ()
+def _check_registry(config: ServeConfig, request: ServeRequest) -> None:
+    """Refuse to resume if a site could become another client, or be impersonated although it has a key."""
+    path = request.folder / "roster.json"
+    members = ClientRegistry(path, config.experiment.clients, bound=False).members
+    lines = read_jsonl(request.folder, "trace") if (request.folder / "trace.jsonl").exists() else ()
     if any(task[0] not in members for line in lines for task in line["tasks"]):
-        raise InputError(f"{place} does not know all clients of this run: put it back as it was.")
+        raise InputError(f"{path} does not have all clients of this run: restore it.")
     keyed = any(member.node is not None for member in members.values())
-    if keyed and not ask.authenticated and plan.network.bind_names is None:
+    if keyed and not request.authenticated and config.network.bind_names is None:
         raise InputError(
-            "the sites of this run are known by their keys: resume it with --certificates, "
-            "or say bound = false in [network] if anybody may now pass for them."
+            "the sites of this run are known by their keys: resume it with --certificates, or set "
+            "bind_names = false in [network] if any node may use their names from now on."
         )
 
 
 def _privacy_facts(spent: PrivacyCost | None) -> dict[str, Any] | None:
-    """As JSON has it, which knows no infinity."""
+    """As JSON, which has no infinity."""
     if spent is None:
         return None
     return spent._asdict() | {"epsilon": spent.epsilon if math.isfinite(spent.epsilon) else None}
 
 
-def _session_config(plan: ServeConfig, stage: ServerSetup, authenticated: bool) -> SessionConfig:
-    network = plan.network
+def _session_config(config: ServeConfig, setup: ServerSetup, authenticated: bool) -> SessionConfig:
+    network = config.network
     return SessionConfig(
-        stage.note,
-        plan.experiment.clients,
+        setup.site_plan,
+        config.experiment.clients,
         deadline=network.deadline,
         poll=network.poll,
         patience=network.patience,
-        most_bytes=network.max_upload_bytes,
-        most_norm=network.max_update_norm,
-        bound=authenticated if network.bind_names is None else network.bind_names,
+        max_upload_bytes=network.max_upload_bytes,
+        max_update_norm=network.max_update_norm,
+        bind_names=authenticated if network.bind_names is None else network.bind_names,
     )
 
 
-def _run_info(folder: Path, plan: ServeConfig) -> RunInfo:
-    experiment = plan.experiment
+def _run_info(folder: Path, config: ServeConfig) -> RunInfo:
+    experiment = config.experiment
     return RunInfo(
         folder.absolute().name,
         experiment.algorithm,
@@ -384,14 +372,14 @@ def _run_info(folder: Path, plan: ServeConfig) -> RunInfo:
 
 
 @contextmanager
-def _live_page(plan: ServeConfig, watch: Monitor) -> Iterator[None]:
-    """The live page, where there is to be one; a run does not end for want of it."""
-    if not plan.page.port:
+def _live_page(config: ServeConfig, monitor: Monitor) -> Iterator[None]:
+    """The live page, if it is configured; the run continues without it if it cannot be served."""
+    if not config.page.port:
         yield
         return
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(serve_page(watch, plan.page.port, plan.page.host))
+            stack.enter_context(serve_page(monitor, config.page.port, config.page.host))
         except InputError as error:
             _LOG.warning("there is no live page: %s", error)
         yield

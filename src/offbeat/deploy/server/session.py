@@ -16,7 +16,7 @@ from typing import Any
 from offbeat.aggregate.mean import SecureEncoding
 from offbeat.aggregate.uploads import clients_read_staleness
 from offbeat.core import AnyAlgorithm, SavedState, Task, Vector
-from offbeat.deploy.monitor.observer import NullObserver, Observer
+from offbeat.deploy.monitor.observer import Observer
 from offbeat.deploy.protocol.transport import KeyedTransport, RetryingTransport, Transport
 from offbeat.deploy.protocol.wire import specs_of, unpack
 from offbeat.deploy.server.exchange import (
@@ -255,7 +255,7 @@ class DeployedEngine:
     problem: Problem
     config: SessionConfig
     folder: Path
-    observer: Observer = field(default_factory=NullObserver)
+    observer: Observer = field(default_factory=Observer)
     stop: Callable[[], bool] = lambda: False
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
@@ -279,10 +279,10 @@ class DeployedEngine:
         x, statistics = self.problem.initial()
         config, observer, clock = self.config, self.observer, self.clock
         binding = None
-        if config.bound and self.sites is not None and isinstance(self.transport, KeyedTransport):
+        if config.bind_names and self.sites is not None and isinstance(self.transport, KeyedTransport):
             binding = NameBinding(self.sites, self.transport)
         nodes = ConnectedNodes(
-            ClientRegistry(self.folder / "roster.json", self.clients, config.bound),
+            ClientRegistry(self.folder / "roster.json", self.clients, config.bind_names),
             specs_of((x, statistics)),
             observer,
             config.grace,
@@ -295,7 +295,7 @@ class DeployedEngine:
         transport = RetryingTransport(
             self.transport, config.patience, clock, observer.unreachable, observer.reachable
         )
-        norms = NormGuard(config.most_norm, float(x.double().norm()))
+        norms = NormGuard(config.max_update_norm, float(x.double().norm()))
         exchange = Exchange(config, transport, nodes, broadcasts, journal, norms, observer, clock)
         set_aside = None
         if self.set_aside is not None and self.set_aside.exists():

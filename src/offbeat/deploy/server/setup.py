@@ -1,8 +1,7 @@
-"""A plan made real at the server: model, test data, method and the way from uploads to means.
+"""From a settings file to the objects of a run: model, test data, method and aggregation.
 
-Sums in secret as a plan names them, with the helper that it names.
-
-A deployment in one process: its settings, and the data of its sites in one pile, for a replay.
+`set_up` builds them for a server. `set_up_replay` builds them for a replay in one process, with the data of
+all sites in one population.
 """
 
 import dataclasses
@@ -21,7 +20,6 @@ from offbeat import trees
 from offbeat.aggregate.mean import Aggregator, Mean, Summation
 from offbeat.aggregate.private import Private
 from offbeat.aggregate.secure import RemoteSecure, Secure
-from offbeat.aggregate.secure import Secure as InSecret
 from offbeat.aggregate.uploads import clients_read_staleness
 from offbeat.algorithms import build
 from offbeat.core import AnyAlgorithm, traits_of
@@ -57,9 +55,9 @@ from offbeat.training.experiment import Experiment, build_dispatch
 
 
 class ServerSetup(NamedTuple):
-    """All of a run but its engine."""
+    """Everything of a run except its engine."""
 
-    plan: ServeConfig
+    config: ServeConfig
     experiment: Experiment
     algorithm: AnyAlgorithm
     dispatch: Dispatch
@@ -71,18 +69,18 @@ class ServerSetup(NamedTuple):
     parameters: dict[str, Any]
 
     @property
-    def note(self) -> dict[str, Any]:
-        """What sites are told of the plan."""
-        kept = frozen_weights_digest(self.problem.module(*self.problem.initial()))
-        return self.plan.note(self.parameters) | ({} if kept is None else {"frozen": kept})
+    def site_plan(self) -> dict[str, Any]:
+        """The plan that sites receive with every task."""
+        digest = frozen_weights_digest(self.problem.module(*self.problem.initial()))
+        return self.config.note(self.parameters) | ({} if digest is None else {"frozen": digest})
 
     @property
     def noise(self) -> float | None:
-        """The multiplier of the noise, where there is any."""
+        """The noise multiplier of a private run."""
         return self.aggregate.noise if isinstance(self.aggregate, Private) else None
 
-    def trial(self, engine: Engine) -> RunSpec:
-        """What the loop runs."""
+    def run_spec(self, engine: Engine) -> RunSpec:
+        """What the training loop runs."""
         return RunSpec(
             self.algorithm,
             engine,
@@ -97,9 +95,11 @@ class ServerSetup(NamedTuple):
         )
 
 
-def set_up(plan: ServeConfig, noise: float | None = None, summation: Summation | None = None) -> ServerSetup:
-    """Put together what a plan names; `noise` is what an earlier start of the same run came to."""
-    experiment = plan.experiment
+def set_up(
+    config: ServeConfig, noise: float | None = None, summation: Summation | None = None
+) -> ServerSetup:
+    """Build what the settings name; a resumed run gives the noise that it was calibrated to before."""
+    experiment = config.experiment
     with naming_settings(str):  # as the keys of the settings file
         dispatch, weights = build_dispatch(experiment), parse_weights(experiment.weights)
         opening = dry_run(experiment, dispatch, weights)
@@ -113,43 +113,43 @@ def set_up(plan: ServeConfig, noise: float | None = None, summation: Summation |
         )
         aggregate = _with_summation(build_aggregate(known, method), summation)
         check_privacy(aggregate, opening)
-        problem = build_problem(plan)
+        problem = build_problem(config)
         if problem.tracks_statistics and (experiment.clip is not None or experiment.secure):
             raise InputError(
-                "the model keeps running statistics, which would leave sites in plain sight: "
-                "use a model without them."
+                "the model has running statistics, which sites would send unprotected: "
+                "use a model without them, such as one with GroupNorm."
             )
         parameters = parameters_under_noise(experiment, aggregate)
-        algorithm = build(experiment.algorithm, plan.setting, parameters)
-    test = _load_test_data(plan, problem)
+        algorithm = build(experiment.algorithm, config.setting, parameters)
+    test = _load_test_data(config, problem)
     return ServerSetup(
-        plan, experiment, algorithm, dispatch, weights, limit, problem, test, aggregate, parameters
+        config, experiment, algorithm, dispatch, weights, limit, problem, test, aggregate, parameters
     )
 
 
-def build_problem(plan: ServeConfig) -> Problem:
-    """The model of a plan; what it begins with follows from the seed."""
-    _add_to_path(plan.folder)
-    experiment, code = plan.experiment, plan.code
+def build_problem(config: ServeConfig) -> Problem:
+    """The model and losses; the initial weights follow from the seed."""
+    _add_to_path(config.folder)
+    experiment, code = config.experiment, config.code
     device = _find_device(experiment.device)
     precision = Precision[experiment.precision.upper()]
     if precision is Precision.TF32 and device.type == "cpu":
-        raise InputError("a CPU does not round products to tf32: use device = 'cuda', or no precision.")
+        raise InputError("tf32 is not available on a CPU: use device = 'cuda', or no precision.")
     module = seeded_module(import_function(code.module, "module of [task]"), experiment.seed).to(device)
     return Problem(module, _find_losses(code.module, code.losses), experiment.weight_decay, precision)
 
 
 def check_deployable(name: str, algorithm: AnyAlgorithm) -> None:
-    """Refuse a method whose clients would have to know what nobody knows yet."""
+    """Refuse a method whose clients need what a site cannot know."""
     if clients_read_staleness(algorithm):
         raise InputError(
-            f"clients of {name} read how stale their update is, which nobody knows before it arrives: "
+            f"clients of {name} need the staleness of their update, which is not known before it arrives: "
             "use another method, or other parameters."
         )
     if traits_of(algorithm).reads_rank:
         raise InputError(
             f"clients of {name} with these parameters depend on the order in which tasks begin, "
-            "which a site is not told: use other parameters."
+            "which a site does not know: use other parameters."
         )
 
 
@@ -161,23 +161,23 @@ def _with_summation(aggregate: Aggregator, summation: Summation | None) -> Aggre
 
 
 def _add_to_path(folder: Path) -> None:
-    """Modules lie beside the settings file, too."""
+    """Modules may lie beside the settings file."""
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 
 
 def _find_losses(module: str, losses: str | None) -> Loss:
-    """Named, or beside the model, or the cross entropy."""
+    """The losses that are named, or those beside the model, or the cross entropy."""
     home = module.partition(":")[0]
     if losses is None and not hasattr(sys.modules[home], "losses"):
         return cross_entropies
     return import_function(losses or f"{home}:losses", "losses of [task]")
 
 
-def _load_test_data(plan: ServeConfig, problem: Problem) -> Examples | None:
-    if plan.code.test is None:
+def _load_test_data(config: ServeConfig, problem: Problem) -> Examples | None:
+    if config.code.test is None:
         return None
-    function = import_function(plan.code.test, "test of [task]")
+    function = import_function(config.code.test, "test of [task]")
     return load_examples(lambda name: function(), "server").to(problem.device)
 
 
@@ -186,22 +186,22 @@ def _find_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError):
-        raise InputError(f"the device '{name}' is not to be had here: use device = 'cpu'.") from None
+        raise InputError(f"the device '{name}' is not available: use device = 'cpu'.") from None
     return device
 
 
-def secure_summation(plan: ServeConfig, run: bytes) -> Summation | None:
-    """Of a run with this name, which the helper counts under for ever; None: sums in plain sight."""
-    secure = plan.secure
+def secure_summation(config: ServeConfig, run: bytes) -> Summation | None:
+    """Secure aggregation with the helper of the settings, under the run's id; None if it is not used."""
+    secure = config.secure
     if secure is None:
         return None
-    certificate = None if secure.certificate is None else plan.near(secure.certificate)
-    helper = HttpsHelperConnection(secure.helper, read_token(plan.near(secure.token)), certificate)
-    return RemoteSecure(InSecret(secure.minimum), run, helper, secure.signed)
+    certificate = None if secure.certificate is None else config.near(secure.certificate)
+    helper = HttpsHelperConnection(secure.helper, read_token(config.near(secure.token)), certificate)
+    return RemoteSecure(Secure(secure.minimum), run, helper, secure.signed)
 
 
 def is_deployment(settings: Mapping[str, Any]) -> bool:
-    """Whether a run's settings are of sites; a simulation's name its data."""
+    """Whether a run's settings are those of a deployment, which name no data."""
     return "task" in settings
 
 
@@ -214,33 +214,32 @@ def set_up_replay(
     *,
     together: bool = False,
 ) -> RunSpec:
-    """What a deployed run was put together from, with all its sites as clients of a simulated engine.
+    """A deployed run with its sites as clients of a simulated engine.
 
-    The functions are named as for a site; `together` computes clients side by side.
+    The functions are named as for a site; `together` selects the vectorised engine.
     """
     own = import_user_code(data, module, losses)
     experiment, secure = Experiment.from_settings(dict(settings)), settings.get("secure_sums")
     named = CodeConfig(module or f"{data.partition(':')[0]}:module", losses)
-    stage = set_up(
+    setup = set_up(
         ServeConfig(Path.cwd(), named, experiment, settings.get("examples")),
         summation=None if secure is None else Secure(secure["minimum"]),
     )
-    made = seeded_module(own.module, experiment.seed).to(stage.problem.device)
-    problem = Problem(
-        made, own.losses, stage.problem.weight_decay, stage.problem.precision
-    )  # as sites have it
+    # The sites' own model and losses, which may differ from the server's.
+    made = seeded_module(own.module, experiment.seed).to(setup.problem.device)
+    problem = Problem(made, own.losses, setup.problem.weight_decay, setup.problem.precision)
     count, size = experiment.local_epochs, experiment.batch_size
     work = Steps(experiment.local_steps, size) if count is None else Epochs(count, size)
     members = ClientRegistry(folder / "roster.json", experiment.clients, bound=False).members
     names = [members[client].name if client in members else None for client in range(experiment.clients)]
     population = pool_site_data(own.load, names, work).to(problem.device)
     engine = Vectorised(problem, population) if together else Sequential(problem, population)
-    return stage._replace(problem=problem).trial(engine)
+    return setup._replace(problem=problem).run_spec(engine)
 
 
 @dataclass(frozen=True)
 class SiteParts:
-    """Parts of examples that lie client after client; one without a site has none."""
+    """The examples of each client, one client after another; a client without a site has none."""
 
     ends: tuple[int, ...]
 
@@ -254,24 +253,25 @@ class SiteParts:
 
 
 def pool_site_data(load: LoadData, sites: Sequence[str | None], work: Steps | Epochs) -> Population:
-    """The sites' examples as clients of one population, in the order of their numbers."""
-    each = [None if name is None else load_examples(load, name) for name in sites]
-    there = [(name, own) for name, own in zip(sites, each, strict=True) if own is not None]
-    if not there:
+    """The examples of all sites as one population, by client number."""
+    loaded = [None if name is None else load_examples(load, name) for name in sites]
+    joined = [(name, own) for name, own in zip(sites, loaded, strict=True) if own is not None]
+    if not joined:
         raise InputError("no site ever joined this run: there is nothing to replay.")
-    name, first = there[0]
-    for other, own in there:
+    name, first = joined[0]
+    for other, own in joined:
         if _example_spec(own) != _example_spec(first):
             raise InputError(
-                f"the examples of sites '{name}' and '{other}' differ in kind: load what the sites loaded."
+                f"the examples of sites '{name}' and '{other}' differ in dtype or shape: "
+                "load what the sites loaded."
             )
-    data: Examples = trees.map(lambda *parts: torch.cat(parts), *(own for _, own in there))
-    ends = np.cumsum([0 if own is None else own.total for own in each]).tolist()
+    data: Examples = trees.map(lambda *parts: torch.cat(parts), *(own for _, own in joined))
+    ends = np.cumsum([0 if own is None else own.total for own in loaded]).tolist()
     return Population(data, SiteParts(tuple(ends)), work)
 
 
 def _example_spec(data: Examples) -> tuple[Any, ...]:
-    """What examples must share to lie in one pile."""
+    """What examples of one population have in common."""
 
     def kind(leaf: Tensor) -> tuple[Any, ...]:
         return leaf.dtype, tuple(leaf.shape[1:])

@@ -92,6 +92,19 @@ def test_a_deployed_server_is_weighed() -> None:
 
 
 @pytest.mark.slow
+def test_a_server_step_touches_few_files() -> None:
+    found = facts("walk.py", "simulated")
+    assert 10 < found["files"] <= 25
+    assert found["files"] < found["functions"] < 250
+
+
+@pytest.mark.slow
+def test_a_deployed_upload_touches_few_files_at_the_server() -> None:
+    found = facts("walk.py", "deployed")
+    assert 5 < found["files"] <= 20
+    assert found["files"] < found["functions"] < 250
+
+
 def test_client_memory_ends_the_same_for_a_run_that_is_cut_off_and_resumed() -> None:
     words = ("--clients", "50", "--parameters", "100", "--rounds", "4", "--save-every", "2", "--kills", "1")
     found = facts("client_memory.py", *words)

@@ -32,7 +32,7 @@ clients = {nodes}
 concurrency = {nodes}
 buffer = {buffer}
 rounds = {rounds}
-every = {rounds}
+eval_every = {rounds}
 local_steps = 1
 batch_size = 4
 [network]

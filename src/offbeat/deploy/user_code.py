@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch import nn
 
 from offbeat.data.partition import LazyBlocks
 from offbeat.data.population import Examples, Population, Steps
 from offbeat.errors import InputError
-from offbeat.nn.problem import Loss
+from offbeat.nn.problem import Loss, cross_entropies
 
 LoadData: TypeAlias = Callable[[str], Examples]  # from the site's name
 MakeModule: TypeAlias = Callable[[], nn.Module]
@@ -55,11 +54,6 @@ def import_user_code(data: str, module: str | None = None, losses: str | None = 
     if losses is None and not hasattr(sys.modules[data_module], "losses"):
         return UserCode(load, make, cross_entropies)
     return UserCode(load, make, import_function(losses or f"{data_module}:losses", "--losses"))
-
-
-def cross_entropies(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the cross entropy of each example, the loss where none is named."""
-    return cross_entropy(outputs, targets, reduction="none")
 
 
 def load_examples(load: LoadData, name: str) -> Examples:

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.functional import cross_entropy
 
 from offbeat import trees
 from offbeat.core import Batch, Vector, where
@@ -341,6 +342,11 @@ class TaskGradient:
     def _update_statistics(self, statistics: Statistics, batch: Batch) -> None:
         active = batch.active
         self.statistics = statistics if active is None else where(active, statistics, self.statistics)
+
+
+def cross_entropies(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The cross entropy of each example: the loss of classifiers where none is given."""
+    return cross_entropy(outputs, targets, reduction="none")
 
 
 def mean_loss(losses: Tensor, batch: Batch) -> Tensor:

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 from offbeat.aggregate.mean import AggregationContext, Aggregator, Mean, PlainSum, Summation
 from offbeat.aggregate.private import Private, sampling_rate
@@ -32,7 +31,7 @@ from offbeat.engines.ray_cluster import RayCluster, check_cluster
 from offbeat.engines.simulation import Sequential, Vectorised
 from offbeat.errors import InputError, setting_name
 from offbeat.nn import models
-from offbeat.nn.problem import Precision, Problem
+from offbeat.nn.problem import Precision, Problem, cross_entropies
 from offbeat.privacy.accountant import Accountant, largest_within, parse_accountant
 from offbeat.privacy.correlated import BandedNoise, parse_correlation
 from offbeat.privacy.ledger import PrivacyAccounting, ReleaseTotals
@@ -294,7 +293,7 @@ def build_run(
             f"{setting_name('precision')}."
         )
     module = module or _build_module(experiment, source)
-    problem = Problem(module.to(device), _cross_entropy, experiment.weight_decay, precision)
+    problem = Problem(module.to(device), cross_entropies, experiment.weight_decay, precision)
     if problem.tracks_statistics and (experiment.clip is not None or experiment.secure):
         raise InputError(
             f"the model '{experiment.model}' keeps running statistics, which would leave clients in plain "
@@ -410,7 +409,3 @@ def _parse_device(name: str) -> torch.device:
             f"the device '{name}' is not to be had here: use {setting_name('device')} cpu."
         ) from None
     return device
-
-
-def _cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return cross_entropy(outputs, targets, reduction="none")

@@ -135,6 +135,7 @@ class BroadcastCache:
         self._encoding: SecureEncoding | None = None
         self._newest = 0
         self._algorithm: AnyAlgorithm | None = None
+        self._two_phases = False
         self._validators: dict[int, UploadValidator] = {}
         self._broadcasts: dict[int, Broadcast] = {}
 
@@ -153,6 +154,7 @@ class BroadcastCache:
         """A new version; of the earlier ones only the needed ones are kept."""
         if algorithm is not self._algorithm:
             self._algorithm, self._validators = algorithm, {}
+            self._two_phases = traits_of(algorithm).two_phases
         self._encoding, self._newest = encoding, version
         secure = None if encoding is None else encoding.facts
         tree = (message, statistics)
@@ -164,7 +166,7 @@ class BroadcastCache:
         if self._encoding is not None:
             return secure_validator(self._encoding, self._newest)
         assert self._algorithm is not None
-        kind = version % 2 if traits_of(self._algorithm).two_phases else 0
+        kind = version % 2 if self._two_phases else 0
         if kind not in self._validators:
             self._validators[kind] = plain_validator(self._algorithm, *self._model, version)
         return self._validators[kind]

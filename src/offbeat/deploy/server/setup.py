@@ -30,7 +30,6 @@ from offbeat.deploy.helper.protocol import read_token
 from offbeat.deploy.server.registry import ClientRegistry
 from offbeat.deploy.user_code import (
     LoadData,
-    cross_entropies,
     frozen_weights_digest,
     import_function,
     import_user_code,
@@ -40,7 +39,7 @@ from offbeat.deploy.user_code import (
 from offbeat.engines.engine import Engine
 from offbeat.engines.simulation import Sequential, Vectorised
 from offbeat.errors import InputError, naming_settings
-from offbeat.nn.problem import Loss, Precision, Problem
+from offbeat.nn.problem import Loss, Precision, Problem, cross_entropies
 from offbeat.schedule.dispatch import Dispatch
 from offbeat.schedule.staleness import StalenessWeights, parse_weights
 from offbeat.training.build import (

@@ -27,14 +27,13 @@ from offbeat.deploy.site.storage import SiteStorage
 from offbeat.deploy.user_code import (
     LoadData,
     MakeModule,
-    cross_entropies,
     load_examples,
     make_module,
     prepare_module,
 )
 from offbeat.engines.local import SequentialExecutor, TaskResults, TaskStart, check_module
 from offbeat.errors import DivergedError, InputError
-from offbeat.nn.problem import Loss, Precision, Problem
+from offbeat.nn.problem import Loss, Precision, Problem, cross_entropies
 from offbeat.trees import Tree
 
 _UNKNOWN_TASK = UploadMessage("unknown", Task(0, 0, 0), (), "none", 0.0, None)  # if a task cannot be read

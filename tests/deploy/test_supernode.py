@@ -14,7 +14,6 @@ from offbeat.deploy.flower.commands import SuperLinkAddress
 from offbeat.deploy.flower.private_api import NodeStatus, node_id_in_log, refusal_in_log
 from offbeat.deploy.flower.supernode import (
     SuperNodeProcess,
-    load_site_key,
 )
 from offbeat.errors import InputError
 
@@ -241,4 +240,4 @@ def test_a_file_that_is_no_key_is_one_sentence(tmp_path: Path, content: bytes | 
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(InputError, match="key"):
-        load_site_key(path)
+        keys.load_site_key(path)

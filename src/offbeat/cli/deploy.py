@@ -24,6 +24,7 @@ from cryptography import x509
 
 from offbeat.aggregate.secure import Secure as InSecret
 from offbeat.cli import terminal
+from offbeat.cli.new_app import create_app
 from offbeat.cli.options import folder_name, whole_number
 from offbeat.cli.terminal import StopRequest, stop_signals
 from offbeat.deploy.config import ServeConfig
@@ -48,7 +49,6 @@ from offbeat.deploy.network import (
     parse_address,
 )
 from offbeat.deploy.network import check_port_free as check_port
-from offbeat.deploy.scaffold import create_app
 from offbeat.deploy.server.run import (
     SET_ASIDE_FILE,
     ServeOutcome,

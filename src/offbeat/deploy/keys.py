@@ -206,8 +206,8 @@ def signed_statement(terms: SecureTerms, task: Task, sealed: bytes) -> bytes:
     return b"offbeat signed report" + terms.binding(task) + sealed
 
 
-def read_signer(path: Path) -> tuple[str, Callable[[bytes], bytes]]:
-    """The public key that an OpenSSH private key goes with, in hexadecimal, and a function that signs."""
+def load_site_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """Load the private key of a site."""
     try:
         key = load_ssh_private_key(path.read_bytes(), password=None)
     except OSError as error:
@@ -221,7 +221,12 @@ def read_signer(path: Path) -> tuple[str, Callable[[bytes], bytes]]:
             f"the site's key {path} is not an OpenSSH private key of the curve P-384 without a passphrase: "
             "make one with offbeat keys."
         )
-    private = key
+    return key
+
+
+def read_signer(path: Path) -> tuple[str, Callable[[bytes], bytes]]:
+    """Return the public key of a site's private key, in hexadecimal, and a function that signs."""
+    private = load_site_key(path)
 
     def sign(message: bytes) -> bytes:
         numbers = decode_dss_signature(private.sign(message, ec.ECDSA(hashes.SHA384())))

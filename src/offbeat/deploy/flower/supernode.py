@@ -12,9 +12,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-
 from offbeat.deploy.flower.commands import (
     ChildProcess,
     SuperLinkAddress,
@@ -29,6 +26,7 @@ from offbeat.deploy.flower.private_api import (
     node_id_in_log,
     refusal_in_log,
 )
+from offbeat.deploy.keys import load_site_key
 from offbeat.deploy.protocol.transport import Backoff
 from offbeat.deploy.site.relay import SOCKET_VARIABLE
 from offbeat.errors import InputError
@@ -284,21 +282,6 @@ class SuperNodeProcess:
         if node is None:
             return None
         return deactivate_node(self._link.address, self._link.authority, self._key, node)
-
-
-def load_site_key(path: Path) -> EllipticCurvePrivateKey:
-    """Load a site's private key."""
-    try:
-        key = load_ssh_private_key(path.read_bytes(), None)
-    except OSError as error:
-        raise InputError(
-            f"the key {path} cannot be read ({error.strerror or error}): name another file."
-        ) from None
-    except (ValueError, TypeError):
-        key = None
-    if not isinstance(key, EllipticCurvePrivateKey):
-        raise InputError(f"{path} is not the private key of a site: make one with 'offbeat keys'.")
-    return key
 
 
 def _connection_problem(link: SuperLinkAddress, problem: str | None) -> str | None:

@@ -184,7 +184,10 @@ class LocalSuperLink:
 
 
 class SuperLinkBackend:
-    """A SuperLink that executes the run; `running_backend` starts and stops it."""
+    """A SuperLink that executes the run; `running_backend` starts and stops it.
+
+    Requests to it may raise a `FlowerError`.
+    """
 
     def __init__(
         self,
@@ -205,6 +208,7 @@ class SuperLinkBackend:
 
     @property
     def is_local(self) -> bool:
+        """Whether it was started here: then it ends with this process, and the server with it."""
         return self._local is not None
 
     def start(self) -> None:
@@ -218,6 +222,7 @@ class SuperLinkBackend:
         self._register_keys()
 
     def keep_alive(self) -> None:
+        """Restart what was started here and has ended, and register the keys of new sites."""
         if self._local is not None:
             if self._local.keep_alive():
                 write_flower_home(self._home, self._local.link)
@@ -230,6 +235,7 @@ class SuperLinkBackend:
                 self._register_keys()
 
     def submit(self, *, resume: bool) -> str:
+        """Have the server started; return the ID of its run."""
         sites = "" if self._certificates is None else str(self._certificates.sites.absolute())
         app, run_config = write_flower_app(
             self._flower,
@@ -286,27 +292,6 @@ def running_backend(
         backend.stop(kill=kill)
 
 
-class RunBackend(Protocol):
-    """What executes the run; any call may raise a `FlowerError`."""
-
-    @property
-    def is_local(self) -> bool:
-        """Whether it ends with this process, and the server with it."""
-        ...
-
-    def keep_alive(self) -> None:
-        """Restart what was started here and has ended."""
-        ...
-
-    def submit(self, *, resume: bool) -> str:
-        """Have the server started; return the ID of its run."""
-        ...
-
-    def is_finished(self, run_id: str) -> bool: ...
-
-    def stop_run(self, run_id: str) -> None: ...
-
-
 class ProgressDisplay(Protocol):
     """Shows the progress of the run."""
 
@@ -322,7 +307,7 @@ class Supervisor:
     """Supervises the run in one folder."""
 
     folder: Path
-    backend: RunBackend
+    backend: SuperLinkBackend
     display: ProgressDisplay
     should_stop: Callable[[], bool]
     clock: Callable[[], float] = time.monotonic

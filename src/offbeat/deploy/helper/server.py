@@ -6,7 +6,6 @@ Anybody may ask for its public key; sums are given only to the leader that knows
 import asyncio
 import hmac
 import logging
-import os
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -33,6 +32,7 @@ from offbeat.deploy.helper.store import HelperStore, RunTransaction, request_dig
 from offbeat.deploy.keys import signed_statement, verify_signature
 from offbeat.deploy.network import TlsFiles, http_server
 from offbeat.errors import InputError
+from offbeat.files import replace_file
 from offbeat.privacy.secure.encoding import unseal
 from offbeat.privacy.secure.servers import SeenReportRanges, SeenReports, add_shares
 from offbeat.privacy.secure.terms import (
@@ -217,8 +217,8 @@ def open_key_and_store(key_file: Path, store: Path) -> tuple[X25519PrivateKey, H
     public = key.public_key().public_bytes_raw().hex()
     opened = HelperStore(store, public)  # first, because a key without its store is refused
     try:
-        _write_key_file(key_file.with_name(f"{key_file.name}.pub"), f"{public}\n".encode(), 0o644)
-        _write_key_file(key_file, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600)
+        replace_file(key_file.with_name(f"{key_file.name}.pub"), f"{public}\n".encode(), 0o644)
+        replace_file(key_file, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600)
     except OSError as error:
         opened.close()
         raise InputError(f"{key_file} cannot be written ({error.strerror}): name another file.") from None
@@ -239,14 +239,3 @@ def _read_key(path: Path) -> X25519PrivateKey:
     if not isinstance(key, X25519PrivateKey):
         raise InputError(f"{path} is not a helper's private key: name another file.")
     return key
-
-
-def _write_key_file(path: Path, data: bytes, mode: int) -> None:
-    """Write or replace a file atomically; it never has other permissions than `mode`."""
-    part = path.with_name(f".{path.name}.part")
-    part.unlink(missing_ok=True)
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)

@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import offbeat
+from offbeat.cli.new_app import NewApp, create_app
 from offbeat.deploy.config import ServeConfig
-from offbeat.deploy.scaffold import NewApp, create_app
 from offbeat.deploy.server.setup import set_up
 from offbeat.errors import InputError
 

@@ -6,7 +6,7 @@ occurrence left. Counts of local steps may differ: a client divides by its own.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -51,20 +51,10 @@ class State(NamedTuple):
 
 
 def adamasfl(
-    problem: Problem,
-    population: int,
-    x0: npt.ArrayLike,
-    steps: Sequence[Step],
-    *,
-    local_lr: float,
-    server_lr: float,
-    beta: float,
+    problem: Problem, population: int, x0: npt.ArrayLike, steps: Sequence[Step], **known: Any
 ) -> list[Vector]:
     """The models alone."""
-    states = adamasfl_states(
-        problem, population, x0, steps, local_lr=local_lr, server_lr=server_lr, beta=beta
-    )
-    return [state.x for state in states]
+    return [state.x for state in adamasfl_states(problem, population, x0, steps, **known)]
 
 
 def adamasfl_states(

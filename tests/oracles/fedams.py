@@ -6,6 +6,7 @@ the authors' code does and the papers' equations do not; the maximum is taken be
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,9 +28,14 @@ def fedams(
     beta2: float = 0.99,
     eps: float = 1e-3,
     correct: bool = False,
+    additive: bool = False,
     weight: Weight = constant,
 ) -> list[Vector]:
-    """Max stabilisation: vhat = max(vhat, v, eps), x <- x + server_lr m / sqrt(vhat)."""
+    """Max stabilisation: vhat = max(vhat, v, eps), x <- x + server_lr m / sqrt(vhat).
+
+    Additive, as FADAS states it: vhat = max(vhat, v), x <- x + server_lr m / (sqrt(vhat) + eps).
+    """
+    floor, added = (0.0, eps) if additive else (eps, 0.0)
     models = begin(x0)
     m = np.zeros_like(models[0])
     v = np.zeros_like(models[0])
@@ -38,47 +44,17 @@ def fedams(
         delta = mean_change(problem, models, step, local_lr, weight)
         m = beta1 * m + (1 - beta1) * delta
         v = beta2 * v + (1 - beta2) * delta**2
-        vhat = np.maximum(np.maximum(vhat, v), eps)
-        if correct:
-            models.append(
-                models[-1] + server_lr * (m / (1 - beta1**n)) / (np.sqrt(vhat) / np.sqrt(1 - beta2**n))
-            )
-        else:
-            models.append(models[-1] + server_lr * m / np.sqrt(vhat))
+        vhat = np.maximum(np.maximum(vhat, v), floor)
+        a, b = (1 - beta1**n, np.sqrt(1 - beta2**n)) if correct else (1.0, 1.0)
+        models.append(models[-1] + server_lr * (m / a) / (np.sqrt(vhat) / b + added))
     return models
 
 
 def fedams_additive(
-    problem: Problem,
-    population: int,
-    x0: npt.ArrayLike,
-    steps: Sequence[Step],
-    *,
-    local_lr: float,
-    server_lr: float,
-    beta1: float = 0.9,
-    beta2: float = 0.99,
-    eps: float = 1e-8,
-    correct: bool = False,
-    weight: Weight = constant,
+    problem: Problem, population: int, x0: npt.ArrayLike, steps: Sequence[Step], **known: Any
 ) -> list[Vector]:
-    """As FADAS states it: vhat = max(vhat, v), x <- x + server_lr m / (sqrt(vhat) + eps)."""
-    models = begin(x0)
-    m = np.zeros_like(models[0])
-    v = np.zeros_like(models[0])
-    vhat = np.zeros_like(models[0])
-    for n, step in enumerate(steps, start=1):
-        delta = mean_change(problem, models, step, local_lr, weight)
-        m = beta1 * m + (1 - beta1) * delta
-        v = beta2 * v + (1 - beta2) * delta**2
-        vhat = np.maximum(vhat, v)
-        if correct:
-            models.append(
-                models[-1] + server_lr * (m / (1 - beta1**n)) / (np.sqrt(vhat) / np.sqrt(1 - beta2**n) + eps)
-            )
-        else:
-            models.append(models[-1] + server_lr * m / (np.sqrt(vhat) + eps))
-    return models
+    """With FADAS's eps."""
+    return fedams(problem, population, x0, steps, additive=True, **{"eps": 1e-8} | known)
 
 
 CASES = {

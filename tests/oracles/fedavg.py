@@ -1,6 +1,7 @@
 """FedAvg (McMahan et al. 2017) with equal weights, and FedAvgM (Hsu et al. 2019) in both forms."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,37 +39,24 @@ def fedavgm(
     local_lr: float,
     server_lr: float = 1.0,
     beta: float = 0.9,
+    averaged: bool = False,
     weight: Weight = constant,
 ) -> list[Vector]:
-    """Heavy ball: v <- beta v + delta."""
+    """Heavy ball: v <- beta v + delta. Averaged: v <- beta v + (1 - beta) delta."""
     models = begin(x0)
     v = np.zeros_like(models[0])
     for step in steps:
         delta = mean_change(problem, models, step, local_lr, weight)
-        v = beta * v + delta
+        v = beta * v + (1 - beta) * delta if averaged else beta * v + delta
         models.append(models[-1] + server_lr * v)
     return models
 
 
 def fedavgm_ema(
-    problem: Problem,
-    population: int,
-    x0: npt.ArrayLike,
-    steps: Sequence[Step],
-    *,
-    local_lr: float,
-    server_lr: float = 1.0,
-    beta: float = 0.9,
-    weight: Weight = constant,
+    problem: Problem, population: int, x0: npt.ArrayLike, steps: Sequence[Step], **known: Any
 ) -> list[Vector]:
-    """Moving average: m <- beta m + (1 - beta) delta."""
-    models = begin(x0)
-    m = np.zeros_like(models[0])
-    for step in steps:
-        delta = mean_change(problem, models, step, local_lr, weight)
-        m = beta * m + (1 - beta) * delta
-        models.append(models[-1] + server_lr * m)
-    return models
+    """Moving average in place of heavy ball."""
+    return fedavgm(problem, population, x0, steps, averaged=True, **known)
 
 
 CASES = {

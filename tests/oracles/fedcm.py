@@ -5,6 +5,7 @@ zero. VR takes each minibatch's gradient again at the version before the one han
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,18 +23,26 @@ def fedcm(
     local_lr: float,
     server_lr: float,
     beta: float,
+    vr: bool = False,
 ) -> list[Vector]:
-    """Local steps along beta gradient + (1 - beta) g."""
+    """Local steps along beta gradient + (1 - beta) g.
+
+    VR: along gradient + (1 - beta) (g - gradient at the version before).
+    """
     models = begin(x0)
     momenta = [np.zeros_like(models[0])]
     for step in steps:
         total = np.zeros_like(models[0])
         for client, version, visit in step:
-            y = models[version]
+            before, y = models[max(version - 1, 0)], models[version]
             count = problem.steps(client, visit)
             for k in range(count):
                 gradient = problem.gradient(client, visit, k, y)
-                y = y - local_lr * (beta * gradient + (1 - beta) * momenta[version])
+                if vr:
+                    again = problem.gradient(client, visit, k, before)
+                    y = y - local_lr * (gradient + (1 - beta) * (momenta[version] - again))
+                else:
+                    y = y - local_lr * (beta * gradient + (1 - beta) * momenta[version])
             total += (models[version] - y) / (local_lr * count)
         momenta.append(total / len(step))
         models.append(models[-1] - server_lr * momenta[-1])
@@ -41,32 +50,10 @@ def fedcm(
 
 
 def fedcm_vr(
-    problem: Problem,
-    population: int,
-    x0: npt.ArrayLike,
-    steps: Sequence[Step],
-    *,
-    local_lr: float,
-    server_lr: float,
-    beta: float,
+    problem: Problem, population: int, x0: npt.ArrayLike, steps: Sequence[Step], **known: Any
 ) -> list[Vector]:
-    """Local steps along gradient + (1 - beta) (g - gradient at the version before)."""
-    models = begin(x0)
-    momenta = [np.zeros_like(models[0])]
-    for step in steps:
-        total = np.zeros_like(models[0])
-        for client, version, visit in step:
-            before = models[version - 1] if version > 0 else models[0]
-            y = models[version]
-            count = problem.steps(client, visit)
-            for k in range(count):
-                gradient = problem.gradient(client, visit, k, y)
-                again = problem.gradient(client, visit, k, before)
-                y = y - local_lr * (gradient + (1 - beta) * (momenta[version] - again))
-            total += (models[version] - y) / (local_lr * count)
-        momenta.append(total / len(step))
-        models.append(models[-1] - server_lr * momenta[-1])
-    return models
+    """With variance reduction."""
+    return fedcm(problem, population, x0, steps, vr=True, **known)
 
 
 CASES = {

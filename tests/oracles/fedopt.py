@@ -5,7 +5,8 @@ of v0; the common optimisers start from 0 and divide both moments of the n-th st
 `correct` does that.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,32 +16,49 @@ from oracles.replay import Problem, Step, Vector, begin, mean_change
 from oracles.weights import Weight, constant
 
 
-def fedadam(
+def fedopt(
+    second: Callable[[Vector, Vector], Vector],
     problem: Problem,
-    population: int,
     x0: npt.ArrayLike,
     steps: Sequence[Step],
     *,
     local_lr: float,
     server_lr: float,
     beta1: float = 0.9,
-    beta2: float = 0.99,
     tau: float = 1e-3,
     v0: float | None = None,
-    correct: bool = False,
+    correct: float | None = None,
     weight: Weight = constant,
 ) -> list[Vector]:
-    """v <- beta2 v + (1 - beta2) delta^2."""
+    """Algorithm 2 with `second` as its line for v, from v and delta^2; `correct` is the beta of v there."""
     models = begin(x0)
     m = np.zeros_like(models[0])
     v = np.full_like(models[0], tau**2 if v0 is None else v0)
     for n, step in enumerate(steps, 1):
         delta = mean_change(problem, models, step, local_lr, weight)
         m = beta1 * m + (1 - beta1) * delta
-        v = beta2 * v + (1 - beta2) * delta**2
-        a, b = (1 - beta1**n, 1 - beta2**n) if correct else (1.0, 1.0)
+        v = second(v, delta**2)
+        a, b = (1.0, 1.0) if correct is None else (1 - beta1**n, 1 - correct**n)
         models.append(models[-1] + server_lr * (m / a) / (np.sqrt(v / b) + tau))
     return models
+
+
+def fedadam(
+    problem: Problem,
+    population: int,
+    x0: npt.ArrayLike,
+    steps: Sequence[Step],
+    *,
+    beta2: float = 0.99,
+    correct: bool = False,
+    **known: Any,
+) -> list[Vector]:
+    """v <- beta2 v + (1 - beta2) delta^2."""
+
+    def second(v: Vector, square: Vector) -> Vector:
+        return beta2 * v + (1 - beta2) * square
+
+    return fedopt(second, problem, x0, steps, correct=beta2 if correct else None, **known)
 
 
 def fedyogi(
@@ -49,51 +67,23 @@ def fedyogi(
     x0: npt.ArrayLike,
     steps: Sequence[Step],
     *,
-    local_lr: float,
-    server_lr: float,
-    beta1: float = 0.9,
     beta2: float = 0.99,
-    tau: float = 1e-3,
-    v0: float | None = None,
     correct: bool = False,
-    weight: Weight = constant,
+    **known: Any,
 ) -> list[Vector]:
     """v <- v - (1 - beta2) delta^2 sign(v - delta^2)."""
-    models = begin(x0)
-    m = np.zeros_like(models[0])
-    v = np.full_like(models[0], tau**2 if v0 is None else v0)
-    for n, step in enumerate(steps, 1):
-        delta = mean_change(problem, models, step, local_lr, weight)
-        m = beta1 * m + (1 - beta1) * delta
-        v = v - (1 - beta2) * delta**2 * np.sign(v - delta**2)
-        a, b = (1 - beta1**n, 1 - beta2**n) if correct else (1.0, 1.0)
-        models.append(models[-1] + server_lr * (m / a) / (np.sqrt(v / b) + tau))
-    return models
+
+    def second(v: Vector, square: Vector) -> Vector:
+        return v - (1 - beta2) * square * np.sign(v - square)
+
+    return fedopt(second, problem, x0, steps, correct=beta2 if correct else None, **known)
 
 
 def fedadagrad(
-    problem: Problem,
-    population: int,
-    x0: npt.ArrayLike,
-    steps: Sequence[Step],
-    *,
-    local_lr: float,
-    server_lr: float,
-    beta1: float = 0.0,
-    tau: float = 1e-3,
-    v0: float | None = None,
-    weight: Weight = constant,
+    problem: Problem, population: int, x0: npt.ArrayLike, steps: Sequence[Step], **known: Any
 ) -> list[Vector]:
-    """v <- v + delta^2."""
-    models = begin(x0)
-    m = np.zeros_like(models[0])
-    v = np.full_like(models[0], tau**2 if v0 is None else v0)
-    for step in steps:
-        delta = mean_change(problem, models, step, local_lr, weight)
-        m = beta1 * m + (1 - beta1) * delta
-        v = v + delta**2
-        models.append(models[-1] + server_lr * m / (np.sqrt(v) + tau))
-    return models
+    """v <- v + delta^2, without momentum unless beta1 is given."""
+    return fedopt(lambda v, square: v + square, problem, x0, steps, **{"beta1": 0.0} | known)
 
 
 CASES = {

@@ -6,6 +6,7 @@ local steps led them is thrown away. The server moves along the momentum it has 
 
 from collections.abc import Sequence
 from math import e
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,18 +34,10 @@ def masfl_theory(
 
 
 def masfl(
-    problem: Problem,
-    population: int,
-    x0: npt.ArrayLike,
-    steps: Sequence[Step],
-    *,
-    local_lr: float,
-    server_lr: float,
-    beta: float,
+    problem: Problem, population: int, x0: npt.ArrayLike, steps: Sequence[Step], **known: Any
 ) -> list[Vector]:
     """The models alone."""
-    states = masfl_states(problem, population, x0, steps, local_lr=local_lr, server_lr=server_lr, beta=beta)
-    return [state.x for state in states]
+    return [state.x for state in masfl_states(problem, population, x0, steps, **known)]
 
 
 def masfl_states(

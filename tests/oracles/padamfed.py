@@ -7,6 +7,7 @@ which clients also upload their mean gradient at theta^{t-1}. theta^{-1} is thet
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,24 +40,18 @@ def padamfed(
     local_lr: float,
     server_lr: float,
     beta: float,
+    vr: bool = False,
 ) -> list[Vector]:
     """The models alone."""
-    return [s.x for s in padamfed_states(problem, population, x0, steps, local_lr, server_lr, beta)]
+    states = padamfed_states(problem, population, x0, steps, local_lr, server_lr, beta, vr)
+    return [state.x for state in states]
 
 
 def padamfed_vr(
-    problem: Problem,
-    population: int,
-    x0: npt.ArrayLike,
-    steps: Sequence[Step],
-    *,
-    local_lr: float,
-    server_lr: float,
-    beta: float,
+    problem: Problem, population: int, x0: npt.ArrayLike, steps: Sequence[Step], **known: Any
 ) -> list[Vector]:
     """The models alone, with variance reduction."""
-    states = padamfed_states(problem, population, x0, steps, local_lr, server_lr, beta, vr=True)
-    return [s.x for s in states]
+    return padamfed(problem, population, x0, steps, vr=True, **known)
 
 
 def padamfed_states(

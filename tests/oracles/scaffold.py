@@ -5,7 +5,7 @@ that it was handed; the server adds what it gets to the newest ones.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,20 +23,10 @@ class State(NamedTuple):
 
 
 def scaffold(
-    problem: Problem,
-    population: int,
-    x0: npt.ArrayLike,
-    steps: Sequence[Step],
-    *,
-    local_lr: float,
-    server_lr: float = 1.0,
-    option: int = 2,
+    problem: Problem, population: int, x0: npt.ArrayLike, steps: Sequence[Step], **known: Any
 ) -> list[Vector]:
     """The models alone."""
-    states = scaffold_states(
-        problem, population, x0, steps, local_lr=local_lr, server_lr=server_lr, option=option
-    )
-    return [state.x for state in states]
+    return [state.x for state in scaffold_states(problem, population, x0, steps, **known)]
 
 
 def scaffold_states(

@@ -6,6 +6,7 @@ VR takes each minibatch's gradient again at the version before the one handed ou
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,35 +17,17 @@ from oracles.variates import State, start
 
 
 def scaffold_m(
-    problem: Problem,
-    population: int,
-    x0: npt.ArrayLike,
-    steps: Sequence[Step],
-    *,
-    local_lr: float,
-    server_lr: float,
-    beta: float,
-    g0: str = "zero",
+    problem: Problem, population: int, x0: npt.ArrayLike, steps: Sequence[Step], **known: Any
 ) -> list[Vector]:
     """The models alone."""
-    states = scaffold_m_states(problem, population, x0, steps, local_lr, server_lr, beta, g0)
-    return [state.x for state in states]
+    return [state.x for state in scaffold_m_states(problem, population, x0, steps, **known)]
 
 
 def scaffold_m_vr(
-    problem: Problem,
-    population: int,
-    x0: npt.ArrayLike,
-    steps: Sequence[Step],
-    *,
-    local_lr: float,
-    server_lr: float,
-    beta: float,
-    g0: str = "zero",
+    problem: Problem, population: int, x0: npt.ArrayLike, steps: Sequence[Step], **known: Any
 ) -> list[Vector]:
     """The models alone, with variance reduction."""
-    states = scaffold_m_states(problem, population, x0, steps, local_lr, server_lr, beta, g0, vr=True)
-    return [state.x for state in states]
+    return scaffold_m(problem, population, x0, steps, vr=True, **known)
 
 
 def scaffold_m_states(

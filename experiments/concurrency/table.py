@@ -1,11 +1,12 @@
 """The tables of README.md, from the JSON files beside it: printed, or with `--write` put into it."""
 
-import argparse
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from experiments.reproduce.page import table_command
 
 HERE = Path(__file__).parent
 PAGE = HERE / "README.md"
@@ -106,12 +107,17 @@ def devices() -> str:
         scores = again["records"]["accuracy"][index], first["accuracy"][same]
         rows.append([str(version), *(f"{one:.2f}" for one in times), *(f"{one:.3f}" for one in scores)])
     head = ["version", "time, CPU", "time, CUDA", "accuracy, CPU", "accuracy, CUDA"]
-    return "\n".join(["```sh", again["command"], "```", "", _table(head, rows)])
+    return "\n".join(["```sh", present(again["command"]), "```", "", _table(head, rows)])
+
+
+def present(command: str) -> str:
+    """A recorded command with the present name of the one option that has another since."""
+    return command.replace(" --every ", " --eval-every ")
 
 
 def commands(name: str) -> str:
     """Those of one concurrency; the others differ in that number alone."""
-    shown = [run["command"] for run in load(name)["runs"] if run["concurrency"] == CHOSEN_AT]
+    shown = [present(run["command"]) for run in load(name)["runs"] if run["concurrency"] == CHOSEN_AT]
     return "\n".join(["```sh", *shown, "```"])
 
 
@@ -120,18 +126,6 @@ def cost(name: str, data: str, unit: str) -> str:
     table = sum(run["seconds"] for run in load(name)["runs"]) / 60
     tried = sum(entry["seconds"] for entry in load("grid")[data]) / 60
     return f"Cost: {table:.0f} {unit}, for the table, and {tried:.0f} for the grid."
-
-
-def written(page: str, made: Mapping[str, str]) -> str:
-    """The page with each table between its markers."""
-    for name, text in made.items():
-        start, end = f"<!-- {name} -->\n", "<!-- end -->"
-        if page.count(start) != 1:
-            raise SystemExit(f"{PAGE.name} must have one marker for '{name}', not {page.count(start)}.")
-        before, _, rest = page.partition(start)
-        after = rest.partition(end)[2]
-        page = f"{before}{start}\n{text}\n\n{end}{after}"
-    return page
 
 
 def _grid(data: str) -> list[dict[str, Any]]:
@@ -182,17 +176,5 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines)
 
 
-def main() -> None:
-    """Print the tables, or put them into the page."""
-    parser = argparse.ArgumentParser(description="Make the tables of README.md from the records.")
-    parser.add_argument("--write", action="store_true", help="put them between their markers in README.md")
-    made = tables()
-    if parser.parse_args().write:
-        PAGE.write_text(written(PAGE.read_text(), made))
-        return
-    for name, text in made.items():
-        print(f"{name}\n\n{text}\n")
-
-
 if __name__ == "__main__":
-    main()
+    table_command(PAGE, tables)

@@ -1,12 +1,11 @@
 """What README.md shows of training beyond `python -m experiments`: printed, or with `--write` put into it."""
 
-import argparse
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.reproduce.page import markdown, written
+from experiments.reproduce.page import markdown, table_command
 from experiments.reproduce.records import Curve, present_key, recorded
 from experiments.reproduce.study import Cell, Table, Version
 from experiments.studies.momentum import BETA, BETAS, METHODS, TABLE2, beta_of, evenly, rate_of, speed_ups
@@ -119,24 +118,5 @@ def tables() -> dict[str, str]:
     return {name: markdown(table) for name, table in made.items()}
 
 
-def filled(page: str, made: Mapping[str, str]) -> str:
-    """The page with each table between its markers."""
-    for name, text in made.items():
-        page = written(page, f"<!-- {name} -->\n", text)
-    return page
-
-
-def main() -> None:
-    """Print the tables, or put them into the page."""
-    parser = argparse.ArgumentParser(description="Make tables of README.md from the records.")
-    parser.add_argument("--write", action="store_true", help="put them between their markers in README.md")
-    made = tables()
-    if parser.parse_args().write:
-        PAGE.write_text(filled(PAGE.read_text(), made))
-        return
-    for name, text in made.items():
-        print(f"{name}\n\n{text}\n")
-
-
 if __name__ == "__main__":
-    main()
+    table_command(PAGE, tables)

@@ -6,9 +6,11 @@ Prints the paper's figures beside those that `table4.json` holds, and what windo
 
 import argparse
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from experiments.reproduce.page import fill_sections, markdown_table
 
 from offbeat.algorithms.momentum_approximation import Ridge, relative_errors
 from offbeat.schedule.availability import Dropout
@@ -75,30 +77,15 @@ def table(records: Mapping[str, Any]) -> str:
         [law, f"{full:.2f} / {light:.2f}", *(_cell(records[law][f"{started:g}"]) for started in STARTED)]
         for law, (full, light) in PAPER.items()
     ]
-    return _lines(head, rows)
+    return markdown_table(head, rows)
 
 
 def windows(records: Mapping[str, Any]) -> str:
     """MA's error in per cent."""
     head = ["window", *(f"ridge {penalty:g}" for penalty in PENALTIES)]
-    return _lines(
+    return markdown_table(
         head, [[name, *(f"{100 * one:.2f}" for one in row.values())] for name, row in records.items()]
     )
-
-
-def written(page: str, made: Mapping[str, str]) -> str:
-    """The page with each table between its markers."""
-    for name, text in made.items():
-        start, end = f"<!-- {name} -->\n", "<!-- end -->"
-        if page.count(start) != 1:
-            raise SystemExit(f"{PAGE.name} must have one marker for '{name}', not {page.count(start)}.")
-        before, _, rest = page.partition(start)
-        page = f"{before}{start}\n{text}\n\n{end}{rest.partition(end)[2]}"
-    return page
-
-
-def _lines(head: list[str], rows: Iterable[list[str]]) -> str:
-    return "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *rows])
 
 
 def _cell(one: dict[str, float]) -> str:
@@ -116,7 +103,7 @@ def main() -> None:
         RECORDS.write_text(json.dumps({"laws": measure(), "windows": measure_windows()}, indent=1) + "\n")
     made = tables(json.loads(RECORDS.read_text()))
     if given.write:
-        PAGE.write_text(written(PAGE.read_text(), made))
+        PAGE.write_text(fill_sections(PAGE.read_text(), made))
     print(f"|AW - M|^2 / |M|^2 in %, MA / MA-light; beta {BETA}, C = {COHORT}, T = {ROUNDS:,}\n")
     print("\n\n".join(made.values()))
 

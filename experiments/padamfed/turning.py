@@ -1,6 +1,6 @@
 """Does PAdaMFed-VR's momentum turn round when clients walk far in a task? The method in plain loops.
 
-    python experiments/padamfed/turning.py --data-dir DIR --local-lr 0.003
+    python -m experiments.padamfed.turning --data-dir DIR --local-lr 0.003
 
 Setting of Fig. 2, MNIST i.i.d., in full, with draws of its own and fewer rounds, at the rates of T = 400.
 Nothing of the project's engines or algorithms is used, so it is also a second opinion on them.

@@ -1,6 +1,8 @@
 """A table as text and as Markdown, with what it took, and its place in a page."""
 
-from collections.abc import Iterable, Mapping
+import argparse
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 
 from experiments.reproduce import cost_figure, sweep_figure
 from experiments.reproduce.measures import AccuracyMeasure
@@ -119,3 +121,26 @@ def written(page: str, start: str, text: str) -> str:
         raise InputError(f"the page must have a line '{_END}' after '{name}'{before}: add it.")
     made = f"\n{text}\n\n".replace("\n", lines[first - 1].removeprefix(name))
     return "".join([*lines[:first], made, *lines[last:]])
+
+
+def fill_sections(page: str, made: Mapping[str, str]) -> str:
+    """The page with each text between the marker of its name and the next end."""
+    for name, text in made.items():
+        page = written(page, f"<!-- {name} -->\n", text)
+    return page
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table without notes."""
+    return markdown(Table(tuple(head), tuple(tuple(row) for row in rows)))
+
+
+def table_command(path: Path, tables: Callable[[], Mapping[str, str]]) -> None:
+    """Print the tables of a page, or with --write put them between their markers in it."""
+    parser = argparse.ArgumentParser(description=f"Make the tables of {path.name} from the records.")
+    parser.add_argument("--write", action="store_true", help=f"put them between their markers in {path.name}")
+    write, made = parser.parse_args().write, tables()
+    if write:
+        path.write_text(fill_sections(path.read_text(), made))
+    else:
+        print("\n\n".join(f"{name}\n\n{text}" for name, text in made.items()))

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from runs import DEFAULT, NAMES, named, options, recorded, spread
-from systems import HELD_OUT, PRINTED, SEEDS, SYSTEMS, TASKS, cells, whole
-from widening import Rates, beyond
+from experiments.tuning_free.runs import DEFAULT, NAMES, named, options, recorded, spread
+from experiments.tuning_free.systems import HELD_OUT, PRINTED, SEEDS, SYSTEMS, TASKS, cells, whole
+from experiments.tuning_free.widening import Rates, beyond
 
 HERE = Path(__file__).parent
 RECORDS = HERE / "bench.jsonl"

@@ -6,19 +6,18 @@ from pathlib import Path
 from statistics import mean, stdev
 
 from experiments.reproduce.cost_figure import drawings
-from experiments.reproduce.page import markdown, written
+from experiments.reproduce.page import fill_sections, markdown
 from experiments.reproduce.study import Table
 from experiments.reproduce.tuning_cost import cost_table
-from outcomes import Flatness, Outcome, costs, described, flatnesses, outcomes
-from runs import recorded
-from systems import GRIDS, HELD_OUT, OURS, PRINTED, SEEDS
+from experiments.tuning_free.outcomes import Flatness, Outcome, costs, described, flatnesses, outcomes
+from experiments.tuning_free.runs import recorded
+from experiments.tuning_free.systems import GRIDS, HELD_OUT, OURS, PRINTED, SEEDS
 
 from offbeat.report.chart import PERCENT
 
 HERE = Path(__file__).parent
 PAGE, RECORDS = HERE / "README.md", HERE / "bench.jsonl"
-SUMMARY, SYSTEMS, COST = "<!-- bench summary -->\n", "<!-- bench systems -->\n", "<!-- bench cost -->\n"
-HELD = "<!-- bench held out -->\n"
+SUMMARY, SYSTEMS, COST, HELD = "bench summary", "bench systems", "bench cost", "bench held out"
 FIGURES = "bench-cost"
 MEAN, WORST, SPREAD = 0.5, 2.0, 1.5  # points that are aimed at
 RIVALS = tuple(dict.fromkeys(method for grids in GRIDS.values() for method in grids))
@@ -228,10 +227,7 @@ def main() -> None:
     if not parser.parse_args().write:
         print("\n\n".join(sections(made, held).values()))
         return
-    page = PAGE.read_text()
-    for start, text in sections(made, held).items():
-        page = written(page, start, text)
-    PAGE.write_text(page)
+    PAGE.write_text(fill_sections(PAGE.read_text(), sections(made, held)))
     drawn = figures(made)
     for path in set(HERE.glob(f"{FIGURES}*.svg")) - {HERE / name for name in drawn}:
         path.unlink()

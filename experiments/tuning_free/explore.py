@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from runs import options, spread
+from experiments.tuning_free.runs import options, spread
 
 HERE = Path(__file__).parent
 RECORDS, GRID = HERE / "exploration.jsonl", HERE / "grid.json"

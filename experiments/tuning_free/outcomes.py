@@ -5,10 +5,10 @@ from itertools import accumulate
 from statistics import mean
 from typing import Any, NamedTuple
 
-from bench import competes, score, wider, within
 from experiments.reproduce.tuning_cost import Cost, expected_best
-from runs import DEFAULT, named
-from systems import GRIDS, OURS, PRINTED, SEEDS, SYSTEMS, TASKS, cells, form, whole
+from experiments.tuning_free.bench import competes, score, wider, within
+from experiments.tuning_free.runs import DEFAULT, named
+from experiments.tuning_free.systems import GRIDS, OURS, PRINTED, SEEDS, SYSTEMS, TASKS, cells, form, whole
 
 from offbeat.data.shakespeare import ALPHABET
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 from experiments.reproduce.writers import by_writer
+from experiments.tuning_free.variants import Variant
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, cross_entropy
-from variants import Variant
 
 from offbeat import (
     Asynchronous,

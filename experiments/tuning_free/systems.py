@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from runs import DEFAULT
+from experiments.tuning_free.runs import DEFAULT
 
 from offbeat.algorithms import find
 

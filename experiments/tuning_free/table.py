@@ -1,13 +1,12 @@
 """The explorations' tables from their records: printed, or with `--write` put between README.md's markers."""
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
 
-from experiments.reproduce.page import markdown, written
+from experiments.reproduce.page import markdown, table_command
 from experiments.reproduce.study import Table
-from runs import recorded
+from experiments.tuning_free.runs import recorded
 
 HERE = Path(__file__).parent
 PAGE, RECORDS, THIRD = HERE / "README.md", HERE / "exploration.jsonl", HERE / "exploration3.jsonl"
@@ -136,37 +135,22 @@ def grouped(path: Path, varied: str) -> str:
 
 
 def sections() -> dict[str, str]:
-    """What stands after each marker."""
+    """What stands after each marker, by its name."""
     small = {key: "T {}, K {}, S {}, {} at work, Dir({})".format(*key) for key in SYSTEMS}
     tasks = {key: "Shakespeare" if key[0] is None else f"Dir({key[0]})" for key in LARGER}
     return {
-        "<!-- explored -->\n": _table(rows(), {(d, c): f"Dir({d}), {c} at work" for d, c in SETTINGS}),
-        "<!-- explored small -->\n": _table(systems(), small, least=3),
-        "<!-- explored third -->\n": _table(
-            larger(), {key: f"{task}, {key[1]} at work" for key, task in tasks.items()}
-        ),
-        "<!-- explored fourth -->\n": grouped(FOURTH, "gradients"),
-        "<!-- explored fifth -->\n": grouped(FIFTH, "unit of length"),
-        "<!-- explored sixth -->\n": grouped(SIXTH, "unit of length"),
-        "<!-- explored seventh -->\n": grouped(SEVENTH, "steps whose direction was short"),
-        "<!-- explored eighth -->\n": grouped(EIGHTH, "what differs"),
-        "<!-- explored ninth -->\n": grouped(NINTH, "task, or what differs"),
-        "<!-- explored tenth -->\n": grouped(TENTH, "what differs, or what was measured"),
+        "explored": _table(rows(), {(d, c): f"Dir({d}), {c} at work" for d, c in SETTINGS}),
+        "explored small": _table(systems(), small, least=3),
+        "explored third": _table(larger(), {key: f"{task}, {key[1]} at work" for key, task in tasks.items()}),
+        "explored fourth": grouped(FOURTH, "gradients"),
+        "explored fifth": grouped(FIFTH, "unit of length"),
+        "explored sixth": grouped(SIXTH, "unit of length"),
+        "explored seventh": grouped(SEVENTH, "steps whose direction was short"),
+        "explored eighth": grouped(EIGHTH, "what differs"),
+        "explored ninth": grouped(NINTH, "task, or what differs"),
+        "explored tenth": grouped(TENTH, "what differs, or what was measured"),
     }
 
 
-def main() -> None:
-    """Print them, or put them into the page."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true")
-    if not parser.parse_args().write:
-        print("\n\n".join(sections().values()))
-        return
-    page = PAGE.read_text()
-    for start, text in sections().items():
-        page = written(page, start, text)
-    PAGE.write_text(page)
-
-
 if __name__ == "__main__":
-    main()
+    table_command(PAGE, sections)

@@ -1,14 +1,14 @@
 """Momentum approximation: what it must be without delay, and what keeps it sound with it."""
 
-import importlib.util
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
+from experiments.momentum import table4
+from experiments.reproduce.page import fill_sections
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -403,31 +403,18 @@ def test_a_run_refuses_a_span_that_its_limit_exceeds(capsys, tmp_path: Path) -> 
     assert not (tmp_path / "run").exists()
 
 
-FOLDER = Path(__file__).parent.parent.parent / "experiments" / "momentum"
-
-
-@pytest.fixture(scope="module")
-def table4() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("table4", FOLDER / "table4.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_experiments_page_shows_table_4_as_it_was_measured(table4: ModuleType) -> None:
+def test_the_experiments_page_shows_table_4_as_it_was_measured() -> None:
     page = table4.PAGE.read_text()
     records = json.loads(table4.RECORDS.read_text())
-    assert table4.written(page, table4.tables(records)) == page
+    assert fill_sections(page, table4.tables(records)) == page
     for name, kind in (("laws", "uniform"), ("windows", "80")):
         changed = json.loads(json.dumps(records))
         first = next(iter(changed[name][kind]))
         changed[name][kind][first] = {"approximation": 1, "light": 1, "naive": 1} if name == "laws" else 1
-        assert table4.written(page, table4.tables(changed)) != page
+        assert fill_sections(page, table4.tables(changed)) != page
 
 
-def test_the_order_of_the_laws_in_table_4_is_the_papers(table4: ModuleType) -> None:
+def test_the_order_of_the_laws_in_table_4_is_the_papers() -> None:
     """Uniform delays are the worst for both."""
     records = json.loads(table4.RECORDS.read_text())["laws"]
     for started in ("1.2", "2", "4"):
@@ -436,7 +423,7 @@ def test_the_order_of_the_laws_in_table_4_is_the_papers(table4: ModuleType) -> N
             assert max(errors, key=errors.__getitem__) == "uniform"
 
 
-def test_under_poisson_sampling_staleness_does_not_depend_on_the_scale_of_delays(table4: ModuleType) -> None:
+def test_under_poisson_sampling_staleness_does_not_depend_on_the_scale_of_delays() -> None:
     """A factor of 2^10 changes no rounding."""
     one, other = (table4.staleness(f"half-normal:{scale}", 1.5, 40, 20_000) for scale in (1, 1024))
     assert one == other

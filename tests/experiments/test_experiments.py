@@ -1,18 +1,18 @@
 """What the experiments' pages show is what their records hold."""
 
-import importlib.util
 import itertools
 import json
 import re
 import shlex
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from experiments.concurrency import table
+from experiments.momentum import table as momentum
+from experiments.momentum import table4
 from experiments.reproduce.outcome import ComputeOptions, run_cell
-from experiments.reproduce.page import marker
+from experiments.reproduce.page import fill_sections, marker
 from experiments.reproduce.records import append, recorded
 from experiments.studies.momentum import BETAS, NEAR, TABLE2, beta_of, rate_of
 
@@ -28,23 +28,7 @@ from offbeat.training.build import build_dispatch, build_run
 FOLDER = Path(__file__).parent.parent.parent / "experiments" / "concurrency"
 FILES = ["records", "digits"]
 METHODS = {"adamasfl", "masfl", "fedbuff", "ca2fl", "fadas", "fadas-da", "defedavg", "dude", "fedasync"}
-
-
 MOMENTUM = FOLDER.parent / "momentum"
-
-
-def load_script(folder: Path, name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"{folder.name}_{name}", folder / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module.__name__] = module  # dataclasses look there
-    spec.loader.exec_module(module)
-    return module
-
-
-table = load_script(FOLDER, "table")
-momentum = load_script(MOMENTUM, "table")
 DIGITS = load("digits")
 PAGE = (FOLDER / "README.md").read_text()
 COMMANDS = re.findall(r"^offbeat .+$", PAGE, re.MULTILINE)
@@ -55,7 +39,7 @@ def last_accuracies(name: str) -> dict[str, dict[int, Any]]:
 
 
 def test_every_table_is_made_from_the_records() -> None:
-    assert table.written(PAGE, table.tables()) == PAGE
+    assert fill_sections(PAGE, table.tables()) == PAGE
 
 
 def test_nothing_stands_between_markers_but_what_is_made() -> None:
@@ -64,7 +48,7 @@ def test_nothing_stands_between_markers_but_what_is_made() -> None:
 
 def test_every_other_table_would_be_noticed() -> None:
     changed = table.tables() | {"digits": "| method |"}
-    assert table.written(PAGE, changed) != PAGE
+    assert fill_sections(PAGE, changed) != PAGE
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -173,11 +157,10 @@ def baseline(runs: Any) -> Any:
 def test_every_table_on_momentum_is_made_from_the_records() -> None:
     page = (MOMENTUM / "README.md").read_text()
     made = momentum.tables()
-    assert momentum.filled(page, made) == page
+    assert fill_sections(page, made) == page
     for name in made:
-        assert momentum.filled(page, made | {name: "| data |"}) != page
-    other = load_script(MOMENTUM, "table4")
-    simulated = other.tables(json.loads(other.RECORDS.read_text()))
+        assert fill_sections(page, made | {name: "| data |"}) != page
+    simulated = table4.tables(json.loads(table4.RECORDS.read_text()))
     studied = {marker(TABLE2, quick).strip("<!->\n ") for quick in (False, True)}
     assert set(re.findall(r"<!-- (.+) -->", page)) - {"end"} == made.keys() | simulated.keys() | studied
 

@@ -1,25 +1,11 @@
 """The table of the fault campaign is what its records hold, and these say that nothing was lost."""
 
-import importlib.util
 import re
-import sys
 from pathlib import Path
-from types import ModuleType
+
+from experiments.faults import table
 
 FOLDER = Path(__file__).parent.parent.parent / "experiments" / "faults"
-
-
-def load_script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"faults_{name}", FOLDER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module.__name__] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-table = load_script("table")
 LINES = table.load()
 PAGE = table.PAGE.read_text()
 

@@ -200,7 +200,7 @@ def test_what_the_page_says_holds() -> None:
     slow = next(cell for cell in GLUE.quick.cells if cell.rates == "local 0.03, server 1")
     curve = found[slow.key]
     assert f"{100 * curve.best:.1f} in round {curve.versions[curve.accuracies.index(curve.best)]}" in page
-    assert f"back at {100 * curve.accuracies[-1]:.1f} in the last" in page
+    assert f"falls to {100 * curve.accuracies[-1]:.1f} in the last" in page
     assert curve.worst is not None
     assert curve.worst[0] == 4
     for task in ("RTE", "MRPC"):

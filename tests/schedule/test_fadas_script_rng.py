@@ -174,7 +174,7 @@ def test_a_cut_run_goes_on_with_those_who_trail(cut: int, engine: str) -> None:
 def test_trailing_is_refused_where_nobody_knows_the_order_of_starting() -> None:
     world = make_world()
     engine = ENGINES["sequential"](world)
-    with pytest.raises(InputError, match="use --dispatch round-refill"):
+    with pytest.raises(InputError, match="use dispatch round-refill"):
         play(trailing(), engine, Asynchronous(5))
     with pytest.raises(InputError, match="a trace does not tell"):
         next(replay(trailing(), engine, [], dispatch=RoundRefill(5), buffer=3))

@@ -1,1 +1,1 @@
-"""From the uploads of a buffer to the one mean that a server half sees."""
+"""Aggregation of a buffer's uploads into the mean that the server steps with: plain, private, or secure."""

@@ -1,9 +1,4 @@
-"""What the loop asks of whatever turns uploads into a mean: plain, private, or summed in secret.
-
-How the uploads of a buffer are added up: in plain sight, or so that nobody sees a single one.
-
-The weighted mean as it is, without noise.
-"""
+"""The interface between the training loop and aggregation, sums of uploads, and the plain mean."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -41,14 +36,14 @@ class AggregationContext(NamedTuple):
 
 
 class SecureEncoding(NamedTuple):
-    """How clients hide what they send by themselves, so that the server need not be trusted to."""
+    """How clients encode what they send for secure aggregation."""
 
     facts: dict[str, Any]  # what a client of this version must know, as JSON
     examine: Callable[[Task, bytes, bytes], None]  # refuses a sealed seed and signature that cannot be added
 
 
 class PrivacyCost(NamedTuple):
-    """What a run has told so far about any one client."""
+    """What a run has revealed so far about any one client."""
 
     epsilon: float
     delta: float
@@ -62,10 +57,10 @@ class PrivacyCost(NamedTuple):
 
 
 class Aggregation(Protocol):
-    """One run's way from uploads to means; it can be saved between two server steps."""
+    """The aggregation of one run; it can be saved between two server steps."""
 
     def collect(self, uploads: Tree, tasks: Sequence[Task], cohort: Cohort) -> Tree:
-        """What these uploads (leaves stacked over tasks) come to as a sum, which adds up over calls."""
+        """The sum of these uploads (leaves stacked over tasks); sums of several calls add up."""
         ...
 
     def release(self, total: Tree, cohort: Cohort) -> Tree:
@@ -74,16 +69,16 @@ class Aggregation(Protocol):
 
     @property
     def private(self) -> bool:
-        """Whether nothing may leave clients but by `release`."""
+        """Whether uploads may only be used through `release`."""
         ...
 
     @property
     def hides_sample(self) -> bool:
-        """Whether it must stay a secret who was chosen."""
+        """Whether the sample of clients must stay secret."""
         ...
 
     def hiding(self) -> SecureEncoding | None:
-        """How clients of this version hide uploads; None: they send them as they are."""
+        """How clients of this version encode uploads; None: they send them in the clear."""
         ...
 
     def ended(self) -> str | None:
@@ -100,7 +95,7 @@ class Aggregation(Protocol):
 
 
 class Aggregator(Protocol):
-    """A way from uploads to means."""
+    """A kind of aggregation, with its settings."""
 
     @property
     def participation(self) -> Participation:
@@ -113,7 +108,7 @@ class Aggregator(Protocol):
 
 
 class RunningSum(Protocol):
-    """One run's sums; what it has summed can be saved between two server steps."""
+    """The sums of one run; they can be saved between two server steps."""
 
     @property
     def largest(self) -> float:
@@ -125,7 +120,7 @@ class RunningSum(Protocol):
         ...
 
     def hiding(self, clip: ClippingBounds | None = None) -> SecureEncoding | None:
-        """How clients clip and hide what is summed; None: they do not."""
+        """How clients clip and encode what is summed; None: they do not."""
         ...
 
     def save(self) -> SavedState: ...
@@ -134,7 +129,7 @@ class RunningSum(Protocol):
 
 
 class Summation(Protocol):
-    """A way to add up uploads."""
+    """A kind of sum, with its settings."""
 
     @property
     def secret(self) -> bool:
@@ -147,7 +142,7 @@ class Summation(Protocol):
         ...
 
     def open(self, opening: AggregationContext) -> RunningSum:
-        """Begin a run, or refuse one that cannot be summed this way."""
+        """Start a run, or refuse one that cannot be summed this way."""
         ...
 
 
@@ -204,7 +199,7 @@ class Mean:
 
 @dataclass(frozen=True)
 class MeanAggregation:
-    """One run's means."""
+    """The means of one run."""
 
     summing: RunningSum
     private: bool  # what is summed in secret may not leave clients beside the sum either

@@ -1,10 +1,8 @@
-"""One private run: clip, add up, noise, count.
+"""Means under differential privacy: uploads are clipped, sums get noise, and releases are counted.
 
-Means under differential privacy: each upload is clipped, the sum is noised once, and all of it is counted.
-
-Privacy is a client's: runs are compared that differ by one client's contributions. Nothing here makes
-what a client keeps agree with what the server was told: a method whose server adds up changes of clients'
-memory (control variates) sees clipped and noisy ones, and its mean drifts from theirs.
+The unit of privacy is a client: runs are compared that differ by one client's contributions. Nothing here
+makes what a client stores agree with what the server was told: a method whose server adds up changes of
+clients' memory (control variates) sees clipped and noisy ones, and its mean drifts from theirs.
 """
 
 import itertools
@@ -66,7 +64,7 @@ from offbeat.trees import Tree
 
 
 class PrivatePlan(NamedTuple):
-    """What a private run keeps to."""
+    """The settings of a private run, worked out when it is opened."""
 
     mechanism: GaussianMechanism
     spending: PrivacyAccounting
@@ -80,7 +78,7 @@ class PrivatePlan(NamedTuple):
 
 
 class PrivateAggregation:
-    """An aggregation whose releases are private, and which knows what they have told."""
+    """The private aggregation of one run, with its ledger."""
 
     private = True
 
@@ -127,7 +125,7 @@ class PrivateAggregation:
         return self._spending.rate is not None and self._plan.seed is None
 
     def hiding(self) -> SecureEncoding | None:
-        """With the bounds of the next release, by which clients that hide their uploads have to clip."""
+        """With the bounds of the next release, to which clients clip their uploads."""
         return self._summing.hiding(self._clip)
 
     def ended(self) -> str | None:
@@ -155,7 +153,7 @@ class PrivateAggregation:
         return PrivacyCost(self._known[1], self._spending.delta, tally.steps + tally.start, self._plan.terms)
 
     def save(self) -> SavedState:
-        """The key is in here and nowhere else."""
+        """With the noise key, which is stored nowhere else."""
         parts = {"ledger": self._ledger.save(), "noise": self._stream.save(), "sum": self._summing.save()}
         facts: dict[str, Any] = {name: part.facts for name, part in parts.items()}
         facts |= {
@@ -184,7 +182,7 @@ class PrivateAggregation:
 
     @property
     def _starting(self) -> bool:
-        """Whether what is collected now is the start of everybody."""
+        """Whether the full-participation start is being collected."""
         return self._plan.start and not self._ledger.tally.start
 
     @property
@@ -197,7 +195,7 @@ class PrivateAggregation:
         self._stream: NoiseStream = self._spending.correlation.open(subkey(key, "steps"))
 
     def _noise(self, total: Payload, stream: NoiseStream, step: int) -> Payload:
-        """Every number of a sum with its noise."""
+        """A sum with noise on every number."""
         parts = clipping.fields(total.uploads)
         sizes = {name: trees.numel(part) for name, part in parts.items()}
         deviations = self._mechanism.deviations(self.bounds, sizes, self._plan.rounding)
@@ -298,7 +296,7 @@ class Private:
         return cls(tuple(bounds.items()), noise, delta, **others)
 
     def open(self, opening: AggregationContext) -> PrivateAggregation:
-        """Begin a run, or refuse one whose assumptions do not hold."""
+        """Start a run, or refuse one whose assumptions do not hold."""
         known, parts = declared_bounds(opening.algorithm)
         fields = upload_fields(opening.algorithm)
         given = dict(self.bounds)
@@ -355,7 +353,7 @@ class Private:
         return PrivateAggregation(plan, bounds, summing)
 
     def _check_claims(self) -> None:
-        """Refuse claims that contradict each other."""
+        """Refuse settings that contradict each other."""
         correlated = not isinstance(self.correlation, IndependentNoise)
         if correlated and self.simulate_amplification:
             raise InputError(
@@ -376,7 +374,7 @@ class Private:
             )
 
     def _check_run(self, opening: AggregationContext) -> None:
-        """Refuse a run under which the noise would not be worth what is claimed."""
+        """Refuse a run for which the noise does not give the claimed privacy."""
         dispatch, name = opening.dispatch, type(opening.algorithm).__name__
         if isinstance(dispatch, Phases | Queues):
             raise InputError(

@@ -1,8 +1,7 @@
-"""The terms of secure sums as JSON, for parties that are not in one process.
+"""Secure aggregation of a run: its agreed terms, the sum in one process, and the sum with a remote helper.
 
-Secure sums in a simulation: clients, leader and helper in one process, each with its own objects.
-
-Secure sums in a deployment: clients hide their own uploads, and the helper is on another machine.
+In a simulation clients, leader and helper are objects of one process. In a deployment clients encode their
+own uploads, and the helper runs on another machine.
 """
 
 import hashlib
@@ -50,7 +49,7 @@ def write_terms(terms: SecureTerms) -> dict[str, Any]:
 
 
 def read_terms(told: dict[str, Any]) -> SecureTerms:
-    """The terms that a stranger names, if they are terms and hide anything; the rest is left alone."""
+    """The terms in an untrusted message, checked; other keys are ignored."""
     for name in TERM_NUMBERS:
         number = told.get(name)
         if type(number) is not int or not 0 <= number < _MAX_NUMBER:
@@ -76,7 +75,7 @@ def clipping_digest(bounds: Mapping[str, float] | None, moving: Sequence[str] = 
 
 
 def weights_text(weights: StalenessWeights) -> str:
-    """Weights in words, which others can read."""
+    """The name of these weights, for the other parties."""
     try:
         if parse_weights(str(weights)) == weights:
             return str(weights)
@@ -93,7 +92,7 @@ _MAX_START_CHUNK = 128  # more clients than the loop ever hands over at once in 
 
 @dataclass(frozen=True)
 class Secure:
-    """Two servers add shares; see `offbeat.privacy.secure` for what that hides and what not.
+    """Two servers add secret shares; `offbeat.privacy.secure` says what that protects and what not.
 
     A sum is exact in fixed point of `bits` fractional bits, and refused where it could overflow or
     would be of fewer than `minimum` distinct clients with weights within 16 times of each other; a
@@ -144,7 +143,7 @@ class Secure:
 
 
 class SecureSum:
-    """One run's secure sums."""
+    """The secure sums of one run, in one process."""
 
     def __init__(self, secure: Secure, opening: AggregationContext) -> None:
         self._secure = secure
@@ -161,7 +160,7 @@ class SecureSum:
         return agree_terms(self._secure, self._opening, self._run, length)
 
     def hiding(self, clip: ClippingBounds | None = None) -> None:
-        """Here it is done for them."""
+        """None: the uploads are encoded in this process."""
 
     def total(self, payload: Tree, tasks: Sequence[Task], cohort: Cohort) -> Tree:
         check_weights(self._opening.weights, tasks, cohort)
@@ -192,7 +191,7 @@ class SecureSum:
             helper.load(saved.facts["counted"])
 
     def _begin(self, length: int) -> tuple[SecureTerms, Leader, Helper]:
-        """The key is new each time: here no sealed seed outlives a sum."""
+        """With a new key: no sealed seed outlives a sum here."""
         terms = self.terms(length)
         helper = Helper(terms, X25519PrivateKey.generate())
         self._servers = (terms, Leader(terms, helper), helper)
@@ -200,7 +199,7 @@ class SecureSum:
 
 
 class TensorSpec(NamedTuple):
-    """Where a sum goes."""
+    """Shape, dtype and device of a tensor."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -208,7 +207,7 @@ class TensorSpec(NamedTuple):
 
 
 class PayloadLayout(NamedTuple):
-    """One client's payload without its numbers."""
+    """The structure of one client's payload."""
 
     tree: trees.Structure
     leaves: tuple[TensorSpec, ...]
@@ -233,13 +232,13 @@ def agree_terms(
 
 
 def check_weights(weights: StalenessWeights, tasks: Sequence[Task], cohort: Cohort) -> None:
-    """Refuse a cohort that is weighed in another way than was agreed on."""
+    """Refuse a cohort with other weights than were agreed on."""
     if list(cohort.weights) != [weights(cohort.version - task.version) for task in tasks]:
         raise InputError("secure sums weigh reports by the run's own staleness weights alone.")
 
 
 def unflatten_sum(residues: Residues, unit: float, layout: PayloadLayout) -> Tree:
-    """A sum of flat payloads as the tree that they were."""
+    """The sum of flat payloads as a tree."""
     sums = []
     start = 0
     for shape, dtype, device in layout.leaves:
@@ -266,7 +265,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class HelperInfo(NamedTuple):
-    """What a helper says of itself."""
+    """What a helper reports about itself."""
 
     key: bytes  # that clients seal to
     signed: bool  # whether it adds only what sites have signed
@@ -274,7 +273,7 @@ class HelperInfo(NamedTuple):
 
 
 class ExaminingHelper(AggregationHelper, Protocol):
-    """A helper that is elsewhere, for one run; it is waited for while it is down."""
+    """A remote helper for one run; calls wait while it is down."""
 
     def examine(self, task: Task, sealed: bytes, signature: bytes) -> None:
         """Refuse a report that could not be added; nothing is counted."""
@@ -282,7 +281,7 @@ class ExaminingHelper(AggregationHelper, Protocol):
 
 
 class HelperConnection(Protocol):
-    """A way to a helper."""
+    """A connection to a helper."""
 
     def known(self) -> HelperInfo: ...
 
@@ -334,7 +333,7 @@ class RemoteSecure:
 
 
 class RemoteSecureSum:
-    """One run's."""
+    """The secure sums of one run, with a remote helper."""
 
     def __init__(self, distant: RemoteSecure, opening: AggregationContext, layout: PayloadLayout) -> None:
         self._distant = distant
@@ -350,7 +349,7 @@ class RemoteSecureSum:
         return self._terms.largest
 
     def hiding(self, clip: ClippingBounds | None = None) -> SecureEncoding:
-        """What clients are told of these sums."""
+        """What clients are told about these sums."""
         known = self._meet()
         bounds = None if clip is None else clip.bounds.items()
         facts = write_terms(self._terms) | {
@@ -411,7 +410,7 @@ class RemoteSecureSum:
         return self._known
 
     def _clipped(self, clip: ClippingBounds | None) -> SecureTerms:
-        """The terms of reports that were clipped so: no others can be opened under them."""
+        """The terms of reports with this clipping: no others can be opened under them."""
         return self._terms if clip is None else replace(self._terms, clipping=clipping_digest(*clip))
 
 

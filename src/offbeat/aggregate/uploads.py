@@ -1,7 +1,4 @@
-"""What one client adds to a sum, made ready by whoever may see it: the server, or the client itself.
-
-What an algorithm sends and reads, found out by trying it, on a model of one number unless one is given.
-"""
+"""What clients upload: its fields, their clipping, and what an algorithm sends, found by trying it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,21 +14,21 @@ from offbeat.trees import Tree
 
 
 class Payload(NamedTuple):
-    """What is summed where sums are private."""
+    """What is summed under differential privacy."""
 
     uploads: Tree
     answers: Tree = ()  # (moving fields,): plus a half where the norm was within the bound, else minus
 
 
 class ClippingBounds(NamedTuple):
-    """How clients that hide their payloads make them ready."""
+    """How clients clip their uploads."""
 
     bounds: Mapping[str, float]
     moving: Sequence[str] = ()
 
 
 class SecretShares(NamedTuple):
-    """What is left for the server of payloads that their clients hid."""
+    """What the server receives of payloads that clients encoded for secure aggregation."""
 
     share: Tensor  # (tasks, length) int32: numbers mod 2^32
     sealed: Tensor  # (tasks, bytes) uint8: the helper's half
@@ -55,7 +52,7 @@ def clip_uploads(uploads: Tree, bounds: Mapping[str, float], moving: Sequence[st
 
 
 def probe_upload(algorithm: AnyAlgorithm, x: Vector, version: int = 0) -> Tree:
-    """What a client that starts from this model would send: its form counts, not its numbers."""
+    """An upload of a client that starts from this model: its form matters, not its numbers."""
     return _probe(algorithm, x, version)[1]
 
 
@@ -65,7 +62,7 @@ def upload_fields(algorithm: AnyAlgorithm) -> list[str]:
 
 
 def server_reads_staleness(algorithm: AnyAlgorithm) -> bool:
-    """Whether its server half makes something else of the same mean where the staleness was another."""
+    """Whether the server's step depends on the staleness of the cohort."""
     state, upload = _probe(algorithm, torch.zeros(1))
 
     def after(staleness: int) -> list[Tensor]:
@@ -81,7 +78,7 @@ def server_reads_staleness(algorithm: AnyAlgorithm) -> bool:
 
 
 def clients_read_staleness(algorithm: AnyAlgorithm) -> bool:
-    """Whether its local half looks at `Visit.staleness`: said by itself, or seen in what a task leaves."""
+    """Whether `local` reads `Visit.staleness`: by its traits, or by trying it."""
     if traits_of(algorithm).reads_staleness:
         return True
     x = torch.zeros(1)
@@ -104,7 +101,7 @@ def _probe(algorithm: AnyAlgorithm, x: Vector, version: int = 0) -> tuple[Any, A
 def _probe_local(
     algorithm: AnyAlgorithm, state: Any, x: Vector, staleness: int, version: int = 0
 ) -> tuple[Any, Any]:
-    """What one task leaves: its upload and its client's memory."""
+    """The upload of one task and its client's memory."""
     batch = Batch((x.new_zeros(1),))
     numbers = (version, staleness, 0)
     return algorithm.local(

@@ -1,1 +1,1 @@
-"""What a server may see: clipped, noised, counted, and summed in secret."""
+"""Differential privacy and secure aggregation: clipping, noise, accounting, and sums of secret shares."""

@@ -1,4 +1,4 @@
-"""When clients come: time without tensors."""
+"""The schedule of a run, without tensors: who is given tasks and when updates arrive."""
 
 from offbeat.schedule.availability import Always, Availability, Cycle, Dropout, parse_availability
 from offbeat.schedule.clock import Arrival, Clock, Timeline

@@ -1,4 +1,4 @@
-"""Clients that are away for a while, and clients that leave in the middle of a task."""
+"""When clients are available, and how often they drop out in the middle of a task."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -21,20 +21,20 @@ class Availability(Protocol):
 
 @runtime_checkable
 class ListedAvailability(Availability, Protocol):
-    """It knows who is there now: clients are chosen among those, for others may never come."""
+    """It knows who is there now: clients are chosen among those, since others may never come."""
 
     @property
     def there(self) -> Collection[int]: ...
 
     @property
     def pause(self) -> float:
-        """Seconds after which somebody may have come."""
+        """Seconds to wait for a client to come."""
         ...
 
 
 @dataclass(frozen=True)
 class Always:
-    """Everybody is there."""
+    """Every client is always available."""
 
     def __str__(self) -> str:
         return "always"
@@ -45,7 +45,7 @@ class Always:
 
 @dataclass(frozen=True)
 class Cycle:
-    """Each client is there for the same share of every period, from a moment of its own."""
+    """Each client is available for the same share of every period, with a phase of its own."""
 
     period: float
     share: float
@@ -79,7 +79,7 @@ class Dropout:
         check_number("the patience with drop-outs", self.patience)
 
     def loses(self, seed: int, client: int, visit: int) -> bool:
-        """Whether this task never reports."""
+        """Whether this task is lost."""
         return self.probability > 0 and uniform(seed, "dropout", client, visit) < self.probability
 
 

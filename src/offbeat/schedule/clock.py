@@ -1,7 +1,4 @@
-"""What the flow asks of time, be it a clock or a network.
-
-Virtual time: a heap of tasks by when they are due.
-"""
+"""Time: what a scheduler asks of it (`Timeline`), and virtual time, a heap of tasks by when they are due."""
 
 from collections.abc import Callable
 from heapq import heappop, heappush, nsmallest
@@ -13,7 +10,7 @@ from offbeat.schedule.rng import Rng
 
 
 class Arrival(NamedTuple):
-    """A task that came back, or of which it became clear that it will not."""
+    """A task that came back, or that turned out to be lost."""
 
     task: Task
     started: float
@@ -22,7 +19,7 @@ class Arrival(NamedTuple):
 
 
 class Timeline(Protocol):
-    """Where tasks go and come back from."""
+    """Where tasks are sent and come back from: a clock, or a network."""
 
     @property
     def now(self) -> float: ...
@@ -33,11 +30,11 @@ class Timeline(Protocol):
         ...
 
     def start(self, task: Task, *, sure: bool = False) -> None:
-        """Send a task off; one that is sure must not get lost."""
+        """Start a task; a sure one must not get lost."""
         ...
 
     def next(self) -> Arrival | None:
-        """Go on to the next arrival; None: there is none yet, but somebody has come who was not there."""
+        """Advance to the next arrival; None: there is none yet, but a client has become available."""
         ...
 
     def wait(self, until: float) -> None:
@@ -63,14 +60,14 @@ class Clock:
         self._draws = draws
         self._dropout = dropout or Dropout()
         self._risky = self._dropout.probability > 0
-        # Flat, for the garbage collector does not walk through tuples of numbers.
+        # Flat: the garbage collector does not traverse tuples of numbers.
         self._heap: list[HeapEntry] = []
         self._ends: dict[int, float] = {}  # when each client at work will be done with all it was sent
         self.busy = 0  # how many tasks are in flight
         self._serial = 0
 
     def start(self, task: Task, *, sure: bool = False) -> None:
-        """Send a task off; one that is sure is never lost."""
+        """Start a task; a sure one is never lost."""
         client, version, visit = task
         duration = self._seconds(client, visit, self._draws.duration(client, visit))
         lost = self._risky and not sure and self._dropout.loses(self._draws.seed, client, visit)
@@ -83,7 +80,7 @@ class Clock:
         self.busy += 1
 
     def next(self) -> Arrival:
-        """Go on to the next arrival."""
+        """Advance to the next arrival."""
         due, _, client, version, visit, lost, started = heappop(self._heap)
         self.busy -= 1
         if self._ends.get(client, due) <= due:
@@ -106,11 +103,11 @@ class Clock:
         self.now = max(self.now, until)
 
     def save(self) -> dict[str, Any]:
-        """All of it, as JSON."""
+        """The whole state, as JSON."""
         return {"now": self.now, "serial": self._serial, "flights": [list(flight) for flight in self._heap]}
 
     def load(self, data: dict[str, Any]) -> None:
-        """Go on from what `save` gave."""
+        """Restore what `save` returned."""
         self.now = float(data["now"])
         self._serial = int(data["serial"])
         self._heap = [cast(HeapEntry, tuple(flight)) for flight in data["flights"]]

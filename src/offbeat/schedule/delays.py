@@ -1,7 +1,4 @@
-"""Delays that somebody measured.
-
-How long a task takes: laws of delay, each the inverse of a distribution function at one uniform draw.
-"""
+"""How long a task takes: delay distributions, each given by its quantile function at one uniform draw."""
 
 from array import array
 from collections.abc import Callable, Iterator, Mapping
@@ -85,14 +82,14 @@ DelayFunction: TypeAlias = Callable[[int, int, float], float]  # client, visit, 
 
 
 class Delay(Protocol):
-    """A law of delay; `str` gives the text that `parse_delay` reads."""
+    """A distribution of delays; `str` gives the text that `parse_delay` reads."""
 
     def bind(self, draws: Rng, population: int) -> DelayFunction: ...
 
 
 @dataclass(frozen=True)
 class Constant:
-    """Always the same."""
+    """The same duration for every task."""
 
     seconds: float
 
@@ -108,7 +105,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Uniform:
-    """Anything from low to high."""
+    """Uniform between low and high."""
 
     low: float
     high: float
@@ -127,7 +124,7 @@ class Uniform:
 
 @dataclass(frozen=True)
 class HalfNormal:
-    """The size of a normal variable."""
+    """The absolute value of a normal variable."""
 
     scale: float
 
@@ -144,7 +141,7 @@ class HalfNormal:
 
 @dataclass(frozen=True)
 class Exponential:
-    """Memoryless."""
+    """Exponential with this mean."""
 
     mean: float
 
@@ -160,7 +157,7 @@ class Exponential:
 
 @dataclass(frozen=True)
 class LogNormal:
-    """The exponential of a normal variable."""
+    """Log-normal: the exponential of a normal variable."""
 
     mu: float
     sigma: float
@@ -186,7 +183,7 @@ TIER_RANGES: Mapping[str, tuple[tuple[float, float], ...]] = {
 
 @dataclass(frozen=True)
 class Tiers:
-    """Fast, middling and slow clients, as in FADAS; a smaller gamma makes more of them slow.
+    """Fast, medium and slow clients, as in FADAS; a smaller gamma makes more of them slow.
 
     The numbers are the paper's, whose unit of time is 10 s.
     """
@@ -225,5 +222,5 @@ DELAYS: Mapping[str, type[Delay]] = {
 
 
 def parse_delay(text: str) -> Delay:
-    """The law that a text such as `tiers:mild` or `exponential:1` names."""
+    """The delays that a text such as `tiers:mild` or `exponential:1` names."""
     return parse_spec("delay", text, DELAYS)

@@ -1,4 +1,4 @@
-"""How many tasks to start, and when; who gets them is uniform, mostly among the idle."""
+"""Dispatch: how many tasks to start, and when; the pool decides who gets them."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -13,7 +13,7 @@ _FORMER_NAMES = {"rounds": "round-refill"}
 
 
 class DispatchEvent(Enum):
-    """When the dispatcher is asked."""
+    """When a dispatcher is asked."""
 
     PUBLISHED = "a version is there to start from"
     ARRIVED = "a task came back and the buffer is short"
@@ -25,23 +25,23 @@ class Dispatch(Protocol):
 
     @property
     def redraws(self) -> bool:
-        """Whether somebody else is drawn in place of a client that is away."""
+        """Whether another client is drawn in place of one that is away."""
         ...
 
     def count(self, idle: int, busy: int, waiting: int, moment: DispatchEvent, draws: Rng) -> int:
-        """How many to start now; may be more than there are."""
+        """How many tasks to start now; may exceed the number of clients."""
         ...
 
     def source(self, seed: int) -> Rng:
-        """The source of draws that goes with the rule."""
+        """The source of random numbers for this rule."""
         ...
 
     def pool(self, population: int) -> ClientPool:
-        """Whom it chooses from."""
+        """The pool that it chooses from."""
         ...
 
     def check(self, buffer: int, population: int) -> None:
-        """Refuse what cannot work."""
+        """Refuse a buffer or population that cannot work."""
         ...
 
 
@@ -141,7 +141,7 @@ class Poisson:
 
 @dataclass(frozen=True)
 class Phases:
-    """A cohort is asked twice in a row before the next one: for methods with two trips a round (MIME)."""
+    """Each cohort is asked twice in a row: for methods with two phases a round (MIME)."""
 
     cohort: int
     redraws: ClassVar[bool] = True

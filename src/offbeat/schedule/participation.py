@@ -1,4 +1,4 @@
-"""How often a client may contribute: what privacy rests on."""
+"""Bounds on how often a client contributes, which privacy rests on."""
 
 from array import array
 from collections import deque
@@ -38,7 +38,7 @@ class Participation:
 
     @property
     def bounded(self) -> bool:
-        """Whether there is anything to keep to."""
+        """Whether there is a bound."""
         return self.max_participations is not None or self.min_separation > 0
 
     def check(self, pool: ClientPool, population: int, buffer: int) -> None:
@@ -120,7 +120,7 @@ class ParticipationTracker:
         }
 
     def load(self, data: dict[str, Any]) -> None:
-        """Go on from what `save` gave."""
+        """Restore what `save` returned."""
         self._counts = array("I", bytes(4 * len(self._counts)))
         for client, count in zip(data["clients"], data["counts"], strict=True):
             self._counts[client] = count

@@ -1,7 +1,4 @@
-"""Who may be chosen, as the complement of who is taken.
-
-Who can be given a task.
-"""
+"""The clients that can be given a task, and how one is chosen among them."""
 
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable
@@ -17,7 +14,7 @@ class IdleSet:
     """The clients of a population less those taken, ranked by id; a function of the set alone.
 
     Buckets of consecutive ids list who is taken in them; a tree of three levels counts the idle.
-    No call depends on the size of the population, only on how many are taken.
+    The cost of a call depends on how many are taken, not on the size of the population.
     """
 
     def __init__(self, population: int, taken: Iterable[int] = ()) -> None:
@@ -104,45 +101,45 @@ def _group_sums(counts: list[int]) -> list[int]:
 
 
 class ClientPool(Protocol):
-    """The clients, as far as choosing among them goes; `len` is how many can be chosen."""
+    """The clients to choose from; `len` is how many can be chosen."""
 
     def __len__(self) -> int: ...
 
     @property
     def resting(self) -> list[int]:
-        """Those that are back in this step: after `load`, each is to be rested again."""
+        """Those that came back in this step; after `load`, call `rest` for each again."""
         ...
 
     def choose(self, count: int, draws: Rng) -> list[int]:
-        """That many different clients, or all that can be chosen."""
+        """That many different clients, or all that there are."""
         ...
 
     def among(self, there: Collection[int], count: int, draws: Rng) -> list[int]:
-        """The same of those who are there; whoever is back in this step only where nobody else is."""
+        """The same among those who are available; those that came back in this step come last."""
         ...
 
     def take(self, client: int) -> None:
-        """Send off one that was chosen."""
+        """A client that was chosen starts a task."""
         ...
 
     def rest(self, client: int) -> None:
-        """It is back in this step."""
+        """The client came back in this step."""
         ...
 
     def release(self, client: int) -> None:
-        """It came back with nothing of use."""
+        """The client came back without a usable update."""
         ...
 
     def settle(self) -> None:
-        """The step is over."""
+        """The server step is over."""
         ...
 
     def give(self, client: int) -> None:
-        """It is back and idle at once."""
+        """The client is idle again at once."""
         ...
 
     def save(self) -> Any:
-        """All but who is resting, as JSON."""
+        """Everything but who is resting, as JSON."""
         ...
 
     def load(self, data: Any) -> None: ...
@@ -216,7 +213,7 @@ class IdleClientPool:
 
 
 class AnyClientPool:
-    """Every client can be chosen at any time; one that is at work takes its tasks one after another."""
+    """Every client can be chosen at any time; a busy one works through its tasks one after another."""
 
     def __init__(self, population: int) -> None:
         self._population = population
@@ -258,7 +255,7 @@ class AnyClientPool:
 
 
 class RepeatedCohortPool:
-    """Those of one step are chosen again for the next, and then others."""
+    """The clients of one step are chosen again for the next step, and then others."""
 
     def __init__(self, population: int) -> None:
         self._pool = IdleClientPool(population)

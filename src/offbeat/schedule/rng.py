@@ -1,13 +1,10 @@
-"""How many clients are fast, middling and slow in the FADAS paper: argmax of Dirichlet(3g, 2g, g).
+"""Sources of random numbers for schedules: who is chosen, how long a task takes, which tier a client is in.
 
-Where chance comes from: who is chosen, how long a task takes, which tier a client is in.
-
-The drawing order of the FADAS authors' scripts (Wang et al., ICML 2024), which gives the published delays.
-
-One generator of NumPy and one of Python, both seeded alike. NumPy: one Dirichlet call for all
-clients' tiers, then one `choice` for the first set. Python: one number for the duration of each
-task in the order in which they start, and one `sample` for each later set. This place alone
-knows the order.
+`KeyedRng` has no state but a count of choices. `FadasScriptRng` repeats the drawing order of the FADAS
+authors' scripts (Wang et al., ICML 2024), which gives the published delays: one generator of NumPy and one
+of Python, both seeded alike. NumPy: one Dirichlet call for all clients' tiers, then one `choice` for the
+first set. Python: one number for the duration of each task in the order in which they start, and one
+`sample` for each later set.
 """
 
 import random
@@ -30,7 +27,7 @@ FloatArray = npt.NDArray[np.float64]
 
 
 def tier_probabilities(gamma: float) -> tuple[float, float, float]:
-    """The chance of each tier.
+    """The probability of each tier of the FADAS paper: the argmax of Dirichlet(3g, 2g, g).
 
     A Dirichlet vector is a normalised vector of independent Gamma variables, so tier i is the
     largest with probability E[product of the other two distribution functions at G_i]; the
@@ -68,7 +65,7 @@ def _gamma_cdf(shape: float, logs: FloatArray) -> FloatArray:
 
 
 class Rng(Protocol):
-    """A source of draws; `save` and `load` carry what a later draw depends on, as JSON."""
+    """A source of random numbers; `save` and `load` carry what a later draw depends on, as JSON."""
 
     @property
     def seed(self) -> int: ...
@@ -78,7 +75,7 @@ class Rng(Protocol):
         ...
 
     def duration(self, client: int, visit: int) -> float:
-        """A number in [0, 1) that a delay law turns into seconds."""
+        """A number in [0, 1) that a delay distribution turns into seconds."""
         ...
 
     def ranks(self, size: int, count: int) -> Sequence[int]:
@@ -88,7 +85,7 @@ class Rng(Protocol):
     def binomial(self, trials: int, rate: float) -> int: ...
 
     def hide(self, secret: int) -> None:
-        """Choose by a secret in place of the seed, so that the seed does not tell who was chosen."""
+        """Choose by a secret in place of the seed, so that the seed does not reveal who was chosen."""
         ...
 
     def save(self) -> dict[str, Any]: ...
@@ -149,7 +146,7 @@ class KeyedRng:
 
 
 class FadasScriptRng:
-    """A source of draws with state, in the order of the scripts."""
+    """A source with state that draws in the order of the scripts."""
 
     def __init__(self, seed: int) -> None:
         if not 0 <= seed < 2**32:
@@ -180,7 +177,7 @@ class FadasScriptRng:
         return int(self._numpy.binomial(trials, rate))
 
     def hide(self, secret: int) -> None:
-        """These draws repeat what is published."""
+        """Refused: these draws repeat what is published."""
         raise InputError("what FADAS's scripts draw is public: use another dispatch.")
 
     def save(self) -> dict[str, Any]:

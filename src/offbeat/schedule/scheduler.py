@@ -1,7 +1,4 @@
-"""What a flow gives and counts.
-
-Who starts when and who fills the buffer: the loop without the learning.
-"""
+"""Who starts when and who fills the buffer: the training loop without the learning."""
 
 from array import array
 from collections.abc import Callable
@@ -21,7 +18,7 @@ from offbeat.schedule.rng import Rng
 
 
 class Buffer(NamedTuple):
-    """A full buffer, and what else happened on the way to it."""
+    """A full buffer, and the tasks that were dropped or lost since the last one."""
 
     version: int
     time: float
@@ -49,16 +46,16 @@ class TaskCounts(NamedTuple):
 
     @property
     def client_updates(self) -> int:
-        """Arrivals, used or not."""
+        """Updates that arrived, used or not."""
         return self.consumed + self.waiting + self.dropped
 
 
 class BufferSource(Protocol):
-    """Where full buffers come from: a flow, or what was written down of one."""
+    """Where full buffers come from: a scheduler, or a recorded trace."""
 
     @property
     def counts(self) -> TaskCounts:
-        """Where all tasks are."""
+        """How many tasks are in which state."""
         ...
 
     def ended(self) -> str | None:
@@ -83,10 +80,10 @@ MAX_EMPTY_DISPATCHES = 100_000  # times that a dispatcher may start nobody while
 
 
 class Scheduler:
-    """How many tasks to start is the dispatcher's to say, who gets them its pool's.
+    """The dispatcher says how many tasks to start, and its pool who gets them.
 
-    A client that is away when chosen is left alone; where somebody else is drawn in its place and
-    all seem to be away, the task is started at a later arrival.
+    A client that is away when chosen is skipped; where another one is drawn in its place and all seem to be
+    away, the task is started at a later arrival.
     """
 
     def __init__(
@@ -126,7 +123,7 @@ class Scheduler:
 
     @property
     def counts(self) -> TaskCounts:
-        """Where all tasks are."""
+        """How many tasks are in which state."""
         waiting, busy = len(self._waiting), self._timeline.busy
         return TaskCounts(self._started, self._consumed, waiting, self._dropped, self._lost, busy)
 
@@ -143,7 +140,7 @@ class Scheduler:
         arrived, filled = (
             DispatchEvent.ARRIVED,
             DispatchEvent.FILLED,
-        )  # looked up once: an enumeration is slow to ask
+        )  # local names: an enumeration is slow to look up
         self._send(version, DispatchEvent.PUBLISHED)
         self._observe()
         while len(waiting) < buffer:
@@ -203,7 +200,7 @@ class Scheduler:
         return self._flush(0)
 
     def save(self) -> dict[str, Any]:
-        """All but the timeline, as JSON."""
+        """Everything but the timeline, as JSON."""
         visits = np.frombuffer(self._visits, dtype=self._visits.typecode)
         clients = visits.nonzero()[0]
         facts: dict[str, Any] = {
@@ -225,7 +222,7 @@ class Scheduler:
         return facts
 
     def load(self, data: dict[str, Any]) -> None:
-        """Go on from what `save` gave; the timeline is loaded on its own."""
+        """Restore what `save` returned; the timeline is loaded separately."""
         self._visits = array("I", bytes(4 * self.population))
         for client, visits in zip(data["clients"], data["visits"], strict=True):
             self._visits[client] = visits
@@ -245,7 +242,7 @@ class Scheduler:
             self._pool.rest(client)
 
     def _send(self, version: int, moment: DispatchEvent) -> tuple[float, int] | None:
-        """Start what the dispatcher asks for; if some were away, say who of them returns first."""
+        """Start what the dispatcher asks for; return who of those that were away comes back first."""
         timeline, pool = self._timeline, self._pool
         want = self._dispatch.count(len(pool), timeline.busy, len(self._waiting), moment, self._draws)
         if self._listed is not None and self._dispatch.redraws:
@@ -271,7 +268,7 @@ class Scheduler:
         return first
 
     def _publish_again(self, version: int) -> None:
-        """Nobody is in flight and the buffer is short: start somebody, whenever that may be."""
+        """Nothing is in flight and the buffer is not full: wait until a client can be started."""
         for _ in range(MAX_EMPTY_DISPATCHES) if self._listed is None else count():
             first = self._send(version, DispatchEvent.PUBLISHED)
             if self._timeline.busy:

@@ -1,4 +1,4 @@
-"""How much an update counts that started from an older version."""
+"""The weight of an update that started from an older version."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class StalenessWeights(Protocol):
 
 @dataclass(frozen=True)
 class Equal:
-    """Age does not matter."""
+    """Weight 1 for every staleness."""
 
     def __str__(self) -> str:
         return "constant"

@@ -1,4 +1,4 @@
-"""What a schedule does to updates: how stale they get and how long they wait, with no training."""
+"""Statistics of a schedule without training: how stale updates get and how long they wait."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -36,23 +36,23 @@ class ScheduleSummary:
         return asdict(self) | {"staleness_counts": {str(k): n for k, n in self.staleness_counts.items()}}
 
 
-def iterate_buffers(flow: Scheduler, rounds: int) -> Iterator[Buffer]:
+def iterate_buffers(scheduler: Scheduler, rounds: int) -> Iterator[Buffer]:
     """The first `rounds` buffers."""
     if rounds < 1:
         raise InputError(f"there are {rounds} rounds to simulate: give at least 1.")
-    return map(flow.fill, range(rounds))
+    return map(scheduler.fill, range(rounds))
 
 
-def simulate(flow: Scheduler, rounds: int) -> ScheduleSummary:
-    """Let time run for that many server steps."""
-    return summarise(iterate_buffers(flow, rounds), flow)
+def simulate(scheduler: Scheduler, rounds: int) -> ScheduleSummary:
+    """Simulate that many server steps."""
+    return summarise(iterate_buffers(scheduler, rounds), scheduler)
 
 
-def summarise(steps: Iterable[Buffer], flow: Scheduler) -> ScheduleSummary:
-    """Go through the buffers of a flow, keeping none."""
+def summarise(steps: Iterable[Buffer], scheduler: Scheduler) -> ScheduleSummary:
+    """Summarise the buffers of a scheduler without storing them."""
     maxima: Counter[int] = Counter()
     staleness: Counter[int] = Counter()
-    seen = bytearray(flow.population)
+    seen = bytearray(scheduler.population)
     waited = longest = time = 0.0
     for step in steps:
         ages = step.staleness
@@ -63,7 +63,7 @@ def summarise(steps: Iterable[Buffer], flow: Scheduler) -> ScheduleSummary:
         time = step.time
         waited += sum(time - arrived for arrived in step.arrived)
         longest = max(longest, time - min(step.arrived))
-    count, tasks, counts = maxima.total(), staleness.total(), flow.counts
+    count, tasks, counts = maxima.total(), staleness.total(), scheduler.counts
     if not count:
         raise InputError("there are no server steps to summarise: take at least 1.")
     return ScheduleSummary(

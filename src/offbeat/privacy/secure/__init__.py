@@ -1,7 +1,7 @@
-"""Sums that two servers make together, and neither can make, or undo, alone.
+"""Secure aggregation by two servers, of which neither alone can compute a sum or see an upload.
 
 A client splits its upload, in fixed point mod 2^32, into two shares that add up to it. The leader
-gets one; the helper gets, sealed to its key, the seed of the other. Each share alone is noise. Each
+gets one; the helper gets, sealed to its key, the seed of the other. Each share alone is random. Each
 server adds the shares of the same reports, and the two sums add up to the sum of the uploads.
 
 What this does not protect against:

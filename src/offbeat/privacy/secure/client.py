@@ -1,4 +1,4 @@
-"""A client's part: one upload in, one share and one sealed seed out."""
+"""The client: it splits an upload into a share for the leader and a sealed seed for the helper."""
 
 import secrets
 from collections.abc import Sequence
@@ -50,6 +50,6 @@ def make_report(
 
 
 def subtract_share(residues: Residues, seed: bytes) -> None:
-    """Take the seed's share away, in place; what is left is the other."""
+    """Subtract the seed's share in place; the rest is the other share."""
     for place, numbers in expand_seed(seed, len(residues)):
         residues[place] -= numbers

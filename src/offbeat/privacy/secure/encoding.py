@@ -1,6 +1,7 @@
-"""Numbers in fixed point mod 2^32; negative ones are the upper half of the residues.
+"""Uploads in fixed point mod 2^32, and the seeds of secret shares.
 
-Seeds: how one becomes a share, and how it travels to the helper alone.
+Negative numbers are the upper half of the residues. A seed expands to one share, and travels to the helper
+sealed to its key.
 """
 
 import math
@@ -77,12 +78,12 @@ def expand_seed(seed: bytes, length: int) -> Iterator[tuple[slice, Residues]]:
 
 
 def seal(seed: bytes, task: Task, terms: SecureTerms, key: X25519PublicKey) -> bytes:
-    """For the helper's eyes, and for this report only."""
+    """Encrypt a seed to the helper, for this report only."""
     return _suite().encrypt(seed, key, info=terms.binding(task))
 
 
 def unseal(sealed: bytes, task: Task, terms: SecureTerms, key: X25519PrivateKey) -> bytes:
-    """The seed, if it was sealed for just that."""
+    """Decrypt a seed, if it was sealed for this report under these terms."""
     try:
         return _suite().decrypt(sealed, key, info=terms.binding(task))
     except (InvalidTag, ValueError):

@@ -1,8 +1,6 @@
-"""Which reports have been counted: for each client, its visits as ranges.
+"""The two servers: the leader collects shares, and the helper adds the shares that it has seeds for.
 
-The second server: it adds the shares that it has seeds for, and is hard to persuade.
-
-The first server: it keeps shares until they are summed, and asks the helper for the rest.
+The helper adds each report once ever, and only sums of enough distinct clients.
 """
 
 from bisect import bisect_left, bisect_right
@@ -31,7 +29,7 @@ from offbeat.privacy.secure.terms import (
 
 
 class SeenReports(Protocol):
-    """A set of (client, visit) that only grows."""
+    """A growing set of reports, by (client, visit)."""
 
     def __contains__(self, task: Task, /) -> bool: ...
 
@@ -39,7 +37,7 @@ class SeenReports(Protocol):
 
 
 class SeenReportRanges:
-    """In memory; a client whose visits all count takes one range."""
+    """Seen reports in memory: for each client its visits as ranges."""
 
     def __init__(self) -> None:
         self._bounds: dict[int, list[int]] = {}  # first, one past the last, first, ... in order
@@ -61,7 +59,7 @@ class SeenReportRanges:
         }
 
     def load(self, data: dict[str, Any]) -> None:
-        """Count those too; nothing is forgotten."""
+        """Add those; nothing is removed."""
         bounds = iter(data["bounds"])
         for client, size in zip(data["clients"], data["sizes"], strict=True):
             own = list(islice(bounds, size))
@@ -124,14 +122,14 @@ class Helper:
         return self._counted.save()
 
     def load(self, data: dict[str, Any]) -> None:
-        """Count what was counted there too; nothing is forgotten."""
+        """Add what was counted there; nothing is removed."""
         self._counted.load(data)
 
 
 def add_shares(
     request: SumRequest, terms: SecureTerms, key: X25519PrivateKey, counted: SeenReports
 ) -> Residues:
-    """The sum of what was not counted before, and now is; or a refusal before anything is."""
+    """The sum of reports, each counted from now on; a refusal counts nothing."""
     if request.run != terms.run:
         raise RunError("the helper was asked about another run: ask the helper of that run.")
     if request.length != terms.length:
@@ -194,7 +192,7 @@ def _check_weight_ratio(tasks: Sequence[Task], weights: Sequence[int], terms: Se
 
 
 def check_request(request: SumRequest) -> None:
-    """Refuse what nobody could have meant, before it is looked up or opened."""
+    """Refuse a malformed request before anything is looked up or opened."""
     for task, seed in request.reports:
         if not all(0 <= number < 1 << 62 for number in task):
             raise MalformedError(f"{task} does not name a report: give whole numbers from 0.", [task])
@@ -205,13 +203,13 @@ def check_request(request: SumRequest) -> None:
 
 
 class AggregationHelper(Protocol):
-    """A helper, here or elsewhere."""
+    """A helper, in this process or remote."""
 
     def add(self, request: SumRequest) -> Residues: ...
 
 
 class Leader:
-    """One run's."""
+    """The leader of one run."""
 
     def __init__(self, terms: SecureTerms, helper: AggregationHelper) -> None:
         self._terms = terms
@@ -236,7 +234,7 @@ class Leader:
         self._held[task] = report
 
     def forget(self, tasks: Iterable[Task]) -> None:
-        """Drop what came too late, or what the helper refused."""
+        """Drop reports that came too late or were refused."""
         for task in tasks:
             self._held.pop(task, None)
 

@@ -1,7 +1,4 @@
-"""Why a server refuses to add; each reason is a type, and each message one sentence.
-
-What clients and both servers agree on before a run.
-"""
+"""What clients and both servers agree on before a run, and the reasons why a server refuses."""
 
 import struct
 from collections.abc import Callable, Sequence
@@ -28,7 +25,7 @@ class LengthError(RefusedError):
 
 
 class MalformedError(RefusedError):
-    """Something is not what it should be before anything is opened."""
+    """A request is malformed; nothing was opened."""
 
 
 class ReplayError(RefusedError):
@@ -60,7 +57,7 @@ class SignatureError(RefusedError):
 
 
 def report_name(task: Task) -> str:
-    """A report, in words."""
+    """A report in words."""
     return f"visit {task.visit} of client {task.client}"
 
 
@@ -68,7 +65,7 @@ SIGN_BIT = 1 << 31  # residues from here on stand for negative numbers
 
 
 def equal_weight(staleness: int) -> float:
-    """Age does not matter."""
+    """Weight 1 for every staleness."""
     return 1.0
 
 
@@ -126,11 +123,11 @@ class SecureTerms:
 
     @property
     def unit(self) -> float:
-        """What 1 stands for in a weighted sum."""
+        """The value of one unit of a weighted sum."""
         return 2.0 ** -(self.bits + self.weight_bits)
 
     def weight(self, task: Task, version: int) -> int:
-        """How often a report counts in a sum of that version."""
+        """The integer weight of a report in a sum of that version."""
         if task.version > version:
             raise WeightError(
                 f"{report_name(task)} started from version {task.version}, which is after version {version}: "

@@ -82,7 +82,7 @@ def test_a_study_has_each_run_once_and_every_setting_fits_its_method(version: Ve
     for one in version.cells:
         made = one.experiment
         method = build(made.algorithm, Setting(made.buffer, 10, made.rounds), dict(made.parameters))
-        limit = math.inf if made.limit is None else made.limit
+        limit = math.inf if made.max_staleness is None else made.max_staleness
         check_fit(method, build_dispatch(made), parse_weights(made.weights), made.rounds, limit)
         build_dispatch(made).check(made.buffer, made.clients)
         parse_delay(made.delays)

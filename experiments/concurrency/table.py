@@ -8,6 +8,8 @@ from typing import Any
 
 from experiments.reproduce.page import table_command
 
+from offbeat.renamed import present_command
+
 HERE = Path(__file__).parent
 PAGE = HERE / "README.md"
 CONCURRENCIES = (10, 20, 40, 60, 90)
@@ -17,8 +19,8 @@ _SHORT = {"local_lr": "local", "server_lr": "server", "alpha": "alpha"}
 
 
 def load(name: str) -> Any:
-    """One of the JSON files of this folder."""
-    return json.loads((HERE / f"{name}.json").read_text())
+    """One of the JSON files of this folder; commands have the present names of options."""
+    return json.loads(present_command((HERE / f"{name}.json").read_text()))
 
 
 def trials(name: str) -> dict[str, dict[int, dict[str, Any]]]:

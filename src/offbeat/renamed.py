@@ -4,6 +4,7 @@ An option or a key with a former name is rejected in a sentence that gives the p
 and records of earlier runs are read as if they had been written with the present names.
 """
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -41,6 +42,15 @@ def present_names(settings: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in settings.items()
         if SETTINGS.get(name, name) == name or SETTINGS[name] not in settings
     }
+
+
+def present_command(text: str) -> str:
+    """A command of an earlier version with the present names of its options."""
+    return re.sub(r"(?<![\w-])--([a-z-]+)", lambda word: f"--{_present_option(word[1])}", text)
+
+
+def _present_option(option: str) -> str:
+    return SETTINGS.get(option.replace("-", "_"), option).replace("_", "-")
 
 
 def present_record(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from experiments.momentum import table as momentum
 from experiments.momentum import table4
 from experiments.reproduce.outcome import ComputeOptions, run_cell
 from experiments.reproduce.page import fill_sections, marker
-from experiments.reproduce.records import append, recorded
+from experiments.reproduce.records import append, present_key, recorded
 from experiments.studies.momentum import BETAS, NEAR, TABLE2, beta_of, rate_of
 
 from offbeat.algorithms import find
@@ -168,7 +168,9 @@ def test_every_table_on_momentum_is_made_from_the_records() -> None:
 
 def test_the_records_on_momentum_are_of_the_studys_own_runs() -> None:
     for name, version in momentum.VERSIONS.items():
-        keys = [json.loads(line)["key"] for line in momentum.path_of(name).read_text().splitlines()]
+        keys = [
+            present_key(json.loads(line)["key"]) for line in momentum.path_of(name).read_text().splitlines()
+        ]
         assert sorted(keys) == sorted(cell.key for cell in version.cells)
     assert (len(TABLE2.full.cells), len(TABLE2.quick.cells)) == (120, 48)
 
@@ -178,14 +180,14 @@ def test_the_times_in_the_records_on_momentum_are_those_of_the_schedule() -> Non
     cells = {cell.key: cell.experiment for cell in TABLE2.full.cells}
     schedules: dict[int, list[Any]] = {}
     for line in lines:
-        made = cells[line["key"]]
+        made = cells[present_key(line["key"])]
         if line["failure"]:
             continue
         if made.clients not in schedules:
             dispatch = build_dispatch(made)
             source = dispatch.source(made.seed)
             clock = Clock(parse_delay(made.delays).bind(source, made.clients), source)
-            flow = Scheduler(clock, dispatch, source, made.clients, made.buffer, made.limit or 0)
+            flow = Scheduler(clock, dispatch, source, made.clients, made.buffer, made.max_staleness or 0)
             schedules[made.clients] = [(step, flow.counts) for step in iterate_buffers(flow, made.rounds)]
         steps = schedules[made.clients]
         ages = [age for step, _ in steps for age in step.staleness]

@@ -214,7 +214,7 @@ def test_a_run_that_had_finished_finishes_again_without_sites(
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (("rounds = 6", "rounds = 7"), "was started with other settings (--rounds was 6 and is now 7)"),
+        (("rounds = 6", "rounds = 7"), "was started with other settings (rounds was 6 and is now 7)"),
         (("served_task:module", "served_task:nothing"), "has no 'nothing'"),
         (("buffer = 2", "bufer = 2"), "did you mean buffer?"),
     ],

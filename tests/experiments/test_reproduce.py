@@ -87,7 +87,7 @@ def test_a_study_has_each_run_once_and_every_setting_fits_its_method(version: Ve
         build_dispatch(made).check(made.buffer, made.clients)
         parse_delay(made.delays)
         parse_partition(made.partition)
-        assert made.rounds % one.scale == made.every % one.scale == 0
+        assert made.rounds % one.scale == made.eval_every % one.scale == 0
 
 
 @pytest.mark.parametrize("study", STUDIES.values(), ids=STUDIES)

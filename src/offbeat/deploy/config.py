@@ -252,8 +252,9 @@ def _read_table(given: Mapping[str, Any], table: str) -> dict[str, Any]:
 
 
 def _read_config(cls: type[_Config], given: Mapping[str, Any], table: str) -> _Config:
+    values = _read_table(given, table)
     with naming_settings(lambda name: f"{name} of [{table}]"):
-        return cls(**_read_table(given, table))
+        return cls(**values)
 
 
 def _read_privacy(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -48,3 +48,10 @@ def test_a_name_that_has_moved_says_where_it_is() -> None:
         from offbeat.language import Classifier  # noqa: F401
     with pytest.raises(offbeat.InputError, match=r"is now offbeat\.nn\.language\.load_tokenizer\."):
         from offbeat.language import tokenizer_in  # noqa: F401
+
+
+def test_a_parameter_that_was_renamed_says_its_new_name() -> None:
+    with pytest.raises(offbeat.InputError, match="train: the parameter limit is now max_staleness"):
+        offbeat.train(None, None, limit=3)  # type: ignore[call-arg, arg-type]
+    with pytest.raises(offbeat.InputError, match="Vectorised: the parameter how is now execution"):
+        offbeat.Vectorised(None, None, how=None)  # type: ignore[call-arg, arg-type]

@@ -73,7 +73,7 @@ def play(
             buffer=buffer,
             rounds=rounds,
             weights=weights,
-            limit=limit,
+            max_staleness=limit,
             seed=seed,
         )
     )

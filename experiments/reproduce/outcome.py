@@ -115,7 +115,7 @@ def _curve(cell: Cell, made: Experiment, trial: RunSpec) -> tuple[list[_Row], li
         buffer=made.buffer,
         rounds=made.rounds,
         weights=trial.weights,
-        limit=trial.limit,
+        max_staleness=trial.limit,
         aggregate=trial.aggregate,
         seed=made.seed,
     )

@@ -164,7 +164,7 @@ def run(cell: dict[str, Any], given: argparse.Namespace) -> dict[str, Any]:
             buffer=at["buffer"],
             rounds=at["rounds"],
             weights=parse_weights(at["weights"]),
-            limit=float("inf") if limit is None else limit,
+            max_staleness=float("inf") if limit is None else limit,
             seed=at["seed"],
         ):
             x = shot.x

@@ -613,7 +613,7 @@ def test_bounds_that_the_algorithm_guarantees_do_not_adapt() -> None:
 def test_noise_secure_sums_and_momentum_approximation_in_one_run(name: str) -> None:
     algorithm = build(name, Setting(3, 3, 8), {"local_lr": 0.1})
     private = Private.of(algorithm, 0.5, 0.1, 1e-5, participation=BOUNDED, noise_seed=4)
-    options = {"algorithm": algorithm, "rounds": 8, "limit": 20}
+    options = {"algorithm": algorithm, "rounds": 8, "max_staleness": 20}
     plain = run(private, **options)
     secure = run(dataclasses.replace(private, summation=Secure(minimum=3, bits=20)), **options)
     assert torch.isfinite(plain[-1].x).all()

@@ -243,7 +243,7 @@ def run_privately(
             buffer=5,
             rounds=9,
             weights=way.weights,
-            limit=SPAN - 1,
+            max_staleness=SPAN - 1,
             aggregate=private,
             seed=SEED,
         )

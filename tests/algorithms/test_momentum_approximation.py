@@ -298,7 +298,13 @@ def test_a_cut_run_goes_on_with_the_same_bits_and_engines_agree(
 ) -> None:
     world = make_world()
     algorithm = FedOpt(0.1, 0.1, KINDS[kind], SCALES[scale], Shrink(3))
-    options = {"dispatch": Asynchronous(8), "buffer": 3, "rounds": 12, "limit": 8, "weights": Polynomial(0.5)}
+    options = {
+        "dispatch": Asynchronous(8),
+        "buffer": 3,
+        "rounds": 12,
+        "max_staleness": 8,
+        "weights": Polynomial(0.5),
+    }
     engine = Sequential(world.problem, world.population, Exponential(1.0))
     whole = list(train(algorithm, engine, **options))
     for shot in train(algorithm, engine, **options):

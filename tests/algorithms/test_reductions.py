@@ -179,7 +179,7 @@ def test_the_servers_mean_is_the_mean_of_what_clients_keep_and_unit_steps_stay_w
     engine = Sequential(world.problem, world.population, Exponential(1.0), Cycle(4.0, 0.8), Dropout(lost))
     algorithm = build(method, Setting(3, 3, 6), {})
     before = None
-    shots = train(algorithm, engine, dispatch=dispatch, buffer=3, rounds=6, limit=limit, seed=seed)
+    shots = train(algorithm, engine, dispatch=dispatch, buffer=3, rounds=6, max_staleness=limit, seed=seed)
     for shot in shots:
         saved = shot.checkpoint()
         table = torch.zeros(8, world.problem.size, dtype=torch.float64)

@@ -77,7 +77,7 @@ def test_the_task_learns_in_the_simulator_by_its_own_settings(app: NewApp, task:
         offbeat.Steps(asked.local_steps, asked.batch_size),
     )
     engine = offbeat.Sequential(stage.problem, clients, delays=offbeat.HalfNormal(1.0))
-    setting = {"dispatch": stage.dispatch, "weights": stage.weights, "limit": stage.limit}
+    setting = {"dispatch": stage.dispatch, "weights": stage.weights, "max_staleness": stage.limit}
     setting |= {"buffer": asked.buffer, "rounds": asked.rounds, "seed": asked.seed}
     for shot in offbeat.train(stage.algorithm, engine, **setting):
         if shot.version == 20:

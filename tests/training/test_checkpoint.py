@@ -166,7 +166,7 @@ def test_cut_anywhere_and_resumed_from_a_file_a_run_ends_with_the_same_bits(rule
             dispatch=DISPATCH[rule],
             buffer=3,
             rounds=ROUNDS,
-            limit=6,
+            max_staleness=6,
             seed=SEED,
             resume=resume,
         )

@@ -135,7 +135,7 @@ def test_a_model_that_is_not_finite_stops_the_run() -> None:
         ({"rounds": 0}, "rounds must be at least 1"),
         ({"buffer": 6}, "buffer of 6 exceeds the concurrency of 5"),
         ({"dispatch": Asynchronous(9)}, "concurrency of 9 exceeds the 8 clients"),
-        ({"limit": -1}, "staleness limit"),
+        ({"max_staleness": -1}, "largest staleness is -1"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_sentence(options: dict[str, object], message: str) -> None:

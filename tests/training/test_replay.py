@@ -104,7 +104,7 @@ class Played:
             "buffer": buffer,
             "rounds": rounds,
             "weights": weights,
-            "limit": limit,
+            "max_staleness": limit,
             "aggregate": aggregate,
             "seed": SEED,
         }

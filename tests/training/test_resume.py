@@ -87,7 +87,7 @@ def test_messages_are_held_for_versions_in_flight_and_no_longer() -> None:
     """Invariant 12: what is counted for a version reaches zero, and its message goes."""
     world = make_world()
     engine = Sequential(world.problem, world.population, Exponential(1.0), dropout=Dropout(0.2))
-    shots = train(FedOpt(0.1, 1.0), engine, dispatch=Asynchronous(5), buffer=3, rounds=30, limit=2)
+    shots = train(FedOpt(0.1, 1.0), engine, dispatch=Asynchronous(5), buffer=3, rounds=30, max_staleness=2)
     for shot in shots:
         facts = shot.checkpoint().facts["session"]
         flying = [flight[3] for flight in facts["clock"]["flights"]]

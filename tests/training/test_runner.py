@@ -65,7 +65,7 @@ def test_what_is_evaluated_is_the_average_where_one_is_asked_for(trial):
         buffer=3,
         rounds=7,
         weights=trial.weights,
-        limit=trial.limit,
+        max_staleness=trial.limit,
         seed=SMALL.seed,
     )
     for shot, step in zip(shots, run_experiment(averaged, trial), strict=True):

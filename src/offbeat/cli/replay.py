@@ -171,7 +171,7 @@ def _replay_trace(experiment: Experiment, trial: RunSpec, path: Path, until: int
             buffer=experiment.buffer,
             rounds=experiment.rounds,
             weights=trial.weights,
-            limit=trial.limit,
+            max_staleness=trial.limit,
             aggregate=trial.aggregate,
             seed=experiment.seed,
             until=until,

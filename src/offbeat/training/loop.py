@@ -1,10 +1,7 @@
-"""What a run shows of itself after each server step.
+"""The training loop, a generator of snapshots with one per server step, and the state of a run.
 
-Which methods go with which protocols.
-
-What changes as a run goes on, and so what a checkpoint holds.
-
-The loop: a generator of snapshots, one per server step; the caller owns the `for`.
+`train` yields after each server step, and the caller owns the `for`. `RunState` holds all that changes
+during a run, and so all that a checkpoint contains.
 """
 
 import math
@@ -22,23 +19,25 @@ from offbeat.aggregate.private import current_repr
 from offbeat.algorithms import Setting, build
 from offbeat.core import AnyAlgorithm, Cohort, SavedState, Task, Vector, traits_of
 from offbeat.engines.engine import ClientUpdates, Engine, PersistentSession, SecureEncodingSession, Session
-from offbeat.errors import DivergedError, InputError, setting_name
+from offbeat.errors import DivergedError, InputError, renamed_parameters, setting_name
 from offbeat.nn.problem import Statistics
 from offbeat.schedule.dispatch import Dispatch, Phases, RoundRefill
 from offbeat.schedule.scheduler import Buffer, BufferSource, Scheduler, TaskCounts
 from offbeat.schedule.staleness import Equal, StalenessWeights
 from offbeat.training.checkpoint import Checkpoint
 
+_MIN_PIECE, _MAX_PIECE = 10, 100  # clients whose uploads are held at once in the full-participation start
+
 
 class Traffic(NamedTuple):
-    """Numbers sent so far: down with every task that started, up with every one that came back."""
+    """Numbers sent so far: down with every task that started, up with every task that arrived."""
 
     down: int = 0
     up: int = 0
 
 
 class StartProgress(NamedTuple):
-    """A run in its full-participation start."""
+    """The progress of the full-participation start."""
 
     done: int
     clients: int
@@ -55,12 +54,12 @@ class Snapshot(NamedTuple):
     statistics: Statistics
     cohort: Cohort | None  # whose updates made this version; None before the first step
     filled: Buffer | None  # the tasks behind it, with their times; for version 0 those of the start
-    counts: TaskCounts  # where all tasks so far are
+    counts: TaskCounts  # of all tasks so far, by their state
     sent: Traffic
     spent: Callable[[], PrivacyCost | None]  # the privacy spent so far, where it is counted
-    ended: str | None  # why no further version will come before the last one asked for
-    checkpoint: Callable[[], Checkpoint]  # all that is needed to go on from here
-    confirm: Callable[[], None]  # the last checkpoint is in its place, so what only older ones need may go
+    ended: str | None  # why the run ends before the last version asked for
+    checkpoint: Callable[[], Checkpoint]  # all that is needed to resume here
+    confirm: Callable[[], None]  # to be called once the last checkpoint is on the disk
 
     @property
     def x(self) -> Vector:
@@ -69,50 +68,71 @@ class Snapshot(NamedTuple):
         return x
 
 
-def check_fit(
-    algorithm: AnyAlgorithm, dispatch: Dispatch, weights: StalenessWeights, rounds: int, limit: float
-) -> None:
-    """Refuse a method under a protocol that it is not defined for."""
-    name = type(algorithm).__name__
-    if not isinstance(weights, Equal) and trees.leaves(algorithm.memory(torch.zeros(1))):
-        # sums over what clients keep, such as the mean of control variates, would break
-        raise InputError(f"{name} has no staleness weights, since its clients keep memory: use constant.")
-    if traits_of(algorithm).two_phases:
-        if not isinstance(dispatch, Phases):
-            raise InputError(f"{name} asks each cohort twice in a row: use phases dispatch.")
-        if rounds % 2:
-            raise InputError(
-                f"{name} takes two server steps a round: give an even number of rounds, not {rounds}."
+@renamed_parameters(limit="max_staleness")
+def train(
+    algorithm: AnyAlgorithm,
+    engine: Engine,
+    *,
+    dispatch: Dispatch,
+    buffer: int,
+    rounds: int,
+    weights: StalenessWeights = Equal(),
+    max_staleness: float = math.inf,
+    aggregate: Aggregator = Mean(),
+    seed: int = 0,
+    resume: Checkpoint | None = None,
+    observe_start: Callable[[StartProgress], None] = lambda starting: None,
+) -> Iterator[Snapshot]:
+    """Train for `rounds` server steps, each on the mean of `buffer` updates.
+
+    The first snapshot is version 0, after the start; a resumed run continues with the version after its
+    checkpoint. An update older than `max_staleness` versions is dropped. `observe_start` is called with the
+    progress of the start, for methods that have one, and may take a checkpoint of it.
+    """
+    if rounds < 1:
+        raise InputError(f"rounds must be at least 1, not {rounds}.")
+    check_fit(algorithm, dispatch, weights, rounds, max_staleness)
+    run = RunState(algorithm, engine, dispatch, weights, buffer, rounds, max_staleness, aggregate, seed)
+    try:
+        yield from server_steps(run, resume, observe_start)
+    finally:
+        run.session.close()
+
+
+def server_steps(
+    run: "RunState", resume: Checkpoint | None, observe_start: Callable[[StartProgress], None]
+) -> Iterator[Snapshot]:
+    """The start, and one server step after another."""
+    algorithm, aggregation = run.algorithm, run.aggregation
+    if resume is not None:
+        run.load(resume)
+    if resume is None or resume.facts["start"]:
+        yield run.start(observe_start)
+    for version in range(run.version, run.rounds):
+        if run.ended():
+            return
+        run.consistent = False
+        run.publish(version, algorithm)
+        filled = run.scheduler.fill(version)
+        run.session.forget(filled.dropped + filled.lost)
+        updates = run.session.gather(filled.tasks, version)
+        run.count_traffic(filled, updates)
+        cohort = describe_cohort(filled.tasks, version, run.clients, run.weights)
+        check_finite(updates, filled.tasks, f"at server step {version + 1}: lower the rates")
+        statistics = run.new_statistics(updates)
+        total = aggregation.collect(updates.uploads, filled.tasks, cohort)
+        state = algorithm.step(run.state, aggregation.release(total, cohort), cohort)
+        if not bool(torch.isfinite(state.x).all()):
+            raise DivergedError(
+                f"the model became NaN or infinite at server step {version + 1} "
+                f"(its updates came from {client_names(filled.tasks)}): lower the rates."
             )
-    if traits_of(algorithm).reads_rank and not isinstance(dispatch, RoundRefill):
-        raise InputError(
-            "trailing is defined where tasks are replaced round by round: use "
-            f"{setting_name('dispatch')} round-refill."
-        )
-    if (span := traits_of(algorithm).span) is not None:
-        oldest = min(limit, rounds - 1)
-        if oldest >= span:
-            raise InputError(
-                f"{name} with a span of {span} takes updates of a staleness below that, "
-                f"and here it may reach {oldest:.0f}: lower the staleness limit, or raise the span."
-            )
-
-
-def check_extendable(name: str, parameters: Mapping[str, Any], rounds: int, later: int) -> None:
-    """Refuse a later end for a method whose rates follow from the one it has, which is found by trying."""
-    if len({repr(build(name, Setting(1, 1, each), parameters)) for each in (rounds, later)}) > 1:
-        raise InputError(
-            f"{name} sets its rates by {setting_name('rounds')}, so {later} in place of {rounds} is another "
-            f"run: name another {setting_name('out')}; to train until told to stop use a method that does "
-            "not, such as cadence."
-        )
-
-
-_MIN_PIECE, _MAX_PIECE = 10, 100  # clients whose uploads are held at once in the full-participation start
+        run.state, run.statistics, run.version, run.consistent = state, statistics, version + 1, True
+        yield run.snapshot(cohort, filled)
 
 
 class RunState:
-    """One run under way."""
+    """All that changes during a run."""
 
     def __init__(
         self,
@@ -122,7 +142,7 @@ class RunState:
         weights: StalenessWeights,
         buffer: int,
         rounds: int,
-        limit: float,
+        max_staleness: float,
         aggregate: Aggregator,
         seed: int,
     ) -> None:
@@ -131,39 +151,48 @@ class RunState:
         self.rounds = rounds
         self.clients = engine.clients
         x, self.statistics = engine.initial()
-        opening = AggregationContext(
-            algorithm, x, dispatch, weights, buffer, engine.clients, rounds, limit, seed, engine.availability
+        context = AggregationContext(
+            algorithm,
+            x,
+            dispatch,
+            weights,
+            buffer,
+            engine.clients,
+            rounds,
+            max_staleness,
+            seed,
+            engine.availability,
         )
-        self.aggregation = aggregate.open(opening)
-        source = dispatch.source(seed)
+        self.aggregation = aggregate.open(context)
+        rng = dispatch.source(seed)
         if self.aggregation.hides_sample:
-            source.hide(secrets.randbits(62))
-        self.session: Session = engine.open(algorithm, seed, source)
+            rng.hide(secrets.randbits(62))
+        self.session: Session = engine.open(algorithm, seed, rng)
         if isinstance(self.session, SecureEncodingSession):
             self.session.set_secure_encoding(self.aggregation.hiding)
-        self.flow: BufferSource = Scheduler(
+        self.scheduler: BufferSource = Scheduler(
             self.session,
             dispatch,
-            source,
+            rng,
             engine.clients,
             buffer,
-            limit,
+            max_staleness,
             engine.availability,
             aggregate.participation,
-            self._keep if isinstance(self.session, PersistentSession) else lambda: None,
+            self._save_progress if isinstance(self.session, PersistentSession) else lambda: None,
         )
         self.state = algorithm.init(x)
         self.version = 0
         self.sent = Traffic()
-        self._done = 0  # clients that are through with the start
-        self._sum: list[Tensor] = []  # their part of its mean, leaf by leaf
-        self._cut: Checkpoint | None = None  # taken in the start, where this run goes on from one
-        self.whole = True  # false while a step is under way, or where one failed
+        self._done = 0  # clients that have finished the start
+        self._start_sum: list[Tensor] = []  # of their uploads, leaf by leaf
+        self._start_checkpoint: Checkpoint | None = None  # where the run resumes in its start
+        self.consistent = True  # False during a step and after a failed one
         self._settings = {
             "algorithm": repr(algorithm),
             "dispatch": repr(dispatch),
             "buffer": buffer,
-            "limit": str(limit),
+            "limit": str(max_staleness),
             "seed": seed,
             "clients": engine.clients,
             "model size": len(x),
@@ -171,30 +200,33 @@ class RunState:
         }
 
     def publish(self, version: int, algorithm: AnyAlgorithm) -> None:
-        """Make the state known to clients."""
+        """Publish the state to clients."""
         message = algorithm.broadcast(self.state, version)
-        self._started, self._message = self.flow.counts.started, trees.numel((message, self.statistics))
+        self._started, self._message_size = (
+            self.scheduler.counts.started,
+            trees.numel((message, self.statistics)),
+        )
         self.session.publish(version, algorithm, message, self.statistics)
 
-    def count(self, filled: Buffer, gathered: ClientUpdates) -> None:
-        """Add what one step sent; an update that came too late was sent all the same."""
-        upload = trees.numel(gathered.uploads) // len(filled.tasks) + trees.numel(gathered.statistics)
-        started = self.flow.counts.started - self._started
+    def count_traffic(self, filled: Buffer, updates: ClientUpdates) -> None:
+        """Count the numbers that one step sent, including updates that arrived too late."""
+        upload = trees.numel(updates.uploads) // len(filled.tasks) + trees.numel(updates.statistics)
+        started = self.scheduler.counts.started - self._started
         back = len(filled.tasks) + len(filled.dropped)
-        self.sent = Traffic(self.sent.down + started * self._message, self.sent.up + back * upload)
+        self.sent = Traffic(self.sent.down + started * self._message_size, self.sent.up + back * upload)
 
     def ended(self) -> str | None:
-        """Why no further step may be taken."""
-        used_up = self.flow.ended()
+        """Why no further step may be taken, if so."""
+        used_up = self.scheduler.ended()
         if used_up and self.aggregation.private:
             used_up = f"the privacy budget is spent: {used_up}"
         return self.aggregation.ended() or used_up
 
-    def learned(self, gathered: ClientUpdates) -> Statistics:
-        """The running statistics after a step; what is private leaves clients by the aggregation alone."""
+    def new_statistics(self, updates: ClientUpdates) -> Statistics:
+        """The running statistics after a step; in a private run nothing may bypass the aggregation."""
         if not self.aggregation.private:
-            return gathered.statistics
-        for name, value in gathered.statistics.items():
+            return updates.statistics
+        for name, value in updates.statistics.items():
             if not torch.allclose(value.double(), self.statistics[name].double()):
                 raise InputError(
                     f"the running statistic {name} would leave clients beside the sum: "
@@ -202,38 +234,40 @@ class RunState:
                 )
         return self.statistics
 
-    def begin(self, observe: Callable[[StartProgress], None]) -> Snapshot:
+    def start(self, observe: Callable[[StartProgress], None]) -> Snapshot:
         """The full-participation start, or the rest of it, where the algorithm has one."""
         warmup = self.algorithm.warmup()
         if warmup is None:
             return self.snapshot(None, None)
         self.publish(0, warmup)
-        filled = self.flow.everyone()  # the same for a run that was cut off in its start
-        if self._cut is not None:
-            self._load_session(self._cut)
+        filled = self.scheduler.everyone()  # the same for a run that was interrupted in its start
+        if self._start_checkpoint is not None:
+            self._load_session(self._start_checkpoint)
         piece = max(_MIN_PIECE, min(_MAX_PIECE, self.clients // 20))
         while self._done < self.clients:
             rest = self.clients - self._done
-            size = rest // max(1, rest // piece)  # so that no piece is small: a secure sum would refuse it
+            size = rest // max(1, rest // piece)  # no piece is small: secure aggregation would refuse it
             tasks = filled.tasks[self._done : self._done + size]
-            self.whole = False
-            gathered = self.session.gather(tasks, 0)
-            self.count(filled._replace(tasks=tasks), gathered)
-            self._started = self.flow.counts.started
-            check_finite(gathered, tasks, "in the start: check the model and the data")
-            self.learned(gathered)
+            self.consistent = False
+            updates = self.session.gather(tasks, 0)
+            self.count_traffic(filled._replace(tasks=tasks), updates)
+            self._started = self.scheduler.counts.started
+            check_finite(updates, tasks, "in the start: check the model and the data")
+            self.new_statistics(updates)
             total = self.aggregation.collect(
-                gathered.uploads, tasks, describe_cohort(tasks, 0, self.clients, Equal())
+                updates.uploads, tasks, describe_cohort(tasks, 0, self.clients, Equal())
             )
             part = trees.leaves(total)
-            self._sum = [a + b for a, b in zip(self._sum, part, strict=True)] if self._sum else part
-            self._done, self.whole = self._done + len(tasks), True
+            self._start_sum = (
+                [a + b for a, b in zip(self._start_sum, part, strict=True)] if self._start_sum else part
+            )
+            self._done, self.consistent = self._done + len(tasks), True
             if self._done < self.clients:
                 observe(StartProgress(self._done, self.clients, partial(self.save, 0), self.session.confirm))
-        everybody = describe_cohort(filled.tasks, 0, self.clients, Equal())
-        mean = self.aggregation.release(trees.unflatten(trees.structure(total), self._sum), everybody)
-        self.state = warmup.step(self.state, mean, everybody)
-        self._done, self._sum = 0, []
+        everyone = describe_cohort(filled.tasks, 0, self.clients, Equal())
+        mean = self.aggregation.release(trees.unflatten(trees.structure(total), self._start_sum), everyone)
+        self.state = warmup.step(self.state, mean, everyone)
+        self._done, self._start_sum = 0, []
         return self.snapshot(None, filled)
 
     def snapshot(self, cohort: Cohort | None, filled: Buffer | None) -> Snapshot:
@@ -244,7 +278,7 @@ class RunState:
             self.statistics,
             cohort,
             filled,
-            self.flow.counts,
+            self.scheduler.counts,
             self.sent,
             self.aggregation.spent(),
             self.ended() if self.version < self.rounds else None,
@@ -253,7 +287,7 @@ class RunState:
         )
 
     def save(self, version: int) -> Checkpoint:
-        if version != self.version or not self.whole:
+        if version != self.version or not self.consistent:
             raise InputError(
                 f"the run has left version {version}: take a checkpoint of a snapshot before the next one."
             )
@@ -262,13 +296,13 @@ class RunState:
         tensors |= {f"statistics.{name}": value for name, value in self.statistics.items()}
         tensors |= {f"session.{name}": value for name, value in saved.tensors.items()}
         tensors |= {f"aggregate.{name}": value for name, value in summed.tensors.items()}
-        tensors |= {f"start.{n}": leaf for n, leaf in enumerate(self._sum)}
+        tensors |= {f"start.{n}": leaf for n, leaf in enumerate(self._start_sum)}
         facts = {
             "version": self.version,
             "settings": self._settings,
             "sent": self.sent,
             "start": self._done,
-            "flow": self.flow.save(),
+            "flow": self.scheduler.save(),
             "session": saved.facts,
             "aggregate": summed.facts,
             "secret": self.aggregation.private,
@@ -295,21 +329,21 @@ class RunState:
         self._done = facts["start"]
         if self._done:
             count = sum(name.startswith("start.") for name in tensors)
-            self._sum = [tensors[f"start.{n}"].to(device) for n in range(count)]
-            self._cut = checkpoint
+            self._start_sum = [tensors[f"start.{n}"].to(device) for n in range(count)]
+            self._start_checkpoint = checkpoint
         else:
             self._load_session(checkpoint)
 
-    def _keep(self) -> None:
+    def _save_progress(self) -> None:
         if isinstance(self.session, PersistentSession):
-            self.session.save_progress(self.flow.save())
+            self.session.save_progress(self.scheduler.save())
 
     def _load_session(self, checkpoint: Checkpoint) -> None:
         facts, tensors = checkpoint
         self.session.load(SavedState(facts["session"], _with_prefix("session", tensors)))
         kept = self.session.saved_progress() if isinstance(self.session, PersistentSession) else None
-        self.flow.load(kept or facts["flow"])
-        self._started = self.flow.counts.started
+        self.scheduler.load(kept or facts["flow"])
+        self._started = self.scheduler.counts.started
 
 
 def describe_cohort(
@@ -320,12 +354,12 @@ def describe_cohort(
     return Cohort(version, population, staleness, tuple(weights(age) for age in staleness))
 
 
-def check_finite(gathered: ClientUpdates, tasks: tuple[Task, ...], where: str) -> None:
+def check_finite(updates: ClientUpdates, tasks: tuple[Task, ...], where: str) -> None:
     """Stop before a NaN or infinite upload touches the state."""
     bad = set()
-    for leaf in trees.leaves(gathered.uploads):
+    for leaf in trees.leaves(updates.uploads):
         rows = leaf.reshape(len(tasks), -1)
-        if bool(torch.isfinite(rows.sum(1)).all()):  # one pass; a sum that overflows is looked into
+        if bool(torch.isfinite(rows.sum(1)).all()):  # one pass; where a sum overflows, look closer
             continue
         finite = torch.isfinite(rows).all(1)
         bad |= {task for task, good in zip(tasks, finite.tolist(), strict=True) if not good}
@@ -334,74 +368,51 @@ def check_finite(gathered: ClientUpdates, tasks: tuple[Task, ...], where: str) -
 
 
 def _with_prefix(part: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of one part of a checkpoint, by their own names."""
+    """The tensors of one part of a checkpoint, without its prefix."""
     mine = {name: tensor for name, tensor in tensors.items() if name.startswith(f"{part}.")}
     return {name.removeprefix(f"{part}."): tensor for name, tensor in mine.items()}
 
 
 def client_names(tasks: Iterable[Task]) -> str:
-    """Whose tasks these are, in words."""
+    """The clients of these tasks, as text."""
     clients = sorted({task.client for task in tasks})
     return f"client{'s' if len(clients) > 1 else ''} {', '.join(map(str, clients))}"
 
 
-def train(
-    algorithm: AnyAlgorithm,
-    engine: Engine,
-    *,
-    dispatch: Dispatch,
-    buffer: int,
-    rounds: int,
-    weights: StalenessWeights = Equal(),
-    limit: float = math.inf,
-    aggregate: Aggregator = Mean(),
-    seed: int = 0,
-    resume: Checkpoint | None = None,
-    observe_start: Callable[[StartProgress], None] = lambda starting: None,
-) -> Iterator[Snapshot]:
-    """Train for `rounds` server steps, each on the mean of `buffer` updates.
-
-    The first snapshot is version 0, after the start; a resumed run goes on with the version
-    after its checkpoint. An update older than `limit` versions is dropped. `observe_start` is told
-    how far the start is, for methods that have one, and may take a checkpoint of it.
-    """
-    if rounds < 1:
-        raise InputError(f"rounds must be at least 1, not {rounds}.")
-    check_fit(algorithm, dispatch, weights, rounds, limit)
-    run = RunState(algorithm, engine, dispatch, weights, buffer, rounds, limit, aggregate, seed)
-    try:
-        yield from server_steps(run, resume, observe_start)
-    finally:
-        run.session.close()
-
-
-def server_steps(
-    run: RunState, resume: Checkpoint | None, observe_start: Callable[[StartProgress], None]
-) -> Iterator[Snapshot]:
-    """The start, and one server step after another."""
-    algorithm, aggregation = run.algorithm, run.aggregation
-    if resume is not None:
-        run.load(resume)
-    if resume is None or resume.facts["start"]:
-        yield run.begin(observe_start)
-    for version in range(run.version, run.rounds):
-        if run.ended():
-            return
-        run.whole = False
-        run.publish(version, algorithm)
-        filled = run.flow.fill(version)
-        run.session.forget(filled.dropped + filled.lost)
-        gathered = run.session.gather(filled.tasks, version)
-        run.count(filled, gathered)
-        cohort = describe_cohort(filled.tasks, version, run.clients, run.weights)
-        check_finite(gathered, filled.tasks, f"at server step {version + 1}: lower the rates")
-        statistics = run.learned(gathered)
-        total = aggregation.collect(gathered.uploads, filled.tasks, cohort)
-        state = algorithm.step(run.state, aggregation.release(total, cohort), cohort)
-        if not bool(torch.isfinite(state.x).all()):
-            raise DivergedError(
-                f"the model became NaN or infinite at server step {version + 1} "
-                f"(its updates came from {client_names(filled.tasks)}): lower the rates."
+def check_fit(
+    algorithm: AnyAlgorithm, dispatch: Dispatch, weights: StalenessWeights, rounds: int, max_staleness: float
+) -> None:
+    """Refuse a method under a protocol that it is not defined for."""
+    name = type(algorithm).__name__
+    if not isinstance(weights, Equal) and trees.leaves(algorithm.memory(torch.zeros(1))):
+        # sums over clients' memory, such as the mean of control variates, would break
+        raise InputError(f"{name} has no staleness weights, since its clients keep memory: use constant.")
+    if traits_of(algorithm).two_phases:
+        if not isinstance(dispatch, Phases):
+            raise InputError(f"{name} asks each cohort twice in a row: use phases dispatch.")
+        if rounds % 2:
+            raise InputError(
+                f"{name} takes two server steps a round: give an even number of rounds, not {rounds}."
             )
-        run.state, run.statistics, run.version, run.whole = state, statistics, version + 1, True
-        yield run.snapshot(cohort, filled)
+    if traits_of(algorithm).reads_rank and not isinstance(dispatch, RoundRefill):
+        raise InputError(
+            "trailing is defined where tasks are replaced round by round: use "
+            f"{setting_name('dispatch')} round-refill."
+        )
+    if (span := traits_of(algorithm).span) is not None:
+        oldest = min(max_staleness, rounds - 1)
+        if oldest >= span:
+            raise InputError(
+                f"{name} with a span of {span} takes updates of a staleness below that, "
+                f"and here it may reach {oldest:.0f}: lower the staleness limit, or raise the span."
+            )
+
+
+def check_extendable(name: str, parameters: Mapping[str, Any], rounds: int, later: int) -> None:
+    """Refuse to extend a run whose rates depend on its number of rounds, which is found by trying."""
+    if len({repr(build(name, Setting(1, 1, each), parameters)) for each in (rounds, later)}) > 1:
+        raise InputError(
+            f"{name} sets its rates by {setting_name('rounds')}, so {later} in place of {rounds} is another "
+            f"run: name another {setting_name('out')}; to train until told to stop use a method that does "
+            "not, such as cadence."
+        )

@@ -15,7 +15,7 @@ from offbeat.aggregate.mean import Aggregator, Mean
 from offbeat.aggregate.private import Private
 from offbeat.core import AnyAlgorithm, Task, traits_of
 from offbeat.engines.engine import Engine, Session
-from offbeat.errors import InputError
+from offbeat.errors import InputError, renamed_parameters
 from offbeat.schedule.dispatch import Dispatch
 from offbeat.schedule.scheduler import Buffer, TaskCounts
 from offbeat.schedule.staleness import Equal, StalenessWeights
@@ -25,6 +25,7 @@ _TIMED_LENGTH, _UNTIMED_LENGTH = 5, 3  # numbers of a task that was used, and of
 _MAX_NUMBER = 2**32  # no run counts as far
 
 
+@renamed_parameters(limit="max_staleness")
 def replay(
     algorithm: AnyAlgorithm,
     engine: Engine,
@@ -34,7 +35,7 @@ def replay(
     buffer: int,
     rounds: int | None = None,
     weights: StalenessWeights = Equal(),
-    limit: float = math.inf,
+    max_staleness: float = math.inf,
     aggregate: Aggregator = Mean(),
     seed: int = 0,
     until: int | None = None,
@@ -52,7 +53,7 @@ def replay(
         raise InputError(
             "a trace does not tell in which order tasks began, and trailing does ask: run it again."
         )
-    start, taken = read_trace(trace, engine.clients, buffer, limit, until)
+    start, taken = read_trace(trace, engine.clients, buffer, max_staleness, until)
     warm = algorithm.warmup() is not None
     if warm != (start is not None):
         had, has = ("a start", "none") if start else ("no start", "one")
@@ -65,9 +66,9 @@ def replay(
     asked = max(1, len(taken)) if rounds is None else rounds
     if len(taken) > asked:
         raise InputError(f"this trace has {len(taken)} server steps: give as many rounds at least.")
-    check_fit(algorithm, dispatch, weights, asked, limit)
-    run = RunState(algorithm, engine, dispatch, weights, buffer, asked, limit, aggregate, seed)
-    run.flow = TraceSource(start, taken, run.session)
+    check_fit(algorithm, dispatch, weights, asked, max_staleness)
+    run = RunState(algorithm, engine, dispatch, weights, buffer, asked, max_staleness, aggregate, seed)
+    run.scheduler = TraceSource(start, taken, run.session)
     try:
         for shot in server_steps(run, None, observe_start):
             yield shot._replace(time=shot.filled.time if shot.filled else 0.0)
@@ -148,7 +149,7 @@ def read_trace_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_trace(
-    trace: Iterable[Mapping[str, Any]], clients: int, buffer: int, limit: float, until: int | None
+    trace: Iterable[Mapping[str, Any]], clients: int, buffer: int, max_staleness: float, until: int | None
 ) -> tuple[Buffer | None, list[Buffer]]:
     """The start, if there was one, and every server step; what cannot have happened is refused."""
     start: Buffer | None = None
@@ -169,7 +170,7 @@ def read_trace(
                 raise _damaged(number, f"has visit {visit} of client {client} a second time")
             seen.add((client, visit))
         for client, began, visit in filled.tasks:
-            if filled.version - began > limit:
+            if filled.version - began > max_staleness:
                 raise _damaged(number, f"uses an update that is {filled.version - began} versions old")
             if last.get(client, 0) > visit:
                 raise _damaged(number, f"has visit {visit} of client {client} after a later one")

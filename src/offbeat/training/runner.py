@@ -92,7 +92,7 @@ def _run_steps(
         buffer=experiment.buffer,
         rounds=experiment.rounds,
         weights=trial.weights,
-        limit=trial.limit,
+        max_staleness=trial.limit,
         aggregate=trial.aggregate,
         seed=experiment.seed,
         resume=folder.resumed if folder else None,

@@ -46,7 +46,7 @@ from offbeat.deploy.helper import protocol
 from offbeat.deploy.helper.store import HelperStore, request_digest
 from offbeat.deploy.monitor.observer import Monitor
 from offbeat.deploy.monitor.state import RunInfo
-from offbeat.deploy.protocol import messages, wire
+from offbeat.deploy.protocol import messages
 from offbeat.deploy.protocol.strict_json import Reason
 from offbeat.deploy.protocol.transport import Reply
 from offbeat.deploy.server.journal import AcceptedUpload, Journal
@@ -427,8 +427,8 @@ def wire_bytes(folder: Path) -> Golden:
     unsigned = SumRequest(TERMS.run, 6, TERMS.length, reports)
     signed = unsigned._replace(signatures=(bytes.fromhex(SIGNATURE),) * len(TASKS))
     return {
-        "tensors": {"form": wire.specs_of(LEAVES), "bytes": wire.pack(LEAVES).hex()},
-        "dtypes": sorted(wire.DTYPES),
+        "tensors": {"form": messages.specs_of(LEAVES), "bytes": messages.pack(LEAVES).hex()},
+        "dtypes": sorted(messages.DTYPES),
         "notes": [
             messages.encode_message(
                 messages.TaskMessage(
@@ -512,7 +512,7 @@ def checkpoint_metadata(path: Path) -> dict[str, str]:
 def journal_files(folder: Path) -> dict[str, str]:
     journal = Journal(folder)
     for task in TASKS[:2]:
-        journal.accept(AcceptedUpload(task, 12.5, wire.specs_of(LEAVES), wire.pack(LEAVES)))
+        journal.accept(AcceptedUpload(task, 12.5, messages.specs_of(LEAVES), messages.pack(LEAVES)))
     journal.copy_aside(TASKS[:1])
     journal.append(1, {"flow": [1, 2]})
     journal.append(2, {"flow": [3]})
@@ -567,7 +567,7 @@ def deployed_messages(place: Path) -> Golden:
         for note, payload in ((letter.note, letter.payload), (reply.header, reply.payload)):
             told = json.loads(note) if note else {}
             form = tuple((name, tuple(shape)) for name, shape in told.get("form", ()))
-            leaves = wire.unpack(payload, form) if payload else []
+            leaves = messages.unpack(payload, form) if payload else []
             norms = [float(leaf.double().norm()) for leaf in leaves]
             hidden = {name: "<random>" for name in ("run", "site") if name in told}
             if "memory" in told:

@@ -22,9 +22,8 @@ from hypothesis import strategies as st
 from offbeat import AdaMasFL, trees
 from offbeat.algorithms.adamasfl import Upload
 from offbeat.core import Task
-from offbeat.deploy.protocol.messages import UploadMessage, encode_message
+from offbeat.deploy.protocol.messages import UploadMessage, encode_message, pack, specs_of
 from offbeat.deploy.protocol.strict_json import Reason, Rejected
-from offbeat.deploy.protocol.wire import pack, specs_of
 from offbeat.deploy.server.validation import plain_validator, validate_upload
 
 RUN, TASK, SIZE = "0f3a", Task(client=2, version=7, visit=3), 40

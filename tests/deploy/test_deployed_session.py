@@ -17,10 +17,9 @@ from offbeat import Asynchronous, Examples, Problem, Sequential, Synchronous, bu
 from offbeat.core import Task, traits_of
 from offbeat.deploy.monitor.observer import Observer
 from offbeat.deploy.protocol import messages
-from offbeat.deploy.protocol.messages import HelloReply, UploadMessage
+from offbeat.deploy.protocol.messages import HelloReply, UploadMessage, byte_size, specs_of
 from offbeat.deploy.protocol.strict_json import Reason
 from offbeat.deploy.protocol.transport import Reply, TransportError
-from offbeat.deploy.protocol.wire import byte_size, specs_of
 from offbeat.deploy.server.exchange import SessionConfig
 from offbeat.deploy.server.session import DeployedSession as Session
 from offbeat.deploy.server.session import StopRequested, max_upload_bytes

@@ -13,8 +13,13 @@ import torch
 
 from offbeat import Examples
 from offbeat.core import Task
-from offbeat.deploy.protocol.messages import TaskMessage, decode_hello, decode_upload, encode_message
-from offbeat.deploy.protocol.wire import byte_size
+from offbeat.deploy.protocol.messages import (
+    TaskMessage,
+    byte_size,
+    decode_hello,
+    decode_upload,
+    encode_message,
+)
 from offbeat.deploy.site import relay
 from offbeat.deploy.site.relay import SOCKET_VARIABLE
 

@@ -8,6 +8,7 @@ from msgspec import structs
 
 from offbeat.core import Task
 from offbeat.deploy.protocol.messages import (
+    DTYPES,
     MAX_ERROR_CHARS,
     MAX_MESSAGE_CHARS,
     MAX_PLAN_CHARS,
@@ -22,7 +23,6 @@ from offbeat.deploy.protocol.messages import (
     encode_message,
 )
 from offbeat.deploy.protocol.strict_json import Reason, Rejected
-from offbeat.deploy.protocol.wire import DTYPES
 from offbeat.errors import InputError
 
 COUNTS = st.integers(0, 2**48 - 1)

@@ -21,9 +21,8 @@ from offbeat.algorithms.fedopt import Upload
 from offbeat.core import Task
 from offbeat.deploy import keys
 from offbeat.deploy.keys import SIGNATURE_BYTES, fingerprint, read_signer, signed_statement, verify_signature
-from offbeat.deploy.protocol.messages import UploadMessage, encode_message
+from offbeat.deploy.protocol.messages import UploadMessage, encode_message, pack, specs_of
 from offbeat.deploy.protocol.strict_json import Reason, Rejected
-from offbeat.deploy.protocol.wire import pack, specs_of
 from offbeat.deploy.server.validation import secure_validator, validate_upload
 from offbeat.deploy.site.secure_encode import read_helper_key, read_secure_request, secure_encode
 from offbeat.errors import InputError

@@ -316,7 +316,7 @@ def test_a_run_does_not_go_on_without_knowing_which_site_is_which_client(
     roster = (folder / "roster.json").rename(tmp_path / "elsewhere")
     outcome = serve(ask(settings, folder, resume=True), lambda max_bytes: AtOnce(sites))
     assert outcome.error is not None
-    assert "roster.json does not know all clients of this run" in outcome.error
+    assert "roster.json does not have all clients of this run" in outcome.error
     roster.rename(folder / "roster.json")
     assert serve(ask(settings, folder, resume=True), lambda max_bytes: AtOnce(sites)).version == 6
 

@@ -20,8 +20,16 @@ from offbeat.core import AnyAlgorithm, Task, Vector
 from offbeat.data.client_store import Anywhere
 from offbeat.deploy.keys import fingerprint, signed_statement, verify_signature
 from offbeat.deploy.protocol import messages
-from offbeat.deploy.protocol.messages import TaskMessage, UploadMessage, decode_hello, decode_upload
-from offbeat.deploy.protocol.wire import byte_size, pack, specs_of, unpack
+from offbeat.deploy.protocol.messages import (
+    TaskMessage,
+    UploadMessage,
+    byte_size,
+    decode_hello,
+    decode_upload,
+    pack,
+    specs_of,
+    unpack,
+)
 from offbeat.deploy.server.validation import plain_validator, validate_upload
 from offbeat.deploy.site.site import Site
 from offbeat.deploy.user_code import frozen_weights_digest, seeded_module

@@ -16,12 +16,12 @@ import pytest
 from offbeat.core import Task
 from offbeat.deploy.protocol.messages import (
     TaskMessage,
+    byte_size,
     decode_hello,
     decode_upload,
     encode_greeting,
     encode_message,
 )
-from offbeat.deploy.protocol.wire import byte_size
 from offbeat.deploy.site import relay
 from offbeat.deploy.site.process import listen_on
 from offbeat.deploy.site.relay import RelayError, ask_site

@@ -9,9 +9,8 @@ from offbeat import CATALOGUE, AdaMasFL, FedOpt, Setting, build, trees
 from offbeat.algorithms.adamasfl import Upload
 from offbeat.algorithms.mime import GradientUpload, UpdateUpload
 from offbeat.core import AnyAlgorithm, Task, Visit, traits_of
-from offbeat.deploy.protocol.messages import UploadMessage, encode_message
+from offbeat.deploy.protocol.messages import UploadMessage, encode_message, pack, specs_of
 from offbeat.deploy.protocol.strict_json import Reason, Rejected
-from offbeat.deploy.protocol.wire import pack, specs_of
 from offbeat.deploy.server.validation import plain_validator, validate_upload
 from offbeat.engines.local import SequentialExecutor, TaskResults, TaskStart
 from offbeat.nn.problem import mean_statistics

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from offbeat.deploy.protocol.messages import DTYPES, byte_size, describe_difference, pack, specs_of, unpack
 from offbeat.deploy.protocol.strict_json import Reason, Rejected, quote
-from offbeat.deploy.protocol.wire import DTYPES, byte_size, describe_difference, pack, specs_of, unpack
 from offbeat.errors import InputError
 
 
@@ -50,7 +50,7 @@ def test_a_machine_of_the_other_order_turns_its_bytes_around(
 ) -> None:
     leaf = torch.arange(6).reshape(2, 3).to(DTYPES[dtype])
     there = pack(leaf)
-    monkeypatch.setattr("offbeat.deploy.protocol.wire.sys", SimpleNamespace(byteorder="big"))
+    monkeypatch.setattr("offbeat.deploy.protocol.messages.sys", SimpleNamespace(byteorder="big"))
     turned = pack(leaf)
     size = DTYPES[dtype].itemsize
     assert turned == b"".join(there[n : n + size][::-1] for n in range(0, len(there), size))
@@ -97,7 +97,7 @@ def test_a_truth_value_is_true_or_false() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.uint32, torch.float8_e4m3fn])
 def test_other_dtypes_do_not_travel(dtype: torch.dtype) -> None:
-    with pytest.raises(InputError, match=r"cannot travel: use one of"):
+    with pytest.raises(InputError, match=r"cannot be sent: use one of"):
         pack([torch.zeros(2).to(dtype)])
 
 

@@ -9,10 +9,9 @@ from offbeat.aggregate.mean import SecureEncoding
 from offbeat.core import AnyAlgorithm, Task, Vector, traits_of
 from offbeat.deploy.monitor.observer import Observer
 from offbeat.deploy.protocol import messages
-from offbeat.deploy.protocol.messages import TaskMessage
+from offbeat.deploy.protocol.messages import TaskMessage, TensorSpecs, byte_size, pack, specs_of
 from offbeat.deploy.protocol.strict_json import Reason, Rejected
 from offbeat.deploy.protocol.transport import Cooldown, Reply, RetryingTransport
-from offbeat.deploy.protocol.wire import TensorSpecs, byte_size, pack, specs_of
 from offbeat.deploy.server.journal import AcceptedUpload, Journal
 from offbeat.deploy.server.registry import ConnectedNodes, one_line
 from offbeat.deploy.server.validation import (

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from offbeat import files
 from offbeat.core import Task
 from offbeat.deploy.monitor.observer import Observer
-from offbeat.deploy.protocol.wire import TensorSpecs
+from offbeat.deploy.protocol.messages import TensorSpecs
 from offbeat.errors import InputError
 
 _UPLOAD_SUFFIX = ".upload"

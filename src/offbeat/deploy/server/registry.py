@@ -23,10 +23,9 @@ from cryptography.hazmat.primitives.serialization import (
 from offbeat import files
 from offbeat.deploy.monitor.observer import Observer
 from offbeat.deploy.protocol import messages
-from offbeat.deploy.protocol.messages import HelloReply
+from offbeat.deploy.protocol.messages import HelloReply, TensorSpecs, describe_difference
 from offbeat.deploy.protocol.strict_json import Reason, Rejected
 from offbeat.deploy.protocol.transport import Cooldown, KeyedTransport, Reply
-from offbeat.deploy.protocol.wire import TensorSpecs, describe_difference
 from offbeat.errors import InputError
 
 _SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # what keys are made for; no path out of a folder

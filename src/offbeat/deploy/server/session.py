@@ -17,8 +17,8 @@ from offbeat.aggregate.mean import SecureEncoding
 from offbeat.aggregate.uploads import clients_read_staleness
 from offbeat.core import AnyAlgorithm, SavedState, Task, Vector
 from offbeat.deploy.monitor.observer import Observer
+from offbeat.deploy.protocol.messages import specs_of, unpack
 from offbeat.deploy.protocol.transport import KeyedTransport, RetryingTransport, Transport
-from offbeat.deploy.protocol.wire import specs_of, unpack
 from offbeat.deploy.server.exchange import (
     BroadcastCache,
     Exchange,

@@ -18,9 +18,16 @@ from offbeat.aggregate.mean import SecureEncoding
 from offbeat.aggregate.uploads import SecretShares, probe_upload
 from offbeat.core import AnyAlgorithm, Task, Vector, traits_of
 from offbeat.deploy.keys import SIGNATURE_BYTES
-from offbeat.deploy.protocol.messages import UploadMessage, decode_upload
+from offbeat.deploy.protocol.messages import (
+    TensorSpecs,
+    UploadMessage,
+    decode_upload,
+    describe_difference,
+    is_finite,
+    specs_of,
+    unpack,
+)
 from offbeat.deploy.protocol.strict_json import Reason, Rejected, quote
-from offbeat.deploy.protocol.wire import TensorSpecs, describe_difference, is_finite, specs_of, unpack
 from offbeat.engines.engine import ClientUpdates
 from offbeat.nn.problem import Statistics, mean_statistics
 from offbeat.privacy import clipping

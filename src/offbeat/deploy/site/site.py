@@ -19,9 +19,18 @@ from offbeat.core import AnyAlgorithm, Task, Visit
 from offbeat.data.population import Epochs, Population, Steps
 from offbeat.deploy.keys import read_signer
 from offbeat.deploy.protocol import messages
-from offbeat.deploy.protocol.messages import HelloReply, TaskMessage, UploadMessage
+from offbeat.deploy.protocol.messages import (
+    HelloReply,
+    TaskMessage,
+    TensorSpecs,
+    UploadMessage,
+    describe_difference,
+    is_finite,
+    pack,
+    specs_of,
+    unpack,
+)
 from offbeat.deploy.protocol.strict_json import Rejected, convert, malformed, quote
-from offbeat.deploy.protocol.wire import TensorSpecs, describe_difference, is_finite, pack, specs_of, unpack
 from offbeat.deploy.site.secure_encode import read_helper_key, read_secure_request, secure_encode
 from offbeat.deploy.site.storage import SiteStorage
 from offbeat.deploy.user_code import (

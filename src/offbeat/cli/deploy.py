@@ -33,7 +33,6 @@ from offbeat.deploy.flower.commands import (
     SuperLinkAddress,
     check_loopback_certificate,
     check_readable,
-    create_app,
     find_certificates,
 )
 from offbeat.deploy.flower.supernode import SiteOptions

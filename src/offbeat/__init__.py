@@ -20,7 +20,19 @@ if TYPE_CHECKING:
     from offbeat.algorithms.fadas import fadas
     from offbeat.algorithms.fedasync import FedAsync
     from offbeat.algorithms.fedopt import FedOpt
-    from offbeat.core import Algorithm, Batch, Batches, Cohort, Gradient, Task, Vector, Visit, scan, sgd
+    from offbeat.core import (
+        Algorithm,
+        Batch,
+        Batches,
+        Cohort,
+        Gradient,
+        Task,
+        Traits,
+        Vector,
+        Visit,
+        scan,
+        sgd,
+    )
     from offbeat.data.client_store import Anywhere, InRam, Mapped, OnDevice
     from offbeat.data.datasets import Source, load
     from offbeat.data.partition import Dirichlet, Iid, Natural, Quantity, Shards
@@ -98,6 +110,7 @@ __all__ = [
     "Synchronous",
     "Task",
     "Tiers",
+    "Traits",
     "Uniform",
     "Vector",
     "Vectorised",
@@ -138,6 +151,7 @@ _NAMES = {
         "Cohort",
         "Gradient",
         "Task",
+        "Traits",
         "Vector",
         "Visit",
         "scan",

@@ -59,12 +59,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Acted:
     """A Flower whose server ends at once, in the way it is told to."""
 
-    ours = True
+    is_local = True
 
     def __init__(self, folder: Path, outcome: ServeOutcome) -> None:
         self.folder, self.outcome = folder, outcome
 
-    def tend(self) -> None: ...
+    def keep_alive(self) -> None: ...
 
     def submit(self, *, resume: bool) -> str:
         (self.folder / "settings.json").write_text(
@@ -83,10 +83,10 @@ class Acted:
         write_outcome(self.folder, self.outcome)
         return "1"
 
-    def is_over(self, run: str) -> bool:
+    def is_finished(self, run_id: str) -> bool:
         return True
 
-    def stop(self, run: str) -> None: ...
+    def stop_run(self, run_id: str) -> None: ...
 
 
 Act = Callable[[ServeOutcome], list[tuple[Any, ...]]]
@@ -186,7 +186,7 @@ def test_resumed_settings_must_be_the_same(here: Path, act: Act, capsys: pytest.
     capsys.readouterr()
     (here / "serve.toml").write_text(SETTINGS.replace("rounds = 3", "rounds = 4"))
     said = fails("serve serve.toml --start --port 23998 --out run --resume", capsys)
-    assert "begun with other settings (rounds was 3 and is now 4): put them back" in said
+    assert "was started with other settings (rounds was 3 and is now 4): restore them" in said
     (here / "serve.toml").write_text(f"{SETTINGS}[network]\ndeadline = 5\n")  # which may change
     assert main(shlex.split("serve serve.toml --start --port 23998 --out run --resume")) == 130
 
@@ -199,7 +199,7 @@ def test_resumed_settings_must_be_the_same(here: Path, act: Act, capsys: pytest.
         ("serve serve.toml", "give --start to have a SuperLink started, or --superlink HOST:PORT"),
         ("serve serve.toml --start --superlink a:1", "and not both"),
         ("serve serve.toml --superlink a:1 --port 3", "--host and --port are for --start"),
-        ("serve serve.toml --superlink a", "--superlink must be such as server.example:8000, not 'a'."),
+        ("serve serve.toml --superlink a", "--superlink must be an address such as server.example:8000, not 'a'."),
         ("serve serve.toml --start --port 0", "--port must be from 1 to 65535, not 0."),
         ("serve serve.toml --start --resume", "--resume needs --out"),
         ("serve serve.toml --start --set-aside", "--set-aside is for a run that goes on"),
@@ -213,7 +213,7 @@ def test_resumed_settings_must_be_the_same(here: Path, act: Act, capsys: pytest.
         (f"{JOIN} --insecure --name 'a b'", "'a b' cannot be the name of a site"),
         (f"{JOIN} --insecure --helper-key none", "none cannot be read"),
         (f"{JOIN} --insecure --minimum 1", "a secure sum of 1 sites hides nobody"),
-        ("join --superlink a --data b:c --insecure", "--superlink must be such as"),
+        ("join --superlink a --data b:c --insecure", "--superlink must be an address such as"),
     ],
 )
 def test_bad_words_are_one_sentence_and_leave_nothing(
@@ -232,10 +232,10 @@ def test_bad_words_are_one_sentence_and_leave_nothing(
             ("cli_task:module", "no_task:module"),
             "serve.toml: there is no module 'no_task' for module of [task]",
         ),
-        (("cli_task:module", "cli_task:load"), "the model could not be made"),
+        (("cli_task:module", "cli_task:load"), "the model could not be created"),
         (('"fedbuff"', '"fedasync"\nbuffer = 9'), "buffer"),
-        (("clients = 4", "clients = 4\ndevice = 'cuda:99'"), "the device 'cuda:99' is not to be had here"),
-        (("clients = 4", "clients = 4\nprecision = 'tf32'"), "a CPU does not round products to tf32"),
+        (("clients = 4", "clients = 4\ndevice = 'cuda:99'"), "the device 'cuda:99' is not available"),
+        (("clients = 4", "clients = 4\nprecision = 'tf32'"), "tf32 is not available on a CPU"),
         (("clients = 4", "clients = 4\nweights = 'fading'"), "fading"),
     ],
 )
@@ -253,7 +253,7 @@ def test_methods_whose_clients_know_their_staleness_are_refused(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (here / "serve.toml").write_text(SETTINGS.replace("fedbuff", "weight-prediction"))
-    assert "which nobody knows before it arrives" in fails("serve serve.toml --start --port 23998", capsys)
+    assert "which is not known before it arrives" in fails("serve serve.toml --start --port 23998", capsys)
 
 
 def test_a_port_in_use_is_one_sentence(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -262,7 +262,7 @@ def test_a_port_in_use_is_one_sentence(here: Path, capsys: pytest.CaptureFixture
         taken.listen()
         port = taken.getsockname()[1]
         said = fails(f"serve serve.toml --start --port {port}", capsys)
-        assert f"port {port} of 127.0.0.1 is in use: name another with --port." in said
+        assert f"port {port} of 127.0.0.1 is in use: choose another with --port." in said
         (here / "serve.toml").write_text(f"{SETTINGS}[watch]\nport = {port}\n")
         assert "with port of [watch]" in fails("serve serve.toml --start --port 23998", capsys)
     assert not (here / "runs").exists()
@@ -276,7 +276,7 @@ def test_a_certificate_that_is_not_good_for_this_machine_is_one_sentence(
     for end in ("pem", "key"):
         shutil.copyfile(made / f"helper.{end}", here / "keys" / f"server.{end}")
     said = fails("serve serve.toml --start --port 23998 --certificates keys", capsys)
-    assert "keys/server.pem is not good for 127.0.0.1, where --start has the SuperLink listen" in said
+    assert "keys/server.pem is not valid for 127.0.0.1, where the SuperLink of --start listens" in said
     assert not (here / "runs").exists()
     assert main(shlex.split("serve serve.toml --superlink a:23998 --certificates keys")) == 0
 
@@ -286,7 +286,7 @@ def test_a_folder_that_holds_a_run_is_left_alone(act: Act, capsys: pytest.Captur
     main(shlex.split("serve serve.toml --start --port 23998 --out run"))
     capsys.readouterr()
     said = fails("serve serve.toml --start --port 23998 --out run", capsys)
-    assert "run holds a run already: name another --out, or add --resume." in said
+    assert "run already holds a run: name another --out, or add --resume." in said
 
 
 def test_a_simulation_is_not_resumed_as_a_deployment(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -330,7 +330,7 @@ def test_a_file_that_is_no_token_is_refused_before_anything_is_started(
     secure = f'[secure]\nhelper = "https://localhost:9"\ntoken = "{made / "ca.crt"}"\nminimum = 2\n'
     (here / "serve.toml").write_text(f"{SETTINGS}{secure}")
     said = fails("serve serve.toml --start --port 23999", capsys)
-    assert "ca.crt does not hold a token" in said
+    assert "ca.crt does not contain a token" in said
     assert not (here / "runs").exists()
 
 

@@ -199,7 +199,7 @@ def test_resumed_settings_must_be_the_same(here: Path, act: Act, capsys: pytest.
         ("serve serve.toml", "give --start to have a SuperLink started, or --superlink HOST:PORT"),
         ("serve serve.toml --start --superlink a:1", "and not both"),
         ("serve serve.toml --superlink a:1 --port 3", "--host and --port are for --start"),
-        ("serve serve.toml --superlink a", "--superlink must be an address such as server.example:8000, not 'a'."),
+        ("serve serve.toml --superlink a", "must be an address such as server.example:8000, not 'a'."),
         ("serve serve.toml --start --port 0", "--port must be from 1 to 65535, not 0."),
         ("serve serve.toml --start --resume", "--resume needs --out"),
         ("serve serve.toml --start --set-aside", "--set-aside is for a run that goes on"),

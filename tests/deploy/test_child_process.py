@@ -1,4 +1,4 @@
-"""Processes that we start: they end when told, with all that they started, and do not outlive us."""
+"""Child processes end when they are stopped, with all that they started, and do not outlive their parent."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Flower's messages reach the site and come back, by the resident or without one."""
+"""Flower's messages reach the site and come back, with a process of its own or without."""
 
 import json
 import socket

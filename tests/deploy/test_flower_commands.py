@@ -1,4 +1,4 @@
-"""What is asked of Flower's command line, which here is a script that says what it is told to."""
+"""Requests through Flower's command line, which here is a script with given output."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""What Flower's commands are given."""
+"""Environment, configuration and app of Flower's commands."""
 
 import tomllib
 from pathlib import Path

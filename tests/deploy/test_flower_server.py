@@ -1,4 +1,4 @@
-"""The server's half as a Flower app: what its run config means."""
+"""The ServerApp: what its run config means."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Flower's grid as a post: real Flower messages, over a SuperLink that is a few dictionaries."""
+"""Flower's grid as a transport: real Flower messages, over a SuperLink made of dictionaries."""
 
 import json
 import warnings
@@ -103,10 +103,10 @@ def make(max_bytes: int = 10_000) -> tuple[Link, FlowerTransport]:
 
 
 def test_a_task_goes_out_and_its_upload_comes_back() -> None:
-    link, post = make(max_bytes=20_000_000)
-    assert post.nodes() == {NODE, 5}
+    link, transport = make(max_bytes=20_000_000)
+    assert transport.nodes() == {NODE, 5}
     payload = bytes(range(256)) * 60_000  # in several pieces, some of them the same
-    number = post.push(NODE, "task", "the note", payload, 33.0)
+    number = transport.push(NODE, "task", "the note", payload, 33.0)
     sent = link.sent[number]
     assert (sent.metadata.message_type, sent.metadata.dst_node_id, sent.metadata.ttl) == (
         "train.task",
@@ -114,24 +114,24 @@ def test_a_task_goes_out_and_its_upload_comes_back() -> None:
         33.0,
     )
     assert from_records(sent.content) == ("the note", payload)
-    assert post.pull([number]) == []
+    assert transport.pull([number]) == []
     link.answer(number, to_records("the answer", payload))
-    assert post.pull([number]) == [Reply(number, NODE, "the answer", payload, None)]
+    assert transport.pull([number]) == [Reply(number, NODE, "the answer", payload, None)]
     assert len(link.confirmed) == 1
-    assert post.pull([number]) == []
+    assert transport.pull([number]) == []
 
 
 def test_a_hello_has_no_payload() -> None:
-    link, post = make()
-    number = post.push(5, "hello", "", b"", 9.0)
+    link, transport = make()
+    number = transport.push(5, "hello", "", b"", 9.0)
     assert link.sent[number].metadata.message_type == "query.hello"
     link.answer(number, to_records("it is me", b""))
-    assert post.pull([number]) == [Reply(number, 5, "it is me", b"", None)]
+    assert transport.pull([number]) == [Reply(number, 5, "it is me", b"", None)]
 
 
 def test_an_upload_whose_pieces_are_still_on_their_way_is_not_waited_for() -> None:
-    link, post = make()
-    slow, quick = (post.push(NODE, "task", note, b"", 9.0) for note in ("a", "b"))
+    link, transport = make()
+    slow, quick = (transport.push(NODE, "task", note, b"", 9.0) for note in ("a", "b"))
     held: dict[str, bytes] = {}
 
     def hold(pieces: dict[str, bytes]) -> None:
@@ -140,26 +140,26 @@ def test_an_upload_whose_pieces_are_still_on_their_way_is_not_waited_for() -> No
 
     link.answer(slow, to_records("slow", b"1"), hold)
     link.answer(quick, to_records("quick", b"2"))
-    assert [reply.header for reply in post.pull([slow, quick])] == ["quick"]
-    assert post.pull([slow]) == []
+    assert [reply.header for reply in transport.pull([slow, quick])] == ["quick"]
+    assert transport.pull([slow]) == []
     link.pieces |= held
-    assert [reply.header for reply in post.pull([slow])] == ["slow"]
+    assert [reply.header for reply in transport.pull([slow])] == ["slow"]
 
 
 def test_what_nobody_asks_for_any_more_is_let_go() -> None:
-    link, post = make()
-    number = post.push(NODE, "task", "a", b"", 9.0)
+    link, transport = make()
+    number = transport.push(NODE, "task", "a", b"", 9.0)
     link.answer(number, to_records("slow", b"1"), lambda pieces: pieces.update(dict.fromkeys(pieces, b"")))
-    assert post.pull([number]) == []
-    assert post.pull([]) == []
-    assert not post._downloads
+    assert transport.pull([number]) == []
+    assert transport.pull([]) == []
+    assert not transport._downloads
 
 
 def test_an_error_is_told_in_the_networks_words() -> None:
-    link, post = make()
-    number = post.push(NODE, "task", "a", b"", 9.0)
+    link, transport = make()
+    number = transport.push(NODE, "task", "a", b"", 9.0)
     link.answer(number, Error(2, "ValueError: no such file"))
-    assert post.pull([number]) == [Reply(number, NODE, "", b"", "code 2, ValueError: no such file")]
+    assert transport.pull([number]) == [Reply(number, NODE, "", b"", "code 2, ValueError: no such file")]
 
 
 def chunks(pieces: dict[str, bytes]) -> list[str]:
@@ -230,12 +230,12 @@ def arrays(**changes: Any) -> Any:
 def test_whatever_else_an_answer_is_it_is_told_as_an_error_and_spoils_no_other(
     content: Any, change: Any
 ) -> None:
-    link, post = make()
-    first, bad, last = (post.push(NODE, "task", note, b"", 9.0) for note in "abc")
+    link, transport = make()
+    first, bad, last = (transport.push(NODE, "task", note, b"", 9.0) for note in "abc")
     link.answer(first, to_records("first", b"1"))
     link.answer(last, to_records("last", b"3"))
     link.answer(bad, content, change)
-    replies = {reply.message_id: reply for reply in post.pull([first, bad, last])}
+    replies = {reply.message_id: reply for reply in transport.pull([first, bad, last])}
     assert replies[first].header == "first"
     assert replies[last].header == "last"
     told = replies[bad]
@@ -246,19 +246,19 @@ def test_whatever_else_an_answer_is_it_is_told_as_an_error_and_spoils_no_other(
 
 
 def test_a_reply_to_something_else_is_left_out() -> None:
-    link, post = make()
-    number = post.push(NODE, "task", "a", b"", 9.0)
-    other = post.push(NODE, "task", "b", b"", 9.0)
+    link, transport = make()
+    number = transport.push(NODE, "task", "a", b"", 9.0)
+    other = transport.push(NODE, "task", "b", b"", 9.0)
     link.answer(other, to_records("x", b""))
     link.answers = {number: link.answers[other]}
-    assert post.pull([number]) == []
+    assert transport.pull([number]) == []
 
 
 @pytest.mark.parametrize("error", [httpx.ConnectError("refused"), RuntimeError("odd"), ValueError("odder")])
 @pytest.mark.parametrize("call", ["nodes", "push", "pull", "piece", "confirm"])
 def test_a_link_that_fails_is_a_post_error_and_nothing_is_lost(call: str, error: Exception) -> None:
-    link, post = make()
-    number = post.push(NODE, "task", "a", b"", 9.0)
+    link, transport = make()
+    number = transport.push(NODE, "task", "a", b"", 9.0)
     link.answer(number, to_records("x", b"1"))
 
     def fails(now: str) -> None:
@@ -266,16 +266,16 @@ def test_a_link_that_fails_is_a_post_error_and_nothing_is_lost(call: str, error:
             raise error
 
     link.fails = fails
-    calls = {"nodes": post.nodes, "push": lambda: post.push(NODE, "task", "b", b"", 9.0)}
+    calls = {"nodes": transport.nodes, "push": lambda: transport.push(NODE, "task", "b", b"", 9.0)}
     with pytest.raises(TransportError, match=f"{type(error).__name__}: {error}"):
-        calls.get(call, lambda: post.pull([number]))()
+        calls.get(call, lambda: transport.pull([number]))()
     link.fails = lambda now: None
-    assert [reply.header for reply in post.pull([number])] == ["x"]
+    assert [reply.header for reply in transport.pull([number])] == ["x"]
 
 
 def test_what_has_come_is_given_even_if_the_link_fails_over_the_next() -> None:
-    link, post = make()
-    numbers = [post.push(NODE, "task", note, b"", 9.0) for note in "ab"]
+    link, transport = make()
+    numbers = [transport.push(NODE, "task", note, b"", 9.0) for note in "ab"]
     for number in numbers:
         link.answer(number, to_records(f"to {number}", b"1"))
 
@@ -284,30 +284,30 @@ def test_what_has_come_is_given_even_if_the_link_fails_over_the_next() -> None:
             raise httpx.ReadTimeout("slow")
 
     link.fails = fails
-    first = post.pull(numbers)
+    first = transport.pull(numbers)
     assert len(first) == 1
     link.fails = lambda now: None
-    rest = post.pull([number for number in numbers if number != first[0].message_id])
+    rest = transport.pull([number for number in numbers if number != first[0].message_id])
     assert sorted(reply.message_id for reply in first + rest) == sorted(numbers)
 
 
 def test_a_run_that_flower_has_ended_is_closed_for_good() -> None:
-    link, post = make()
+    link, transport = make()
 
     def fails(now: str) -> None:
         raise RunNotRunningException
 
     link.fails = fails
     with pytest.raises(TransportClosedError, match="Flower has ended the run"):
-        post.nodes()
+        transport.nodes()
 
 
 @pytest.mark.parametrize("taken", [[], [""], [None]])
 def test_a_message_that_is_not_taken_is_a_post_error(taken: list[Any]) -> None:
-    link, post = make()
+    link, transport = make()
     link.push_messages = lambda messages: taken  # type: ignore[method-assign]
     with pytest.raises(TransportError, match="accepted no message for node 5"):
-        post.push(5, "task", "a", b"", 9.0)
+        transport.push(5, "task", "a", b"", 9.0)
 
 
 def test_calls_do_not_try_for_ever() -> None:
@@ -322,8 +322,8 @@ def test_a_simulation_is_refused() -> None:
 
 def test_pieces_have_the_numbers_that_flower_gives_them() -> None:
     """What `_check_sizes` takes apart is as Flower puts it together."""
-    link, post = make()
-    number = post.push(NODE, "task", "a", b"", 9.0)
+    link, transport = make()
+    number = transport.push(NODE, "task", "a", b"", 9.0)
     link.answer(number, to_records("x", b"1" * 100))
     assert all(get_object_id(content) == name for name, content in link.pieces.items())
     [array] = [content for content in link.pieces.values() if content.startswith(b"Array ")]
@@ -331,8 +331,8 @@ def test_pieces_have_the_numbers_that_flower_gives_them() -> None:
 
 
 def test_it_knows_by_which_key_a_node_came() -> None:
-    _, post = make()
-    assert post.key(NODE) == b""
-    post.nodes()
-    assert (post.key(NODE), post.key(5), post.key(6)) == (b"a key", b"", b"")
-    assert isinstance(post, KeyedTransport)
+    _, transport = make()
+    assert transport.key(NODE) == b""
+    transport.nodes()
+    assert (transport.key(NODE), transport.key(5), transport.key(6)) == (b"a key", b"", b"")
+    assert isinstance(transport, KeyedTransport)

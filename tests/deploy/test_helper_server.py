@@ -1,4 +1,4 @@
-"""A helper behind HTTP, and whoever tries to get more from it than it should give."""
+"""A helper behind HTTP, and requests that try to get more from it than it should give."""
 
 import contextlib
 import http.client

@@ -1,4 +1,4 @@
-"""A site's two processes: the resident is made up, and so is the SuperNode."""
+"""A site's two processes are kept alive; here both are scripted."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""What a site keeps is there after a kill, takes effect when told, and is never made up."""
+"""What a site stores survives a kill, takes effect when the server says so, and is never made up."""
 
 import stat
 import subprocess

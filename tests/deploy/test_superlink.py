@@ -1,4 +1,4 @@
-"""A SuperLink under supervision, with processes and Flower's commands made up."""
+"""A SuperLink under supervision; its processes and Flower's commands are scripted."""
 
 import tomllib
 from pathlib import Path

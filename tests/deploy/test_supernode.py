@@ -1,4 +1,4 @@
-"""A SuperNode that is made up: what a site does about each way in which it can end."""
+"""What a site does about each way in which a scripted SuperNode can end."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""A supervisor over a Flower that is made up: what dies is started again, what is stopped ends."""
+"""The supervisor over a scripted Flower: what dies is started again, what is stopped ends."""
 
 import json
 import os

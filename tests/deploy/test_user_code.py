@@ -1,4 +1,4 @@
-"""A user's functions are found by name, or one sentence says why not."""
+"""A user's functions are imported by name, or one sentence says why not."""
 
 import sys
 from collections.abc import Iterator

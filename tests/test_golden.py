@@ -31,7 +31,6 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from experiments.__main__ import main as experiments_main
 from safetensors import safe_open
 
 import offbeat
@@ -192,7 +191,7 @@ rounds = 3
 clip = 1.0
 noise = 2.0
 delta = 1e-3
-most = 2
+max_participations = 2
 [secure]
 helper = "https://localhost:9443"
 token = "token"
@@ -249,6 +248,8 @@ def printed(words: str) -> Golden:
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
         program, (command, *others) = main, words.split()
         if command == "experiments":  # a program of its own
+            from experiments.__main__ import main as experiments_main
+
             program, command = experiments_main, others.pop(0)
         code = program([command, *others, "--json"])
     found = steadied(json.loads(out.getvalue().splitlines()[-1]))
@@ -384,7 +385,9 @@ def options() -> list[str]:
 
 
 def settings_keys() -> dict[str, Any]:
-    return {table: getattr(config, f"{table.upper()}_KEYS") for table in config.TABLE_KEYS}
+    return {
+        table: {name: each.kind for name, each in config.table_keys(table).items()} for table in config.TABLES
+    }
 
 
 # ---- 4. the bytes of a deployment ----
@@ -725,6 +728,7 @@ def write_all() -> None:
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent.parent))  # for the package `experiments`
     if sys.argv[1:] != ["--write"]:
         sys.exit("usage: python tests/test_golden.py --write")
     write_all()

@@ -62,7 +62,7 @@ def test_a_site_is_added(here: Path, capsys: pytest.CaptureFixture[str]) -> None
         ("keys --hosts localhost --sites a,", "'' cannot be the name of a site"),
         ("keys --hosts localhost:80 --sites a", "'localhost:80' is not a host"),
         ("keys --hosts localhost --sites a --helper-hosts _", "'_' is not a host"),
-        ("keys --hosts localhost --sites a --days 0", "cannot be good for 0 days"),
+        ("keys --hosts localhost --sites a --days 0", "cannot be valid for 0 days"),
         ("keys --hosts localhost --sites a --days soon", "'soon' is not a whole number"),
         ("keys --add-site a", "keys has no ca.crt"),
         ("keys --add-site a --hosts localhost", "--hosts is for new keys"),
@@ -86,5 +86,5 @@ def test_keys_are_never_written_over(here: Path, capsys: pytest.CaptureFixture[s
     assert main(shlex.split(NEW)) == 2
     assert "keys already exists" in capsys.readouterr().err
     assert main(shlex.split("keys --add-site hospital-a")) == 2
-    assert "'hospital-a' has a key in keys already" in capsys.readouterr().err
+    assert "'hospital-a' already has a key in keys" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in here.rglob("*") if path.is_file()} == before

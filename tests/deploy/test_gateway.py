@@ -272,7 +272,7 @@ def test_everything_else_is_refused(world: World, upstream: Upstream, method: st
     length = b"content-length: 3\r\n" if method != "GET" else b""
     answer = world.raw(f"{method} {path} HTTP/1.1\r\nhost: a\r\n".encode() + length + b"\r\nabc")
     assert answer.startswith(b"HTTP/1.1 403 ")
-    assert b"passes on what sites need, and nothing else" in answer
+    assert b"forwards only what sites need" in answer
     assert upstream.asked == []
     assert world.tally.counts == {"forbidden": 1}
     assert world.said[0].startswith(f"forbidden (1 so far): '{method} {path}"[:40])
@@ -410,7 +410,7 @@ def test_a_superlink_that_is_away_is_a_502_until_it_is_back(secure: bool, made: 
     port = free_port()
     with gate(port, certificates=certificates) as world:
         status, answer, _ = world.ask("POST", PULL, b"a" * 5 * 2**20)
-        assert (status, json.loads(answer)) == (502, {"detail": "the SuperLink is away."})
+        assert (status, json.loads(answer)) == (502, {"detail": "the SuperLink is unreachable."})
         with up(Upstream(port, certificates)):
             assert world.ask("POST", PULL, b"a")[0] == 200
         assert world.ask("POST", PULL, b"a")[0] == 502

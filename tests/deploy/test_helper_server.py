@@ -501,5 +501,5 @@ def test_what_is_no_public_key_of_a_site_is_one_sentence(tmp_path: Path, text: s
 def test_one_key_for_two_sites_is_refused(site_keys: Path, tmp_path: Path) -> None:
     for name in ("a.pub", "b.pub"):
         (tmp_path / name).write_bytes((site_keys / "sites" / "a" / "key.pub").read_bytes())
-    with pytest.raises(InputError, match="is there twice"):
+    with pytest.raises(InputError, match="appears twice"):
         read_site_keys(tmp_path)

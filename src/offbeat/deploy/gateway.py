@@ -1,11 +1,8 @@
-"""A connection and what HTTP makes of it; what one end of it may say, the other end has to read alike.
+"""The HTTP gateway in front of a SuperLink, which forwards only the requests that sites need.
 
-One connection at the gate: each of its requests goes on to the SuperLink, or is refused.
-
-The gate before a SuperLink: sites come through to what they need of it, nobody to anything else.
-
-A SuperLink has one port for all, and takes orders from whoever reaches it: registers keys, and has code run
-at the server and at every site. So it listens to its own machine alone, and this process to all others.
+A SuperLink has one port for everything, and obeys whoever reaches it: it registers keys, and runs code at the
+server and at every site. So it listens on the loopback interface only, and this process accepts connections
+from other machines.
 """
 
 import argparse
@@ -30,12 +27,12 @@ import h11
 from offbeat.deploy.network import parse_address
 from offbeat.deploy.protocol.strict_json import quote
 
-CHUNK_BYTES = 256 * 1024  # bytes that are held at a time
-_MAX_HEADER_BYTES = 16 * 1024  # bytes of a head
+CHUNK_BYTES = 256 * 1024  # read at a time
+_MAX_HEADER_BYTES = 16 * 1024
 
 
 class ConnectionLostError(Exception):
-    """A connection has ended, or speaks no HTTP: then there is a status to say so with."""
+    """A connection ended, or its peer does not speak HTTP/1.1: then there is a status to answer with."""
 
     def __init__(self, side: "HttpConnection | None", status: int | None = None) -> None:
         super().__init__()
@@ -43,7 +40,7 @@ class ConnectionLostError(Exception):
 
 
 class HttpConnection:
-    """One of the two connections that a message passes."""
+    """A connection with its HTTP/1.1 state: to a site, or to the SuperLink."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, role: Any) -> None:
         self._reader, self.writer = reader, writer
@@ -52,11 +49,11 @@ class HttpConnection:
 
     @property
     def waits(self) -> bool:
-        """Whether something was begun that has not come to its end."""
+        """Whether an incomplete request was received."""
         return bool(self._http.trailing_data[0])
 
     async def next(self) -> Any:
-        """The next thing that was said."""
+        """The next event of h11."""
         try:
             while (event := self._http.next_event()) is h11.NEED_DATA:
                 self._http.receive_data(await self._reader.read(CHUNK_BYTES))
@@ -67,7 +64,7 @@ class HttpConnection:
         return event
 
     async def answer(self) -> Any:
-        """The head of the answer."""
+        """The head of the response."""
         while isinstance(event := await self.next(), h11.InformationalResponse):
             pass
         if not isinstance(event, h11.Response):
@@ -75,7 +72,7 @@ class HttpConnection:
         return event
 
     async def send(self, event: Any) -> None:
-        """Say something, and wait until most of it is gone."""
+        """Send an event, and wait until most of it has left."""
         try:
             self.writer.write(self._http.send(event) or b"")
             await self.writer.drain()
@@ -83,14 +80,14 @@ class HttpConnection:
             raise ConnectionLostError(self) from None
 
     def again(self) -> bool:
-        """Make it ready for another message, if it can carry one."""
+        """Prepare for another request; whether that is possible."""
         if self._reader.at_eof() or not self._http.our_state is self._http.their_state is h11.DONE:
             return False
         self._http.start_next_cycle()
         return True
 
     async def close(self, seconds: float) -> None:
-        """End it in order, if it is not cut and the other end has it so."""
+        """Close the connection in order, unless it was aborted or the peer takes too long."""
         if not self._cut:
             _set_linger(self.writer.get_extra_info("socket"), reset=False)
         self.writer.close()
@@ -101,7 +98,7 @@ class HttpConnection:
             self.writer.transport.abort()
 
     def cut(self) -> None:
-        """End it at once, so that what was begun is not taken for whole."""
+        """Abort the connection, so that an incomplete message is not taken for a complete one."""
         self._cut = True
         self.writer.transport.abort()
 
@@ -109,9 +106,9 @@ class HttpConnection:
 async def accept_connection(
     line: socket.socket, context: ssl.SSLContext | None, seconds: float
 ) -> HttpConnection:
-    """The side of whoever came; however this process ends, they see a reset.
+    """A connection from a site, which sees a reset however this process ends.
 
-    A plain end in the middle of TLS looks like broken TLS, after which Flower's nodes do not try again.
+    Flower's nodes do not retry after a plain end in the middle of TLS, which looks like broken TLS.
     """
     _set_linger(line, reset=True)
     loop = asyncio.get_running_loop()
@@ -133,7 +130,7 @@ def _set_linger(line: Any, *, reset: bool) -> None:
 async def open_connection(
     host: str, port: int, context: ssl.SSLContext | None, seconds: float
 ) -> HttpConnection:
-    """The side of whoever is gone to."""
+    """A connection to the SuperLink."""
     try:
         async with asyncio.timeout(seconds):
             reader, writer = await asyncio.open_connection(host, port, ssl=context, limit=CHUNK_BYTES)
@@ -158,32 +155,32 @@ _HOP_BY_HOP_HEADERS = frozenset(
         *(b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade"),
     }
 )
-_ORIGIN_HEADERS = (b"forwarded", b"x-forwarded-")  # a SuperLink believes these of whoever comes by loopback
-_KEEP_ALIVE = 2.0  # seconds that a way to the SuperLink may lie idle; after five the SuperLink ends it
-_MAX_DISCARD = 1024 * 1024  # bytes of a refused request that are read, so that its sender sees the answer
+_ORIGIN_HEADERS = (b"forwarded", b"x-forwarded-")  # a SuperLink trusts these on the loopback interface
+_KEEP_ALIVE = 2.0  # seconds that a connection may be idle; the SuperLink closes it after five
+_MAX_DISCARD = 1024 * 1024  # bytes of a refused request that are read, so that its sender gets the response
 
 
 class ConnectionLimits(NamedTuple):
-    """What one connection may take up; times in seconds."""
+    """The limits of one connection; times are in seconds."""
 
-    most: int = 32 * 1024 * 1024  # bytes of a request: Flower cuts what is large into pieces of 5 MiB
-    head: float = 15.0  # to say what is wanted, also while nothing is
-    grace: float = 30.0  # for a body, beyond what its bytes take at `rate`
+    most: int = 32 * 1024 * 1024  # bytes of a request; Flower splits large objects into 5 MiB
+    head: float = 15.0  # for the head of a request, also on an idle connection
+    grace: float = 30.0  # for a body, in addition to its bytes at `rate`
     rate: float = 16 * 1024.0  # bytes per second
-    reach: float = 10.0  # for a way to the SuperLink
-    answer: float = 60.0  # for the SuperLink to answer
-    linger: float = 2.0  # for a connection to end in order
+    reach: float = 10.0  # to connect to the SuperLink
+    answer: float = 60.0  # for the head of the SuperLink's response
+    linger: float = 2.0  # to close a connection
 
 
 class UpstreamAddress(NamedTuple):
-    """To the SuperLink."""
+    """How the SuperLink is reached."""
 
     address: str
     context: ssl.SSLContext | None
 
 
 class ProxyConnection:
-    """From one connection to the SuperLink, request by request."""
+    """Forwards the requests of one connection to the SuperLink, or refuses them."""
 
     def __init__(
         self,
@@ -195,10 +192,10 @@ class ProxyConnection:
     ) -> None:
         self._front, self._peer, self._way, self._bounds, self._note = front, peer, way, bounds, note
         self._back: HttpConnection | None = None
-        self._used = 0.0  # when the way to the SuperLink was last used
+        self._used = 0.0  # when the connection to the SuperLink was used last
 
     async def run(self) -> None:
-        """Until the connection ends, lies idle, or asks for what is refused."""
+        """Serve until the connection ends, is idle, or a request is refused."""
         try:
             while await self._one():
                 pass
@@ -206,13 +203,13 @@ class ProxyConnection:
             self._drop()
 
     async def _one(self) -> bool:
-        """One request; whether there may be another."""
+        """Handle one request; whether there may be another."""
         try:
             async with asyncio.timeout(self._bounds.head):
                 request = await self._front.next()
         except TimeoutError:
             if self._front.waits:
-                self._note("slow", f"a request from {self._peer} did not come to its end")
+                self._note("slow", f"a request from {self._peer} was not completed in time")
             return False
         except ConnectionLostError as lost:
             if lost.status is not None:
@@ -227,16 +224,16 @@ class ProxyConnection:
         return await self._pass(request)
 
     def _reason(self, request: Any) -> tuple[int, str] | None:
-        """Why a request goes no further: status and sentence."""
+        """Why a request is refused: a status and a sentence; None if it is allowed."""
         named = dict(request.headers)
         if (request.method, request.target) not in ALLOWED_REQUESTS:
             wanted = b"%s %s" % (request.method, request.target)
             self._note("forbidden", f"{quote(wanted.decode('latin-1'))} from {self._peer}")
-            return 403, "the gate of 'offbeat serve' passes on what sites need, and nothing else."
+            return 403, "the gateway of 'offbeat serve' forwards only what sites need."
         length = named.get(b"content-length", b"0" if request.method == b"GET" else None)
         if length is None or b"transfer-encoding" in named:
-            self._note("malformed", f"a request from {self._peer} does not say how long it is")
-            return 411, "a request must say how long it is."
+            self._note("malformed", f"a request from {self._peer} has no content length")
+            return 411, "a request needs a content length."
         if int(length) > self._bounds.most:
             self._note("size", f"a request of {int(length)} bytes from {self._peer}")
             return 413, f"a request has at most {self._bounds.most} bytes."
@@ -263,8 +260,8 @@ class ProxyConnection:
             if lost.side is front:
                 status, sentence = lost.status or 400, "the request broke off."
             else:
-                status, sentence = 502, "the SuperLink is away."
-                self._note("away", f"the SuperLink at {self._way.address} is away")
+                status, sentence = 502, "the SuperLink is unreachable."
+                self._note("away", f"the SuperLink at {self._way.address} is unreachable")
         else:
             self._used = asyncio.get_running_loop().time()
             return front.again()
@@ -276,7 +273,7 @@ class ProxyConnection:
         return False
 
     async def _reach(self) -> HttpConnection:
-        """A way to the SuperLink: the last one, if it is fresh."""
+        """A connection to the SuperLink: the last one, if it was used recently."""
         idle = asyncio.get_running_loop().time() - self._used
         if self._back is not None and idle < _KEEP_ALIVE and self._back.again():
             return self._back
@@ -286,7 +283,7 @@ class ProxyConnection:
         return self._back
 
     def _to(self, request: Any) -> list[tuple[bytes, bytes]]:
-        """What the SuperLink is told: all but what concerns the connection, and who asks."""
+        """The headers to forward: without hop-by-hop headers, and with the address of the peer."""
         kept = [
             (name, value)
             for name, value in request.headers
@@ -295,7 +292,7 @@ class ProxyConnection:
         return [*kept, (b"x-forwarded-for", self._peer.encode())]
 
     async def _pour(self, source: HttpConnection, sink: HttpConnection) -> None:
-        """The body, piece by piece."""
+        """Forward a body in chunks."""
         async with self._pace() as paced:
             while isinstance(event := await source.next(), h11.Data):
                 await sink.send(event)
@@ -304,7 +301,7 @@ class ProxyConnection:
 
     @asynccontextmanager
     async def _pace(self) -> AsyncIterator[Callable[[int], None]]:
-        """What is inside may take as long as the bytes allow of which it tells."""
+        """A time limit for the block that grows with the bytes it reports."""
         bounds, until = self._bounds, asyncio.get_running_loop().time() + self._bounds.grace
         async with asyncio.timeout_at(until) as limit:
 
@@ -316,7 +313,7 @@ class ProxyConnection:
             yield paced
 
     async def _refuse(self, status: int, sentence: str, most: int = _MAX_DISCARD) -> None:
-        """Say why, and end the connection: not before most bytes of the body, so that the sender sees it."""
+        """Answer with an error; first some of the body is read, so that the sender gets the response."""
         body = json.dumps({"detail": sentence}).encode()
         headers = [("content-type", "application/json"), ("content-length", str(len(body)))]
         head = h11.Response(status_code=status, headers=[*headers, ("connection", "close")])
@@ -337,14 +334,14 @@ class ProxyConnection:
 _MAX_CONNECTIONS, _MAX_PER_ADDRESS = (
     400,
     100,
-)  # connections, and those from one address; each takes up to two files
-_ACCEPT_PAUSE = 0.5  # seconds, where the system has no more to give
-_LOG_INTERVAL = 10.0  # seconds between two lines on the same
+)  # connections in total and from one address; each takes up to two file descriptors
+_ACCEPT_PAUSE = 0.5  # seconds, if the system is out of file descriptors
+_LOG_INTERVAL = 10.0  # seconds between two lines of the same kind
 _LOG = logging.getLogger("offbeat.gate")
 
 
 class RefusalLog:
-    """What did not pass, by kind: all of it counted, and written down now and then."""
+    """Counts what was refused, by kind, and logs it from time to time."""
 
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._say, self._clock = say, clock
@@ -359,7 +356,7 @@ class RefusalLog:
 
 
 class Gateway:
-    """Connections from anywhere to one SuperLink."""
+    """Accepts connections from anywhere, for one SuperLink."""
 
     def __init__(
         self,
@@ -375,7 +372,7 @@ class Gateway:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, listener: socket.socket) -> NoReturn:
-        """For ever."""
+        """Serve forever."""
         listener.setblocking(False)
         loop = asyncio.get_running_loop()
         while True:
@@ -392,11 +389,11 @@ class Gateway:
                 line.close()
                 continue
             self._open[peer] += 1
-            task = loop.create_task(self._let_in(line, peer))
+            task = loop.create_task(self._handle(line, peer))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _let_in(self, line: socket.socket, peer: str) -> None:
+    async def _handle(self, line: socket.socket, peer: str) -> None:
         try:
             front = await accept_connection(line, self._context, self._bounds.head)
             try:
@@ -404,7 +401,7 @@ class Gateway:
             finally:
                 await front.close(self._bounds.linger)
         except ConnectionLostError:
-            self._tally("malformed", f"{peer} did not come to terms on TLS")
+            self._tally("malformed", f"{peer} failed the TLS handshake")
         except Exception:
             _LOG.exception("a connection from %s failed", peer)
         finally:
@@ -414,7 +411,7 @@ class Gateway:
 
 
 def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
-    """To prove ourselves with."""
+    """The TLS context of the gateway."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_cert_chain(certificate, key)
@@ -422,7 +419,7 @@ def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Serve on a socket that was handed down, until whoever started this is gone."""
+    """Serve on an inherited socket until the parent process ends."""
     parser = argparse.ArgumentParser(prog="python -m offbeat.deploy.gateway", description=__doc__)
     parser.add_argument("--listener", required=True, type=int, metavar="N", help="the socket's number")
     parser.add_argument("--superlink", required=True, metavar="HOST:PORT")

@@ -1,6 +1,6 @@
-"""Who may speak to whom: a certificate authority, certificates of servers, and a key for each site.
+"""Keys of a deployment: a certificate authority, server certificates, and a key pair for each site.
 
-Signatures of sites under their reports, by which a helper knows that the clients it counts exist.
+Sites sign their reports of secure aggregation with their keys, so that a helper knows which clients exist.
 """
 
 import ipaddress
@@ -33,8 +33,11 @@ from offbeat.privacy.secure.terms import SecureTerms
 
 _MAX_DAYS = 3650
 _CLOCK_SKEW = timedelta(hours=1)  # a site's clock may be slow
-_TOKEN_BYTES = 32  # bytes
-_LOOPBACK_HOSTS = ("localhost", "127.0.0.1")  # how the server's machine reaches what listens behind its gate
+_TOKEN_BYTES = 32
+_LOOPBACK_HOSTS = (
+    "localhost",
+    "127.0.0.1",
+)  # for a SuperLink behind the gateway
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _HOST = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(?:\.{_LABEL})*")
 _SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -48,14 +51,14 @@ class _Authority(NamedTuple):
 def create_keys(
     folder: Path, hosts: Sequence[str], sites: Sequence[str], helper_hosts: Sequence[str], days: int
 ) -> None:
-    """A new folder with all of it; what is secret is for the owner's eyes alone."""
+    """Create a folder with all certificates and keys; only its owner can read secret files."""
     for host in (*hosts, *helper_hosts):
         _general_name(host)
     if not hosts or not helper_hosts:
-        raise InputError("a server without a name cannot be recognised: give at least one host.")
+        raise InputError("a certificate needs a host name: give at least one host.")
     _check_sites(sites)
     if not 1 <= days <= _MAX_DAYS:
-        raise InputError(f"certificates cannot be good for {days} days: give 1 to {_MAX_DAYS}.")
+        raise InputError(f"certificates cannot be valid for {days} days: give 1 to {_MAX_DAYS}.")
     with atomic_dir(folder, 0o700) as part:
         authority = _authority(days)
         write_new(part / "ca.crt", _pem(authority.certificate))
@@ -72,7 +75,7 @@ def create_keys(
 
 
 def add_site_keys(folder: Path, site: str) -> None:
-    """One more site in a folder that `make` made; all others keep their keys."""
+    """Add a site to a folder from `create_keys`; the other sites keep their keys."""
     _check_sites([site])
     try:
         authority = (folder / "ca.crt").read_bytes()
@@ -82,13 +85,13 @@ def add_site_keys(folder: Path, site: str) -> None:
         ) from None
     place = folder / "sites" / site
     if place.exists():
-        raise InputError(f"the site '{site}' has a key in {folder} already: name a new site.")
+        raise InputError(f"the site '{site}' already has a key in {folder}: name a new site.")
     with atomic_dir(place, 0o700) as part:
         _write_site(part, site, authority)
 
 
 def _check_sites(sites: Sequence[str]) -> None:
-    """Refuse names that are no names of folders, and those that some disks would take for one."""
+    """Refuse names that are not valid folder names, or that differ only in case."""
     if not sites:
         raise InputError("no site was named: give at least one, such as hospital-a.")
     for site in sites:
@@ -102,7 +105,7 @@ def _check_sites(sites: Sequence[str]) -> None:
 
 
 def _write_site(folder: Path, site: str, authority: bytes) -> None:
-    """Flower takes keys of this curve, in OpenSSH's format."""
+    """Write a key pair of the curve and format that Flower requires."""
     key = ec.generate_private_key(ec.SECP384R1())
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     write_new(folder / "key", _private(key, PrivateFormat.OpenSSH), secret=True)
@@ -196,13 +199,13 @@ def _private(key: ec.EllipticCurvePrivateKey, form: PrivateFormat) -> bytes:
     return key.private_bytes(Encoding.PEM, form, NoEncryption())
 
 
-SIGNATURE_BYTES = 96  # bytes: two numbers of 384 bits
+SIGNATURE_BYTES = 96  # two integers of 384 bits
 _HALF_BYTES = SIGNATURE_BYTES // 2
 _MAX_KEYS = 10_000
 
 
 def signed_statement(terms: SecureTerms, task: Task, sealed: bytes) -> bytes:
-    """What a site signs: that this sealed seed is its own report, under these terms."""
+    """The statement that a site signs: this sealed seed is its report under these terms."""
     return b"offbeat signed report" + terms.binding(task) + sealed
 
 
@@ -219,7 +222,7 @@ def load_site_key(path: Path) -> ec.EllipticCurvePrivateKey:
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):
         raise InputError(
             f"the site's key {path} is not an OpenSSH private key of the curve P-384 without a passphrase: "
-            "make one with offbeat keys."
+            "create one with 'offbeat keys'."
         )
     return key
 
@@ -236,7 +239,7 @@ def read_signer(path: Path) -> tuple[str, Callable[[bytes], bytes]]:
 
 
 def read_site_keys(folder: Path) -> Mapping[str, ec.EllipticCurvePublicKey]:
-    """The public keys in a folder and in those below it, each by its fingerprint."""
+    """The public keys in a folder and its subfolders, by fingerprint."""
     if not folder.is_dir():
         raise InputError(f"there is no folder {folder}: name the one that holds the sites' public keys.")
     found: dict[str, ec.EllipticCurvePublicKey] = {}
@@ -246,21 +249,21 @@ def read_site_keys(folder: Path) -> Mapping[str, ec.EllipticCurvePublicKey]:
         except (ValueError, UnsupportedAlgorithm):
             key = None
         if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
-            raise InputError(f"{path} is not an OpenSSH public key of the curve P-384: take it away.")
+            raise InputError(f"{path} is not an OpenSSH public key of the curve P-384: remove it.")
         if found.setdefault(fingerprint(key), key) is not key:
-            raise InputError(f"the key in {path} is there twice: a site needs a key of its own.")
+            raise InputError(f"the key in {path} appears twice: every site needs its own key.")
     if not found or len(found) > _MAX_KEYS:
         raise InputError(f"{folder} holds {len(found)} public keys: give 1 to {_MAX_KEYS}, as files *.pub.")
     return found
 
 
 def fingerprint(key: ec.EllipticCurvePublicKey) -> str:
-    """The key itself, in hexadecimal: it is short."""
+    """The compressed public key in hexadecimal."""
     return key.public_bytes(Encoding.X962, PublicFormat.CompressedPoint).hex()
 
 
 def verify_signature(key: ec.EllipticCurvePublicKey, message: bytes, signature: bytes) -> bool:
-    """Whether this key signed that."""
+    """Whether a signature of a message was made with this key."""
     if len(signature) != SIGNATURE_BYTES:
         return False
     numbers = (int.from_bytes(part, "big") for part in (signature[:_HALF_BYTES], signature[_HALF_BYTES:]))

@@ -14,7 +14,7 @@ from offbeat.errors import InputError
 from offbeat.report.load import Run
 from offbeat.report.trace import Floats
 from offbeat.training import checkpoint
-from offbeat.training.build import RunSpec, SimulatedEngine, build_run
+from offbeat.training.build import AnySimulatedEngine, RunSpec, build_run
 from offbeat.training.evaluate import accuracy
 from offbeat.training.experiment import Experiment
 
@@ -90,7 +90,7 @@ def _evaluate_clients(trial: RunSpec, place: Path) -> ClientAccuracies:
         raise InputError(f"the checkpoint {place} is of another model: put the run's own back.") from None
     if model.shape != x.shape:
         raise InputError(f"the checkpoint {place} is of another model: put the run's own back.")
-    assert isinstance(trial.engine, SimulatedEngine)
+    assert isinstance(trial.engine, AnySimulatedEngine)
     population = trial.engine.population
     right = []
     with torch.no_grad():

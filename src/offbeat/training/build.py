@@ -1,7 +1,4 @@
-"""What an experiment says of privacy, made real: how uploads become means.
-
-An experiment made real: data, clients, model, method and engine put together.
-"""
+"""From an experiment to what a run needs: data, clients, model, method, aggregation and engine."""
 
 import dataclasses
 import math
@@ -44,13 +41,15 @@ from offbeat.schedule.staleness import StalenessWeights, parse_weights
 from offbeat.training.experiment import Experiment, build_dispatch
 from offbeat.training.loop import check_extendable, check_fit
 
-_GRAIN = 1e-3  # the least noise is found to this part of it
-_MAX_GRAINS = 20_000  # grains between noise of 1 and the least and most that is tried
-_NOISE_DIGITS = 4  # of the noise
+_VMAP_PARAMETERS = 50_000  # parameters up to which a CPU gains from computing clients together
+_WORKERS_GRADIENTS = 2_000  # gradients of larger models that pay for the start of worker processes
+_GRAIN = 1e-3  # relative precision of the noise that is searched for
+_MAX_GRAINS = 20_000  # between noise of 1 and the least and most noise that is tried
+_NOISE_DIGITS = 4  # significant
 
 
 def build_aggregate(experiment: Experiment, algorithm: AnyAlgorithm) -> Aggregator:
-    """From uploads to means; the noise must be known."""
+    """The aggregation that an experiment asks for; the noise must be known."""
     summation: Summation = Secure() if experiment.secure else PlainSum()
     if experiment.clip is None:
         return Mean(summation)
@@ -127,7 +126,7 @@ def _spending(private: Private, opening: AggregationContext) -> PrivacyAccountin
 
 
 def parameters_under_noise(experiment: Experiment, aggregate: Aggregator) -> dict[str, Any]:
-    """Hyperparameters; momentum approximation trusts noisy rows less, unless its solver was chosen."""
+    """The hyperparameters; under noise momentum approximation gets a penalty, unless one was chosen."""
     given = dict(experiment.parameters)
     chosen = {"penalty", "rcond"} & given.keys()
     if (
@@ -143,7 +142,7 @@ def parameters_under_noise(experiment: Experiment, aggregate: Aggregator) -> dic
 
 
 def check_privacy(aggregate: Aggregator, opening: AggregationContext) -> None:
-    """Refuse what the run itself would refuse, before there is one."""
+    """Refuse early what the run itself would refuse."""
     bounds, population = aggregate.participation, opening.population
     bounds.check(opening.dispatch.pool(population), population, opening.buffer)
     if opening.algorithm.warmup() is not None:
@@ -152,7 +151,7 @@ def check_privacy(aggregate: Aggregator, opening: AggregationContext) -> None:
 
 
 def _parse_bounds(text: str) -> float | Mapping[str, float]:
-    """One number, or `FIELD=BOUND` with commas between."""
+    """One number, or `FIELD=BOUND` separated by commas."""
     parts = text.split(",")
     if len(parts) == 1 and "=" not in text:
         return _parse_bound(text, text)
@@ -180,7 +179,7 @@ def _parse_bound(value: str, text: str) -> float:
 
 
 def _least_noise(spending: PrivacyAccounting, tally: ReleaseTotals, epsilon: float) -> float:
-    """Rounded up; found roughly first where the accountant is slow."""
+    """The least noise for epsilon, rounded up; a slow accountant starts from the result of a faster one."""
 
     def noise(place: int) -> float:
         return math.exp(-_GRAIN * place)
@@ -206,11 +205,11 @@ def _least_noise(spending: PrivacyAccounting, tally: ReleaseTotals, epsilon: flo
 _VMAP_PARAMETERS = 50_000  # parameters up to which a CPU gains from computing clients together
 _WORKERS_GRADIENTS = 2_000  # gradients of larger models that pay for the start of worker processes
 
-SimulatedEngine: TypeAlias = Sequential | Vectorised | Workers | RayCluster
+AnySimulatedEngine: TypeAlias = Sequential | Vectorised | Workers | RayCluster
 
 
 class RunSpec(NamedTuple):
-    """What a run needs."""
+    """Everything that a run needs, built from an experiment."""
 
     algorithm: AnyAlgorithm
     engine: Engine
@@ -219,7 +218,7 @@ class RunSpec(NamedTuple):
     limit: float
     problem: Problem
     test: Examples | None  # None: nothing is evaluated
-    source: Source | None  # None: the data is with the clients
+    source: Source | None  # None: the clients have the data
     aggregate: Aggregator
     parameters: dict[str, Any]  # hyperparameters that were given, or that follow from the noise
 
@@ -230,7 +229,7 @@ def dry_run(
     weights: StalenessWeights,
     availability: Availability = Always(),
 ) -> AggregationContext:
-    """The run on a model of one number, which shows what does not go together before anything is loaded."""
+    """The run with a model of one parameter, to find incompatible settings before anything is loaded."""
     method = build(experiment.algorithm, Setting(1, 1, 1), dict(experiment.parameters))
     limit = math.inf if experiment.max_staleness is None else experiment.max_staleness
     check_fit(method, dispatch, weights, experiment.rounds, limit)
@@ -249,7 +248,7 @@ def dry_run(
 
 
 def check_extension(experiment: Experiment, rounds: int) -> None:
-    """Refuse a later end for a run that was laid out for the one it has."""
+    """Refuse more rounds for a run whose noise or rates were computed for its number of rounds."""
     check_extendable(experiment.algorithm, dict(experiment.parameters), experiment.rounds, rounds)
     often = experiment.rounds if experiment.max_participations is None else experiment.max_participations
     simulated, shaped = experiment.simulate_amplification, experiment.noise_correlation != "independent"
@@ -275,7 +274,7 @@ def build_run(
     delays, availability = parse_delay(experiment.delays), parse_availability(experiment.availability)
     dropout, weights = Dropout(experiment.dropout), parse_weights(experiment.weights)
     partition = parse_partition(experiment.partition)
-    delays.bind(dispatch.source(experiment.seed), experiment.clients)  # complains of a bad file of delays
+    delays.bind(dispatch.source(experiment.seed), experiment.clients)  # raises on a bad file of delays
     opening = dry_run(experiment, dispatch, weights, availability)
     method, limit = opening.algorithm, opening.max_staleness
     aggregate = build_aggregate(with_calibrated_noise(experiment, opening), method)
@@ -304,9 +303,9 @@ def build_run(
     algorithm = build(experiment.algorithm, setting, parameters)
     home = parse_memory_backend(experiment.memory)
     place = with_folder(home, folder) if folder else home
-    make_client_store(place, algorithm.memory(problem.initial()[0]), len(population), device)  # or complains
+    make_client_store(place, algorithm.memory(problem.initial()[0]), len(population), device)  # or raises
     kind = _engine_type(experiment, problem, setting)
-    EXECUTIONS[experiment.execution].executor(problem, population).close()  # or complains
+    EXECUTIONS[experiment.execution].executor(problem, population).close()  # or raises
     engine = kind(problem, population, delays, availability, dropout, memory=home)
     test = source.test.to(device)
     return RunSpec(algorithm, engine, dispatch, weights, limit, problem, test, source, aggregate, parameters)
@@ -314,8 +313,8 @@ def build_run(
 
 def _engine_type(
     experiment: Experiment, problem: Problem, setting: Setting
-) -> Callable[..., SimulatedEngine]:
-    """The engine that was named; by itself, one that suits the model and is worth its start."""
+) -> Callable[..., AnySimulatedEngine]:
+    """The engine that was named; for `auto` one that suits the model and the amount of work."""
     name, count = experiment.engine, experiment.workers or available_cores()
     if name == "auto":
         enough = setting.rounds * setting.cohort * setting.steps >= _WORKERS_GRADIENTS
@@ -346,21 +345,21 @@ def _engine_type(
 
 
 def with_computed_noise(experiment: Experiment, trial: RunSpec) -> Experiment:
-    """The same with the noise that was computed from its epsilon."""
+    """The experiment with the noise that was computed from its epsilon."""
     if isinstance(trial.aggregate, Private):
         return dataclasses.replace(experiment, noise=trial.aggregate.noise)
     return experiment
 
 
 def with_run_folder(engine: Engine, folder: Path) -> Engine:
-    """The same, with the file of what clients keep in this folder, where it needs one."""
-    if isinstance(engine, SimulatedEngine):
+    """The engine with the file of the clients' memory in this folder, where it needs one."""
+    if isinstance(engine, AnySimulatedEngine):
         return dataclasses.replace(engine, memory=with_folder(engine.memory, folder))
     return engine
 
 
 def resolved_settings(experiment: Experiment, trial: RunSpec) -> dict[str, Any]:
-    """What the settings came to: every hyperparameter, also those that follow from S, K and T."""
+    """Every hyperparameter, including those that follow from buffer size, local steps and rounds."""
     given = trial.parameters
     values = {
         name: given.get(name, each.default) for name, each in find(experiment.algorithm).parameters().items()

@@ -1,4 +1,4 @@
-"""A whole run at one version, as one file: tensors, and facts as JSON in the file's metadata.
+"""A whole run at one version as one file: tensors, and facts as JSON in the file's metadata.
 
 The file is safetensors, so nothing is ever unpickled; it carries a digest of all it holds, and is
 replaced atomically: a kill at any moment leaves the last whole one. What clients keep in a file of
@@ -22,18 +22,18 @@ from offbeat.files import fsync_dir
 
 
 class Checkpoint(NamedTuple):
-    """All that is needed to go on."""
+    """All that is needed to resume a run."""
 
     facts: dict[str, Any]
     tensors: dict[str, Tensor]
 
 
 def save(path: Path | str, checkpoint: Checkpoint) -> None:
-    """Write, then move into place."""
+    """Write a checkpoint and move it into place."""
     path = Path(path)
     tensors = {name: tensor.detach().contiguous() for name, tensor in checkpoint.tensors.items()}
     facts = json.dumps(checkpoint.facts)
-    # The library writes under a random name first; in a folder of its own, what a kill leaves is found again.
+    # safetensors writes to a random name first; in a folder of its own, leftovers of a kill are found.
     part = path.parent / f".{path.name}.part" / path.name
     shutil.rmtree(part.parent, ignore_errors=True)
     part.parent.mkdir(parents=True)
@@ -41,7 +41,7 @@ def save(path: Path | str, checkpoint: Checkpoint) -> None:
         save_file(_unshared(tensors), part, metadata={"facts": facts, "digest": _digest(facts, tensors)})
     except SafetensorError as error:
         raise OSError(None, str(error), str(part)) from error
-    # what hides clients, such as the key of private noise, is for the owner alone
+    # secrets, such as the key of private noise, are readable by the owner only
     part.chmod(0o600 if checkpoint.facts.get("secret") else path.parent.stat().st_mode & 0o666)
     with part.open("rb") as file:
         os.fsync(file.fileno())
@@ -51,7 +51,7 @@ def save(path: Path | str, checkpoint: Checkpoint) -> None:
 
 
 def load(path: Path | str, device: torch.device | str = "cpu") -> Checkpoint:
-    """Read one back."""
+    """Read a checkpoint."""
     try:
         with safe_open(path, "pt") as file:
             metadata = file.metadata()
@@ -66,12 +66,12 @@ def load(path: Path | str, device: torch.device | str = "cpu") -> Checkpoint:
         raise InputError(
             f"the checkpoint {path} cannot be read ({reason}): remove it, and begin again from version 0."
         ) from None
-    # Copies, for a file's pages are not aligned as memory is, and that can change the last bit of a sum.
+    # Copy: a mapped file is aligned differently from memory, which can change the last bit of a sum.
     return Checkpoint(facts, {name: tensor.to(device, copy=True) for name, tensor in tensors.items()})
 
 
 def load_facts(path: Path) -> dict[str, Any]:
-    """The facts of one that may be large, without reading its tensors; so its digest goes unchecked."""
+    """The facts of a checkpoint, without its tensors; its digest is not checked."""
     try:
         with safe_open(path, "pt") as file:
             facts = json.loads(file.metadata()["facts"])
@@ -92,7 +92,7 @@ def _digest(facts: str, tensors: dict[str, Tensor]) -> str:
 
 
 def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The format refuses tensors that share memory: copy all but the first of those."""
+    """Copy all but the first of tensors that share memory, which the format refuses."""
     seen: set[int] = set()
     result = {}
     for name, tensor in tensors.items():

@@ -1,4 +1,4 @@
-"""Loss and metrics of a vector, and the averaging of vectors over time."""
+"""Loss and metrics of a model vector, and exponential moving averages of models."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -15,7 +15,7 @@ from offbeat.trees import Tree
 
 @runtime_checkable
 class AccumulatingMetric(Protocol):
-    """A metric that sees all batches before it answers, such as those of torchmetrics."""
+    """A metric that accumulates over batches, such as those of torchmetrics."""
 
     def reset(self) -> None: ...
 
@@ -67,7 +67,7 @@ def evaluate(
 
 
 def ema(average: Vector, x: Vector, decay: float) -> Vector:
-    """The exponential average of models, one server step on."""
+    """The exponential moving average of models after one more server step."""
     return decay * average + (1 - decay) * x
 
 

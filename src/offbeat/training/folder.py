@@ -1,4 +1,4 @@
-"""A run's folder: settings, records, trace and checkpoint; a kill at any moment loses nothing whole.
+"""A run's folder: settings, records, trace and checkpoint, consistent after a kill at any moment.
 
 Records and trace are appended line by line; a checkpoint knows how long they were when it was
 taken, and resuming cuts them back to that. What clients keep may lie here too, in a file `memory`.
@@ -24,12 +24,12 @@ from offbeat.training.checkpoint import Checkpoint
 _JSONL_FILES = (
     "trace",
     "records",
-)  # in the order in which they reach the disk: no record is ahead of the trace
+)  # in the order of writing: no record is ahead of the trace
 FAILURE_FILE = "failure.json"
 
 
 class RunFolder:
-    """The folder of one run, held until closed; `begin` or `resume` gives one."""
+    """The folder of one run, locked until it is closed; made by `begin` or `resume`."""
 
     def __init__(self, path: Path, lock: FileLock, resumed: Checkpoint | None) -> None:
         self.path = path
@@ -40,15 +40,15 @@ class RunFolder:
         for name in _JSONL_FILES:
             _check_length(path / f"{name}.jsonl", lengths[name])
         self._files = {name: _open_truncated(path / f"{name}.jsonl", lengths[name]) for name in _JSONL_FILES}
-        (path / FAILURE_FILE).unlink(missing_ok=True)  # of before: it goes on, or begins
+        (path / FAILURE_FILE).unlink(missing_ok=True)  # of an earlier attempt
 
     @classmethod
     def begin(cls, path: Path, asked: Mapping[str, Any]) -> Self:
-        """Start a run where there is none."""
+        """Start a run in a folder without one."""
         check_free(path)
         lock = _acquire_lock(path)
         try:
-            _check_no_run(path)  # nobody finished one in the meantime
+            _check_no_run(path)  # now that the folder is locked
             settings_file.write(path, asked)
             return cls(path, lock, None)
         except BaseException:
@@ -57,7 +57,7 @@ class RunFolder:
 
     @classmethod
     def resume(cls, path: Path, asked: Mapping[str, Any]) -> Self:
-        """Go on with a run from its last checkpoint, or from nothing if it has none."""
+        """Resume a run from its last checkpoint, or from the beginning if it has none."""
         settings_file.compare(path, asked)
         lock = _acquire_lock(path)
         try:
@@ -70,11 +70,11 @@ class RunFolder:
             raise
 
     def append(self, name: str, line: Mapping[str, Any]) -> None:
-        """One more line of records or trace, whole."""
+        """Append a line to records or trace."""
         self._files[name].write(json.dumps(line, allow_nan=False).encode() + b"\n")
 
     def save(self, state: Checkpoint) -> None:
-        """Make everything up to here the state to resume from."""
+        """Write a checkpoint, from which the run resumes."""
         lengths = {}
         for name, file in self._files.items():
             file.flush()
@@ -83,25 +83,25 @@ class RunFolder:
         self._save(state, lengths)
 
     def take_back(self, name: str, state: Checkpoint) -> None:
-        """Cut the last line off, and make a state that knows nothing of it the one to resume from."""
+        """Remove the last line, and resume from a state without it."""
         path = self.path / f"{name}.jsonl"
         text = path.read_bytes()
         length = text.rfind(b"\n", 0, len(text) - 1) + 1
-        self.resumed = self._save(state, state.facts["lengths"] | {name: length})  # first: a kill may come
+        self.resumed = self._save(state, state.facts["lengths"] | {name: length})  # first, in case of a kill
         self._files[name].close()
         self._files[name] = _open_truncated(path, length)
 
     def flush(self) -> None:
-        """Let other processes see the lines so far."""
+        """Make the lines so far visible to other processes."""
         for file in self._files.values():
             file.flush()
 
     def fail(self, why: str) -> None:
-        """Keep why the run went no further, until it goes on."""
+        """Write why the run failed, until it is resumed."""
         replace_file(self.path / FAILURE_FILE, (json.dumps({"diverged": why}) + "\n").encode())
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Close the files and release the lock."""
         try:
             for file in self._files.values():
                 file.close()
@@ -122,7 +122,7 @@ class RunFolder:
 
 
 def check_free(path: Path) -> None:
-    """Refuse a place where no run can begin; nothing is written."""
+    """Refuse a path where no run can start, without writing anything."""
     place = next(each for each in (path, *path.absolute().parents) if each.exists())
     if not place.is_dir():
         raise InputError(f"{place} is a file: name a folder with {setting_name('out')}.")
@@ -134,7 +134,7 @@ def check_free(path: Path) -> None:
 
 
 def claim_folder(parent: Path, stem: str) -> Path:
-    """Make the first folder `stem-1`, `stem-2` ... that nobody else has."""
+    """Make the first folder of `stem-1`, `stem-2` ... that does not exist."""
     number = 1
     while True:
         path = parent / f"{stem}-{number}"
@@ -151,7 +151,7 @@ def claim_folder(parent: Path, stem: str) -> Path:
 
 
 def read_jsonl(path: Path, name: str) -> Iterator[dict[str, Any]]:
-    """The whole lines of records or trace; one that a kill cut short is left out."""
+    """The complete lines of records or trace, without one that a kill cut short."""
     with (path / f"{name}.jsonl").open("rb") as file:
         for line in file:
             if line.endswith(b"\n"):
@@ -160,7 +160,7 @@ def read_jsonl(path: Path, name: str) -> Iterator[dict[str, Any]]:
 
 
 def _check_ledger_kept(path: Path) -> None:
-    """Refuse a private run that went on but has lost the ledger of what it told."""
+    """Refuse to resume a private run that has lost the count of what it released."""
     if any(line["version"] > 0 for line in read_jsonl(path, "trace")):
         raise InputError(
             f"the private run in {path} has lost its checkpoint, which counts what it told of its clients: "
@@ -169,7 +169,7 @@ def _check_ledger_kept(path: Path) -> None:
 
 
 def _acquire_lock(path: Path) -> FileLock:
-    """The operating system lets go of it when the process ends, however it ends."""
+    """Lock the folder; the operating system releases the lock when the process ends."""
     lock = FileLock(path / "lock")
     try:
         path.mkdir(parents=True, exist_ok=True)

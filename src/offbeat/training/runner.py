@@ -1,4 +1,4 @@
-"""Runs an experiment step by step: evaluates, records, traces, and saves what it takes to go on."""
+"""Runs an experiment step by step: evaluates, writes records and trace, and saves checkpoints."""
 
 import math
 import time
@@ -18,13 +18,13 @@ from offbeat.training.experiment import Experiment
 from offbeat.training.folder import RunFolder
 from offbeat.training.loop import Snapshot, StartProgress, train
 
-_MIN_PAUSE = 5.0  # seconds between checkpoints, at least
+_MIN_PAUSE = 5.0  # seconds between checkpoints
 _MAX_SHARE = 0.05  # of the time that saving may take
-_EPSILON_RECORDS = 20  # about so many times epsilon is computed in a run, which can take a second each
+_EPSILON_RECORDS = 20  # records with epsilon in a run, roughly; computing it can take a second
 
 
 class Progress(NamedTuple):
-    """Where a run is; `record` is what was written, where this version was evaluated."""
+    """The progress of a run; `record` is the record of this version, if it was evaluated."""
 
     version: int
     time: float
@@ -36,14 +36,14 @@ class Progress(NamedTuple):
 
 
 class RunOutcome(NamedTuple):
-    """What else there is to say at the end."""
+    """How a run ended."""
 
-    ended: str | None  # why it ended before the last version asked for
+    ended: str | None  # why it ended before the last version
     spent: PrivacyCost | None  # where privacy is counted
 
 
 def saved_outcome(resumed: Checkpoint | None) -> RunOutcome:
-    """What a run's last checkpoint says of its end."""
+    """The outcome in a run's last checkpoint."""
     ended, spent = resumed.facts["running"].get("outcome", (None, None)) if resumed else (None, None)
     if spent is None:
         return RunOutcome(ended, None)
@@ -126,13 +126,13 @@ def _run_steps(
 
 
 class _RunRecorder:
-    """What a run needs beyond the loop: the averaged model, staleness since the last record, time spent."""
+    """What is kept beyond the loop: the averaged model, staleness since the last record, elapsed time."""
 
     def __init__(self, resumed: Checkpoint | None) -> None:
         facts: dict[str, Any] = resumed.facts["running"] if resumed else {"ages": [0, 0, 0], "elapsed": 0.0}
         self._average: Tensor | None = resumed.tensors.get("average") if resumed else None
         self._total, self._count, self._worst = facts["ages"]
-        self._early: list[int] | None = None  # ages before a record that only the end called for
+        self._early: list[int] | None = None  # staleness before a record at the end only
         self._before: float = facts["elapsed"]
         self._begun = time.monotonic()
         self._saved = self._begun if resumed else -math.inf
@@ -211,7 +211,7 @@ class _RunRecorder:
 
 
 def _reopen_end(folder: RunFolder, rounds: int) -> None:
-    """Take back the record that only the end called for, where the end is a later one now."""
+    """Remove the record that was only written because the run ended, if the run is now longer."""
     if folder.resumed is None or folder.resumed.facts["version"] >= rounds:
         return
     facts, tensors = folder.resumed
@@ -222,19 +222,19 @@ def _reopen_end(folder: RunFolder, rounds: int) -> None:
 
 
 def _epsilon_due(version: int, experiment: Experiment) -> bool:
-    """Whether so many versions went by with this record that epsilon is due again."""
+    """Whether epsilon is due again with this record."""
     span = max(1, experiment.rounds // _EPSILON_RECORDS)
     return version // span > (version - experiment.eval_every) // span
 
 
 def _epsilon(shot: Snapshot) -> float | None:
-    """So far; None where it is infinite, for which JSON has no number."""
+    """Epsilon so far; None where it is infinite, which JSON cannot express."""
     spent = shot.spent()
     return spent.epsilon if spent and math.isfinite(spent.epsilon) else None
 
 
 def _diverged_where(shot: Snapshot) -> str:
-    """At which step, by whose updates, and what to do."""
+    """At which step, from which clients' updates, and what to do."""
     if not shot.version or not shot.filled:
         return "before the first server step: check the model and the data"
     clients = sorted({task.client for task in shot.filled.tasks})
@@ -243,7 +243,7 @@ def _diverged_where(shot: Snapshot) -> str:
 
 
 def _trace(shot: Snapshot) -> dict[str, Any]:
-    """Which client did which task from which version, when; the start is version 0."""
+    """The tasks of a server step with client, version, visit and times; the start is version 0."""
     filled = shot.filled
     assert filled
     times = zip(filled.tasks, filled.started, filled.arrived, strict=True)

@@ -20,12 +20,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from deployment.in_memory import InMemory
-from deployment.wide import write_task
+from deployment.in_memory import InMemory, open_sites
 
 import offbeat
 from offbeat.deploy.protocol.transport import Reply
-from offbeat.deploy.server.run import ServeRequest, serve
+from offbeat.deploy.server.run import serve
 from offbeat.deploy.site.site import Site
 from offbeat.training.build import build_run
 from offbeat.training.experiment import Experiment
@@ -102,16 +101,9 @@ class Watched(InMemory):
 
 def deployed() -> Walk:
     """One upload in the middle of a run."""
-    with tempfile.TemporaryDirectory(prefix="offbeat-") as name:
-        folder = Path(name)
-        settings = write_task(folder, SIZE, NODES, UPDATES, 0.001)
-        sys.path.insert(0, name)
-        task = __import__(f"wide_{SIZE}")
-        sites = [Site(f"s{node}", folder / f"site-{node}", task.load, task.module) for node in range(NODES)]
+    with open_sites(SIZE, NODES, UPDATES) as (request, sites):
         transport = Watched(sites)
-        outcome = serve(ServeRequest(settings, folder / "run", False, False), lambda limit: transport)
-        for site in sites:
-            site.close()
+        outcome = serve(request, lambda limit: transport)
     if outcome.error:
         raise SystemExit(f"walk: the run failed: {outcome.error}")
     return transport.walk

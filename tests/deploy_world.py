@@ -196,16 +196,13 @@ class Deployment:
 
     @property
     def plan(self) -> dict[str, Any]:
-        return {
-            "algorithm": self.name,
-            "parameters": {},
-            "setting": list(self.setting),
-            "work": ["steps", 3, 4],
-            "weight_decay": 0.0,
-            "precision": "torch",
-            "seed": SEED,
-            "clients": self.clients,
-        }
+        return site_plan(
+            algorithm=self.name,
+            setting=list(self.setting),
+            work=["steps", 3, 4],
+            seed=SEED,
+            clients=self.clients,
+        )
 
     def engine(self, **options: Any) -> DeployedEngine:
         terms = SessionConfig(self.plan, self.clients, **{"deadline": 20.0, "poll": 0.5} | self.terms)
@@ -267,6 +264,21 @@ class Deployment:
         """Accepted uploads that are still on the disk."""
         names = [path.stem.split("-") for path in (self.folder / "journal").glob("*.upload")]
         return {Task(*map(int, name)) for name in names}
+
+
+def site_plan(**changes: Any) -> dict[str, Any]:
+    """What a server tells a site of a run of FedBuff over three sites, with these changes."""
+    plan = {
+        "algorithm": "fedbuff",
+        "parameters": {},
+        "setting": [2, 3, 8],
+        "work": ["steps", 3, 2],
+        "weight_decay": 0.0,
+        "precision": "torch",
+        "seed": 0,
+        "clients": 3,
+    }
+    return plan | changes
 
 
 def retell(

@@ -4,7 +4,8 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -51,20 +52,27 @@ def resident() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def weigh(size: int, nodes: int, updates: int) -> dict[str, Any]:
-    """The server's loop with its journal, checkpoints and log, and its sites, in this process."""
-    with tempfile.TemporaryDirectory(prefix="offbeat-") as name:
+@contextmanager
+def open_sites(size: int, nodes: int, updates: int) -> Iterator[tuple[ServeRequest, list[Site]]]:
+    """A run of that many updates, to be served, and the sites that take part in it."""
+    with tempfile.TemporaryDirectory(prefix="offbeat-") as name, ExitStack() as stack:
         folder = Path(name)
         settings = write_task(folder, size, nodes, updates, 0.001)
         sys.path.insert(0, name)
         task = __import__(f"wide_{size}")
         sites = [Site(f"s{node}", folder / f"site-{node}", task.load, task.module) for node in range(nodes)]
+        for site in sites:
+            stack.callback(site.close)
+        yield ServeRequest(settings, folder / "run", False, False), sites
+
+
+def weigh(size: int, nodes: int, updates: int) -> dict[str, Any]:
+    """The server's loop with its journal, checkpoints and log, and its sites, in this process."""
+    with open_sites(size, nodes, updates) as (request, sites):
         post = InMemory(sites, max(1, updates // 10))
         begun, spent = time.perf_counter(), time.process_time()
-        outcome = serve(ServeRequest(settings, folder / "run", False, False), lambda most: post)
+        outcome = serve(request, lambda most: post)
         wall, cpu = time.perf_counter() - begun, time.process_time() - spent
-        for site in sites:
-            site.close()
     if outcome.error or outcome.version != updates // BUFFER:
         raise SystemExit(f"deployed: the run did not end well: {outcome}")
     counts, weights = np.array(post.weights).T

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from deploy_world import site_plan
 from offbeat import Examples
 from offbeat.core import Task
 from offbeat.deploy.protocol.messages import (
@@ -126,16 +127,7 @@ def test_without_a_resident_the_work_is_done_here(tmp_path: Path, monkeypatch: p
     here = context(name="clinic", folder=str(tmp_path))
     hello = decode_hello(from_records(app(message("query.hello", "{}"), here).content)[0])
     assert (hello.name, hello.examples) == ("clinic", 4)
-    plan = {
-        "algorithm": "fedbuff",
-        "parameters": {},
-        "setting": [2, 3, 8],
-        "work": ["steps", 3, 2],
-        "weight_decay": 0.0,
-        "precision": "torch",
-        "seed": 0,
-        "clients": 3,
-    }
+    plan = site_plan()
     note = encode_message(TaskMessage("run", Task(0, 0, 0), False, -1, plan, 30.0, hello.form, None))
     reply = app(message("train.task", note, bytes(byte_size(hello.form))), here)
     text, payload = from_records(through_flower(reply.content))

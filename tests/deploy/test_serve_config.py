@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from deploy_world import site_plan
 from offbeat.deploy import config
 from offbeat.deploy.config import ServeConfig, simulation_settings, table_keys
 from offbeat.errors import InputError
@@ -65,16 +66,7 @@ def test_the_note_says_what_a_site_needs() -> None:
         training={"algorithm": "fedbuff", "buffer": 2, "rounds": 9, "local_steps": 7, "batch_size": 5}
     )
     note = json.loads(json.dumps(made.note({"lr": 0.5})))
-    assert note == {
-        "algorithm": "fedbuff",
-        "parameters": {"lr": 0.5},
-        "setting": [2, 7, 9],
-        "work": ["steps", 7, 5],
-        "weight_decay": 0.0,
-        "precision": "torch",
-        "seed": 0,
-        "clients": 6,
-    }
+    assert note == site_plan(parameters={"lr": 0.5}, setting=[2, 7, 9], work=["steps", 7, 5], clients=6)
 
 
 def test_epochs_are_counted_in_steps_of_a_site_of_middling_size() -> None:

@@ -128,6 +128,16 @@ def versions(folder: Path) -> list[int]:
     return [record["version"] for record in read_jsonl(folder, "records")]
 
 
+def stop_after_five(folder: Path) -> Callable[[int], None]:
+    """Asks the run in this folder to stop when its fifth task is handed out."""
+
+    def stop(tasks: int) -> None:
+        if tasks >= 5:
+            (folder / STOP_FILE).touch()
+
+    return stop
+
+
 def test_a_run_ends_with_a_model_and_leaves_word(
     settings: Path, tmp_path: Path, sites: dict[int, Site]
 ) -> None:
@@ -172,11 +182,7 @@ def test_a_stop_in_the_middle_of_a_buffer_is_resumed(
     settings: Path, tmp_path: Path, sites: dict[int, Site]
 ) -> None:
     folder = tmp_path / "run"
-
-    def stop(count: int) -> None:
-        if count >= 5:
-            (folder / STOP_FILE).touch()
-
+    stop = stop_after_five(folder)
     outcome = serve(ask(settings, folder), lambda max_bytes: AtOnce(sites, stop))
     assert outcome.stopped
     assert outcome.version is not None
@@ -252,10 +258,7 @@ def test_a_private_run_keeps_its_noise_and_tells_what_it_spent(
     privacy = f"[privacy]\n{clip}epsilon = 50.0\ndelta = 1e-5\nmax_participations = 6\naccountant = 'rdp'\n"
     settings.write_text(SETTINGS.replace('"fedbuff"', f'"{method}"') + privacy)
 
-    def stop(count: int) -> None:
-        if count >= 5:
-            (folder / STOP_FILE).touch()
-
+    stop = stop_after_five(folder)
     assert serve(ask(settings, folder), lambda max_bytes: AtOnce(sites, stop)).stopped
     kept = json.loads((folder / "settings.json").read_text())
     assert kept["resolved"]["noise"] > 0
@@ -288,11 +291,7 @@ def test_a_run_of_sites_with_keys_does_not_go_on_with_sites_that_have_none(
     settings: Path, tmp_path: Path, sites: dict[int, Site]
 ) -> None:
     folder = tmp_path / "run"
-
-    def stop(tasks: int) -> None:
-        if tasks > 4:
-            (folder / STOP_FILE).touch()
-
+    stop = stop_after_five(folder)
     keyed = ServeRequest(settings, folder, False, authenticated=True)
     assert serve(keyed, lambda max_bytes: AtOnce(sites, stop)).stopped
     strangers = AtOnce({node + 80: site for node, site in sites.items()})  # as good as any who know the names
@@ -307,11 +306,7 @@ def test_a_run_does_not_go_on_without_knowing_which_site_is_which_client(
     settings: Path, tmp_path: Path, sites: dict[int, Site]
 ) -> None:
     folder = tmp_path / "run"
-
-    def stop(tasks: int) -> None:
-        if tasks > 4:
-            (folder / STOP_FILE).touch()
-
+    stop = stop_after_five(folder)
     assert serve(ask(settings, folder), lambda max_bytes: AtOnce(sites, stop)).stopped
     roster = (folder / "roster.json").rename(tmp_path / "elsewhere")
     outcome = serve(ask(settings, folder, resume=True), lambda max_bytes: AtOnce(sites))

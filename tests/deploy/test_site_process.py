@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from deploy_world import site_plan
 from offbeat.core import Task
 from offbeat.deploy.protocol.messages import (
     TaskMessage,
@@ -49,16 +50,7 @@ def losses(outputs, targets):
         os._exit(7)
     return torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
 """
-PLAN = {
-    "algorithm": "fedbuff",
-    "parameters": {},
-    "setting": [2, 3, 8],
-    "work": ["steps", 3, 2],
-    "weight_decay": 0.0,
-    "precision": "torch",
-    "seed": 0,
-    "clients": 3,
-}
+PLAN = site_plan()
 
 
 class Resident:

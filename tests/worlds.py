@@ -1,6 +1,6 @@
 """A small federation with known gradients: softmax regression, in torch and, for the oracles, in NumPy."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,7 +11,6 @@ from offbeat import Epochs, Examples, Population, Problem, Steps
 from offbeat.core import AnyAlgorithm
 from offbeat.engines.engine import Engine
 from offbeat.schedule.dispatch import Dispatch
-from offbeat.schedule.staleness import Equal, StalenessWeights
 from offbeat.training.loop import Snapshot, train
 from oracles.softmax import Softmax
 
@@ -61,21 +60,12 @@ def play(
     *,
     buffer: int = 3,
     rounds: int = 8,
-    weights: StalenessWeights = Equal(),
-    limit: float = float("inf"),
     seed: int = SEED,
+    **options: Any,
 ) -> list[Snapshot]:
+    """All snapshots of a short run; further options are those of `train`."""
     return list(
-        train(
-            algorithm,
-            engine,
-            dispatch=dispatch,
-            buffer=buffer,
-            rounds=rounds,
-            weights=weights,
-            max_staleness=limit,
-            seed=seed,
-        )
+        train(algorithm, engine, dispatch=dispatch, buffer=buffer, rounds=rounds, seed=seed, **options)
     )
 
 

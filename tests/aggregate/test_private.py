@@ -261,7 +261,7 @@ def test_settings_that_cannot_be_are_refused(wrong: dict[str, Any], says: str) -
         (
             {"summation": Secure(minimum=2), "bounds": (("delta", 11_000.0),)},
             {},
-            "bound of delta is 11000, and sums in secret hold 10922.7 a number",
+            "bound of delta is 11000, and secure aggregation holds 10922.7 a number",
         ),
         ({"nominal": 2}, {}, "nominal cohort of 2 is below the buffer of 3"),
         ({"bounds": (("delat", 1.0),)}, {}, "unknown upload field 'delat': did you mean delta"),

@@ -183,7 +183,7 @@ def test_a_run_that_is_resumed_sums_what_it_had_kept_again_and_nothing_else(desk
     with pytest.raises(ReplayError, match="all of this batch was added before"):
         run(FedOpt(0.1, 1.0), Hidden(engine()), aggregate, resume=saved)
     other = Mean(distant(desk, Secure(3), b"another"))
-    with pytest.raises(InputError, match="secure sums are of another run"):
+    with pytest.raises(InputError, match="secure aggregation is of another run"):
         run(FedOpt(0.1, 1.0), Hidden(engine()), other, resume=saved)
 
 
@@ -220,7 +220,7 @@ def opened(desk: HelperService, secure: Secure = Secure(2), **others: Any) -> Re
 
 
 def test_clients_are_told_all_they_need_as_json(desk: HelperService) -> None:
-    hiding = opened(desk, weights=Polynomial(0.5)).hiding()
+    hiding = opened(desk, weights=Polynomial(0.5)).secure_encoding()
     assert json.loads(json.dumps(hiding.facts)) == {
         "run": b"run".hex(),
         "length": 3,
@@ -236,16 +236,16 @@ def test_clients_are_told_all_they_need_as_json(desk: HelperService) -> None:
         "moving": [],
     }
     noised = private(MA, distant(desk, Secure(2))).open(opening(MA))
-    facts = noised.hiding().facts  # type: ignore[union-attr]
+    facts = noised.secure_encoding().facts  # type: ignore[union-attr]
     assert facts["bounds"] == {"delta": 0.4, "stamp": 1.0}
-    assert Mean(Secure(2)).open(opening()).hiding() is None
-    assert Mean().open(opening()).hiding() is None
+    assert Mean(Secure(2)).open(opening()).secure_encoding() is None
+    assert Mean().open(opening()).secure_encoding() is None
 
 
 def test_reports_that_were_clipped_to_other_bounds_are_not_summed(desk: HelperService) -> None:
     """A server could else tell all sites but one to send next to nothing."""
     noised = private(FedOpt(0.1, 1.0), distant(desk, Secure(2))).open(opening())
-    hiding = noised.hiding()
+    hiding = noised.secure_encoding()
     assert hiding is not None
     those = [Task(client, 0, 0) for client in range(4)]
     told = [hiding.facts] + [hiding.facts | {"bounds": {"delta": 1e-9}}] * 3
@@ -267,8 +267,8 @@ def test_reports_that_were_clipped_to_other_bounds_are_not_summed(desk: HelperSe
 def test_a_helper_that_wants_more_clients_is_not_asked(tmp_path: Path) -> None:
     desk = new_desk(tmp_path / "strict", minimum=3)
     with pytest.raises(InputError, match="at least 3 clients, and these sums may be of 2: raise"):
-        opened(desk).hiding()
-    opened(desk, Secure(3)).hiding()
+        opened(desk).secure_encoding()
+    opened(desk, Secure(3)).secure_encoding()
     desk.close()
 
 
@@ -281,7 +281,7 @@ def test_what_is_not_hidden_is_not_summed(desk: HelperService) -> None:
 @pytest.mark.parametrize(
     ("others", "sentence"),
     [
-        ({"buffer": 1}, "secure sums need 2 distinct clients"),
+        ({"buffer": 1}, "secure aggregation needs 2 distinct clients"),
         ({"weights": lambda staleness: 1.0}, "weights that have a name"),
         ({"answers": 1}, "a bound that moves would be another one for stale updates"),
         ({"answers": 1, "dispatch": Synchronous(5)}, "a bound that moves"),
@@ -345,22 +345,22 @@ def test_stale_shares_under_a_bound_that_moves_are_refused(desk: HelperService) 
 
 def test_a_helper_whose_key_changed_is_not_asked(desk: HelperService) -> None:
     summing = opened(desk)
-    summing.hiding()
+    summing.secure_encoding()
     saved = summing.save()
     again = opened(desk)
     again.load(SavedState(json.loads(json.dumps(saved.facts)), {}))
     assert again.save() == saved
-    again.hiding()
+    again.secure_encoding()
     other = opened(desk)
     other.load(SavedState(saved.facts | {"key": "00" * 32}, {}))
     with pytest.raises(InputError, match="the helper has another key than before"):
-        other.hiding()
+        other.secure_encoding()
 
 
 def test_a_helper_that_asks_for_no_signatures_is_refused_where_they_are_wanted(desk: HelperService) -> None:
     summing = replace(distant(desk, Secure(2)), signed=True).open(opening())
     with pytest.raises(InputError, match="does not ask for signatures"):
-        summing.hiding()
+        summing.secure_encoding()
 
 
 def test_what_is_written_to_checkpoints_has_no_secrets_and_no_addresses(desk: HelperService) -> None:

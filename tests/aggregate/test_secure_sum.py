@@ -203,7 +203,7 @@ def test_a_run_whose_buffers_have_too_few_clients_says_so() -> None:
 def test_a_value_that_does_not_fit_is_refused_before_anything_is_counted() -> None:
     summing = opened()
     with pytest.raises(
-        InputError, match=r"client 2 has a value of size 9000, .* hold 8192 a coordinate: clip"
+        InputError, match=r"client 2 has a value of size 9000, .* holds 8192 a coordinate: clip"
     ):
         summing.total((torch.tensor([[1.0], [9000.0]]),), tasks(1, 2), cohort(tasks(1, 2)))
     summing.total((torch.tensor([[1.0], [90.0]]),), tasks(1, 2), cohort(tasks(1, 2)))

@@ -112,7 +112,7 @@ REFUSED = ALONE | {
     f"{WHOLE} --adaptive-clip 1": "--adaptive-clip must be above 0 and below 1, not 1.0.",
     f"{WHOLE} --nominal-cohort 3": "the nominal cohort of 3 is below the buffer of 5",
     f"{WHOLE} --noise-seed -1": "--noise-seed must be at least 0",
-    "--secure --buffer 3": "secure sums need 5 distinct clients, and a buffer of 3",
+    "--secure --buffer 3": "secure aggregation needs 5 distinct clients, and a buffer of 3",
 }
 
 

@@ -88,7 +88,7 @@ def test_no_sum_of_the_largest_values_overflows(most: int, bits: int, weight_bit
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 3276.85, -3276.85])
 def test_a_value_that_could_make_a_sum_overflow_is_refused_at_the_client(value: float) -> None:
     assert TERMS.largest < 3276.85
-    with pytest.raises(InputError, match=r"client 4 has a value of size .* hold 3276\.8 a coordinate: clip"):
+    with pytest.raises(InputError, match=r"client 4 has a value of size .* holds 3276\.8 a coordinate: clip"):
         make_report([torch.tensor([0.0, value, 0.0])], Task(4, 0, 0), TERMS, KEY.public_key())
 
 

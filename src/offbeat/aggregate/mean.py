@@ -77,7 +77,7 @@ class Aggregation(Protocol):
         """Whether the sample of clients must stay secret."""
         ...
 
-    def hiding(self) -> SecureEncoding | None:
+    def secure_encoding(self) -> SecureEncoding | None:
         """How clients of this version encode uploads; None: they send them in the clear."""
         ...
 
@@ -119,7 +119,7 @@ class RunningSum(Protocol):
         """The weighted sum over tasks: leaves (tasks, ...) to leaves (...)."""
         ...
 
-    def hiding(self, clip: ClippingBounds | None = None) -> SecureEncoding | None:
+    def secure_encoding(self, clip: ClippingBounds | None = None) -> SecureEncoding | None:
         """How clients clip and encode what is summed; None: they do not."""
         ...
 
@@ -173,7 +173,7 @@ class PlainSum:
 
         return trees.map(add, payload)
 
-    def hiding(self, clip: ClippingBounds | None = None) -> None:
+    def secure_encoding(self, clip: ClippingBounds | None = None) -> None:
         return None
 
     def save(self) -> SavedState:
@@ -202,7 +202,7 @@ class MeanAggregation:
     """The means of one run."""
 
     summing: RunningSum
-    private: bool  # what is summed in secret may not leave clients beside the sum either
+    private: bool  # under secure aggregation nothing may leave clients beside the sum
 
     def collect(self, uploads: Tree, tasks: Sequence[Task], cohort: Cohort) -> Tree:
         return self.summing.total(uploads, tasks, cohort)
@@ -214,8 +214,8 @@ class MeanAggregation:
     def hides_sample(self) -> bool:
         return False
 
-    def hiding(self) -> SecureEncoding | None:
-        return self.summing.hiding()
+    def secure_encoding(self) -> SecureEncoding | None:
+        return self.summing.secure_encoding()
 
     def ended(self) -> None:
         return None

@@ -124,9 +124,9 @@ class PrivateAggregation:
     def hides_sample(self) -> bool:
         return self._spending.rate is not None and self._plan.seed is None
 
-    def hiding(self) -> SecureEncoding | None:
+    def secure_encoding(self) -> SecureEncoding | None:
         """With the bounds of the next release, to which clients clip their uploads."""
-        return self._summing.hiding(self._clip)
+        return self._summing.secure_encoding(self._clip)
 
     def ended(self) -> str | None:
         tally, budget, epsilon = self._ledger.tally, self._plan.budget, self._plan.epsilon
@@ -307,7 +307,7 @@ class Private:
         for name, bound in bounds.items():
             if summing.largest < bound < math.inf:
                 raise InputError(
-                    f"the bound of {name} is {bound:g}, and sums in secret hold {summing.largest:g} "
+                    f"the bound of {name} is {bound:g}, and secure aggregation holds {summing.largest:g} "
                     "a number: lower the bound, the buffer or the bits."
                 )
         shares = noise_shares(fields, dict(self.shares) or parts)

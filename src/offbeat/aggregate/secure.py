@@ -82,7 +82,7 @@ def weights_text(weights: StalenessWeights) -> str:
     except InputError:
         pass
     raise InputError(
-        "secure sums over a network need weights that have a name: use constant, polynomial or hinge."
+        "secure aggregation over a network needs weights that have a name: use constant, polynomial or hinge."
     )
 
 
@@ -122,8 +122,8 @@ class Secure:
         here = min(opening.buffer, opening.population)
         if here < self.minimum:
             raise InputError(
-                f"secure sums need {self.minimum} distinct clients, and a buffer of {opening.buffer} from "
-                f"{opening.population} clients never has them: raise the buffer or lower the minimum."
+                f"secure aggregation needs {self.minimum} distinct clients, and a buffer of {opening.buffer} "
+                f"from {opening.population} clients never has them: raise the buffer or lower the minimum."
             )
         reach = int(min(opening.max_staleness, _ASSUMED_STALENESS))
         stale = not isinstance(opening.dispatch, Synchronous)
@@ -159,7 +159,7 @@ class SecureSum:
         """For uploads of that many numbers."""
         return agree_terms(self._secure, self._opening, self._run, length)
 
-    def hiding(self, clip: ClippingBounds | None = None) -> None:
+    def secure_encoding(self, clip: ClippingBounds | None = None) -> None:
         """None: the uploads are encoded in this process."""
 
     def total(self, payload: Tree, tasks: Sequence[Task], cohort: Cohort) -> Tree:
@@ -234,7 +234,7 @@ def agree_terms(
 def check_weights(weights: StalenessWeights, tasks: Sequence[Task], cohort: Cohort) -> None:
     """Refuse a cohort with other weights than were agreed on."""
     if list(cohort.weights) != [weights(cohort.version - task.version) for task in tasks]:
-        raise InputError("secure sums weigh reports by the run's own staleness weights alone.")
+        raise InputError("secure aggregation weighs reports by the run's own staleness weights alone.")
 
 
 def unflatten_sum(residues: Residues, unit: float, layout: PayloadLayout) -> Tree:
@@ -290,7 +290,7 @@ class HelperConnection(Protocol):
 
 @dataclass(frozen=True)
 class RemoteSecure:
-    """Secure sums as `secure` has them, with a helper that is reached over a network.
+    """Secure aggregation with these settings, and a helper that is reached over a network.
 
     The run's name is what the helper counts under: a new one for each run, and the same for ever after.
     """
@@ -326,7 +326,7 @@ class RemoteSecure:
         }
         if len(layouts) > 1:
             raise InputError(
-                f"secure sums need uploads of one form, and {type(opening.algorithm).__name__} has "
+                f"secure aggregation needs uploads of one form, and {type(opening.algorithm).__name__} has "
                 f"{len(layouts)}: use another method."
             )
         return RemoteSecureSum(self, opening, layouts.pop())
@@ -348,7 +348,7 @@ class RemoteSecureSum:
     def largest(self) -> float:
         return self._terms.largest
 
-    def hiding(self, clip: ClippingBounds | None = None) -> SecureEncoding:
+    def secure_encoding(self, clip: ClippingBounds | None = None) -> SecureEncoding:
         """What clients are told about these sums."""
         known = self._meet()
         bounds = None if clip is None else clip.bounds.items()
@@ -383,7 +383,7 @@ class RemoteSecureSum:
         facts = saved.facts
         if (facts["run"], facts["length"]) != (self._terms.run.hex(), self._terms.length):
             raise InputError(
-                "the checkpoint's secure sums are of another run or of uploads of another length: "
+                "the checkpoint's secure aggregation is of another run or of uploads of another length: "
                 "go on in the folder that the run was begun in."
             )
         self._before, self._known = facts["key"], None

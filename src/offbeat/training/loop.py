@@ -169,7 +169,7 @@ class RunState:
             rng.hide(secrets.randbits(62))
         self.session: Session = engine.open(algorithm, seed, rng)
         if isinstance(self.session, SecureEncodingSession):
-            self.session.set_secure_encoding(self.aggregation.hiding)
+            self.session.set_secure_encoding(self.aggregation.secure_encoding)
         self.scheduler: BufferSource = Scheduler(
             self.session,
             dispatch,

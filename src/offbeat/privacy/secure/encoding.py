@@ -34,8 +34,8 @@ def check_range(values: Tensor, terms: SecureTerms, client: int) -> None:
     if not (math.isfinite(worst) and worst * 2.0**terms.bits <= terms.max_units):
         weights = f", weights of {terms.weight_bits} bits" if terms.weight_bits else ""
         raise InputError(
-            f"the upload of client {client} has a value of size {worst:g}, but secure sums of up to "
-            f"{terms.max_reports} reports with {terms.bits} fractional bits{weights} hold {terms.largest:g} "
+            f"the upload of client {client} has a value of size {worst:g}, but secure aggregation of up to "
+            f"{terms.max_reports} reports with {terms.bits} fractional bits{weights} holds {terms.largest:g} "
             "a coordinate: clip, or lower the bits."
         )
 

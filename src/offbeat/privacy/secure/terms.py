@@ -137,7 +137,8 @@ class SecureTerms:
         weight = self.weigh(version - task.version)
         if not 0 < weight <= 1:
             raise WeightError(
-                f"{report_name(task)} has weight {weight:g}: secure sums need weights above 0 and at most 1.",
+                f"{report_name(task)} has weight {weight:g}: secure aggregation needs weights above 0 and "
+                "at most 1.",
                 [task],
             )
         return max(1, round(weight * (1 << self.weight_bits)))

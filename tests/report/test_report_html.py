@@ -214,7 +214,7 @@ def test_the_page_is_in_its_place_last(runs: list[Path], monkeypatch: pytest.Mon
 
     report(runs[:1])
     before = (runs[0].parent / "page.html").read_bytes()
-    monkeypatch.setattr(Path, "write_bytes", broken)
+    monkeypatch.setattr("os.fsync", broken)
     with pytest.raises(OSError, match="full"):
         report(runs)
     assert (runs[0].parent / "page.html").read_bytes() == before

@@ -1,10 +1,13 @@
-"""The page: all that is in it is in one file, and a browser is told to fetch and to run nothing."""
+"""The page as one HTML file, which tells the browser to fetch nothing and to run no scripts."""
 
 import base64
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from importlib.resources import files
+
+from jinja2 import Environment, StrictUndefined, Template
+from markupsafe import Markup
 
 from offbeat.report.chart import Figure, format_number
 from offbeat.report.figures import LEARNING_AXES
@@ -33,37 +36,58 @@ def render_page(
     runs: Sequence[Run],
     learned: Sequence[Sequence[Figure]],
     others: Sequence[Figure],
-    measures: Sequence[SummaryRow],
+    summary: Sequence[SummaryRow],
     links: Mapping[str, Mapping[str, str]],
 ) -> str:
-    """HTML; `learned` has a metric's figures over each axis, `links` the files of each figure by kind."""
+    """The page as HTML.
+
+    `learned` has the figures of a metric over each axis, `links` the files of each figure by format.
+    """
     style = _style()
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    policy = (
-        f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
+    rows = settings_table(runs)
+    return _template().render(
+        policy=(
+            f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; "
+            "form-action 'none'"
+        ),
+        style=Markup(style),
+        title=" · ".join(run.label for run in runs),
+        names=[run.label for run in runs],
+        about=_about(runs),
+        axes=LEARNING_AXES,
+        learned=[list(zip(LEARNING_AXES, figures, strict=True)) for figures in learned],
+        others=sorted(others, key=lambda each: not each.lines),  # those without a drawing leave no gap
+        links={figure.name: links.get(figure.name, {}) for figure in (*_flat(learned), *others)},
+        summary=[(row.name, row.texts, False) for row in summary],
+        privacy=list(_privacy(runs)),
+        settings=[(row.name, row.values, row.differs) for row in rows],
+        differences=_differences(sum(row.differs for row in rows)) if len(runs) > 1 else "",
+        version=version("offbeat"),
+        missing=_MISSING,
+        long=_LONG_CELL,
+        draw=lambda figure: Markup(draw(figure)),
+        legend_line=_legend_line,
     )
-    title = " · ".join(run.label for run in runs)
-    names = [run.label for run in runs]
-    body = [
-        f"<h1>{escape_text(title)}</h1>",
-        f'<p class="soft">{escape_text(_about(runs))}</p>',
-        _legend(runs) if len(runs) > 1 else "",
-        _figures(learned, others, links),
-        "<h2>In numbers</h2>",
-        _table("measure", names, ((each.name, each.texts, False) for each in measures)),
-        _privacy(runs),
-        "<h2>Settings</h2>",
-        _settings(runs, names),
-        f"<footer>offbeat {escape_text(version('offbeat'))}</footer>",
-    ]
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{escape_text(policy)}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark"><meta name="referrer" content="no-referrer">'
-        f'<title>{escape_text(title)}</title><link rel="icon" href="data:,"><style>{style}</style></head>\n'
-        f"<body>{chr(10).join(body)}</body></html>\n"
-    )
+
+
+def _template() -> Template:
+    """The template; every value that is not markup already is escaped."""
+
+    def escaped(value: object) -> Markup:
+        return value if isinstance(value, Markup) else Markup(escape_text(str(value)))
+
+    environment = Environment(autoescape=True, finalize=escaped, undefined=StrictUndefined)
+    text = files("offbeat.report").joinpath("page.html.j2").read_text(encoding="utf-8")
+    return environment.from_string(text)
+
+
+def _flat(learned: Sequence[Sequence[Figure]]) -> list[Figure]:
+    return [figure for figures in learned for figure in figures]
+
+
+def _differences(count: int) -> str:
+    return f"The first {count} differ, and are marked ≠." if count else "Nothing differs."
 
 
 def _style() -> str:
@@ -101,71 +125,26 @@ def _ending_reason(run: Run) -> str:
     return f": {words.removesuffix('.')}" if words else ""
 
 
-def _legend(runs: Sequence[Run]) -> str:
-    entries = "".join(_legend_entry(style, run.label) for style, run in enumerate(runs))
-    return f'<ul class="legend">{entries}</ul>'
-
-
-def _legend_entry(style: int, label: str) -> str:
+def _legend_line(style: int, label: str) -> Markup:
+    """A piece of a run's line with its marker."""
     look = {
         "class": f"line {colour_class(style)}",
         "d": "M1,6L33,6",
         "stroke-dasharray": dash_pattern(style) or "none",
     }
     line = element("path", look) + draw_marker(style, 17, 6, label)
-    return f'<li><svg viewBox="0 0 34 12" aria-hidden="true">{line}</svg>{escape_text(label)}</li>'
+    return Markup(f'<svg viewBox="0 0 34 12" aria-hidden="true">{line}</svg>')
 
 
-def _figures(
-    learned: Sequence[Sequence[Figure]], others: Sequence[Figure], links: Mapping[str, Mapping[str, str]]
-) -> str:
-    """One card a metric, whose axis is chosen above; all of them in print."""
-    choosers = "".join(
-        f'<input class="chooser" type="radio" name="over" id="over-{over.name}"{" checked" * (place == 0)}>'
-        for place, over in enumerate(LEARNING_AXES)
-    )
-    labels = "".join(
-        f'<label for="over-{over.name}">{escape_text(figure.x.label)}</label>'
-        for over, figure in zip(LEARNING_AXES, learned[0], strict=True)
-    )
-    cards = "".join(
-        _card(figure, links, f"over over-{over.name}")
-        for figures in learned
-        for over, figure in zip(LEARNING_AXES, figures, strict=True)
-    )
-    # what could not be drawn comes last, so that it leaves no hole
-    cards += "".join(_card(figure, links) for figure in sorted(others, key=lambda each: not each.lines))
-    return (
-        f'<div>{choosers}<div class="switch"><span class="soft">accuracy and loss over</span>{labels}</div>'
-        f'<div class="cards">{cards}</div></div>'
-    )
-
-
-def _card(figure: Figure, links: Mapping[str, Mapping[str, str]], kind: str = "") -> str:
-    notes = "".join(f'<p class="soft">{escape_text(note)}</p>' for note in figure.notes)
-    named = ", ".join(
-        f'<a href="{escape_text(place)}" download>{escape_text(word)}</a>'
-        for word, place in links.get(figure.name, {}).items()
-    )
-    drawing = draw(figure) if figure.lines else ""
-    shown = f'<p class="soft files">{named}</p>' if named else ""
-    return (
-        f'<figure class="{f"card {kind}".strip()}"><figcaption>'
-        f"<h3>{escape_text(figure.title)}</h3></figcaption>"
-        f"{drawing}{notes}{shown}</figure>"
-    )
-
-
-def _privacy(runs: Sequence[Run]) -> str:
-    """What is claimed, and on which terms."""
-    parts = []
+def _privacy(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
+    """For each private run what is claimed, and on which terms."""
     for run in runs:
         if run.settings.get("clip") is None:
             continue
         privacy, value = run.ending.privacy, epsilon_spent(run)
         if privacy is None or value is None:
             why = run.ending.unread or "the run has not ended, and no record of a server step says"
-            parts.append((run.label, f"What was spent is not known: {why}."))
+            words = f"What was spent is not known: {why}."
         else:
             before = "SIMULATION, not a privacy guarantee: " if run.simulated else ""
             pair = f"{before}(epsilon, delta) = ({format_number(value.value)}, {privacy.delta:g})"
@@ -176,39 +155,5 @@ def _privacy(runs: Sequence[Run]) -> str:
                     f"up to server step {value.version:,}, and more since: the run has not ended, and its "
                     f"checkpoint counts {privacy.releases:,} releases"
                 )
-            parts.append((run.label, f"{pair} {since}. {terms}"))
-        if run.hides_sample:
-            parts[-1] = (run.label, f"{parts[-1][1]} {SECRET_SAMPLE}")
-    if not parts:
-        return ""
-    rows = "".join(f"<dt>{escape_text(name)}</dt><dd>{escape_text(words)}</dd>" for name, words in parts)
-    return f"<h2>Privacy spent</h2><dl>{rows}</dl>"
-
-
-def _settings(runs: Sequence[Run], names: Sequence[str]) -> str:
-    rows = settings_table(runs)
-    differing = sum(row.differs for row in rows)
-    said = ""
-    if len(runs) > 1:
-        words = "Nothing differs." if not differing else f"The first {differing} differ, and are marked ≠."
-        said = f'<p class="soft">{words}</p>'
-    return said + _table("setting", names, ((row.name, row.values, row.differs) for row in rows))
-
-
-def _table(what: str, names: Sequence[str], rows: Iterable[tuple[str, Sequence[str | None], bool]]) -> str:
-    head = "".join(f'<th scope="col">{escape_text(name)}</th>' for name in names)
-    lines = []
-    for name, values, differs in rows:
-        cells = "".join(_cell(_MISSING if value is None else value) for value in values)
-        kind, sign = (' class="differs"', "≠ ") if differs else ("", "")
-        lines.append(f'<tr{kind}><th scope="row">{sign}{escape_text(name)}</th>{cells}</tr>')
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape_text(what)}"><table><thead><tr>'
-        f'<th scope="col">{escape_text(what)}</th>{head}</tr></thead>'
-        f"<tbody>{''.join(lines)}</tbody></table></div>"
-    )
-
-
-def _cell(value: str) -> str:
-    kind = ' class="long"' if len(value) > _LONG_CELL else ""
-    return f"<td{kind}>{escape_text(value)}</td>"
+            words = f"{pair} {since}. {terms}"
+        yield run.label, f"{words} {SECRET_SAMPLE}" if run.hides_sample else words

@@ -15,7 +15,7 @@ SECURE = {"helper": "http://127.0.0.1:9", "token": "helper.token", "minimum": 3}
 
 def plan(folder: Path, secure: dict[str, Any] | None) -> ServeConfig:
     given: dict[str, Any] = {
-        "task": {"module": "test_deploy_stage:plain"},
+        "task": {"module": "test_server_setup:plain"},
         "training": {"algorithm": "fedbuff", "clients": 6, "buffer": 3, "weights": "constant"},
     }
     return ServeConfig.of(given | ({} if secure is None else {"secure": secure}), folder)
@@ -38,8 +38,8 @@ def test_a_run_is_put_together_without_asking_the_helper(tmp_path: Path) -> None
     ("change", "sentence"),
     [
         ({"token": "none"}, "none cannot be read"),
-        ({"token": "many.lines"}, "does not hold a token"),
-        ({"helper": "http://server.example:9"}, "reach it by https"),
+        ({"token": "many.lines"}, "does not contain a token"),
+        ({"helper": "http://server.example:9"}, "use https"),
         ({"certificate": "none.crt"}, "there is no file"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Who the clients are: data sets, partitions, minibatches, memory."""
+"""Data sets, their partition over clients, minibatches, and what clients store between visits."""
 
 from offbeat.data.datasets import Source, load
 from offbeat.data.partition import Dirichlet, Iid, Natural, Partition, Quantity, Shards, parse_partition

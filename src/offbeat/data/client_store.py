@@ -1,26 +1,18 @@
-"""What clients keep between visits, as tensors or wherever else it lives.
+"""What clients store between visits: tensors in RAM or on a device, or a file far larger than RAM.
 
-What clients keep, in a file far larger than RAM.
+Unless a backend is named, the first that fits is used: the GPU that computes, RAM, a file. The first two
+fit if at most half of the free memory is needed, since checkpoints copy the store and the work needs
+memory, too. A named backend is used if it has enough free memory. The need is counted for all clients,
+though clients that never take part use none.
 
-The file is a row of slots; a table in RAM says which slot holds which client's memory. Rows are
-read and written one at a time, by plain reads and writes: pages of a mapping would count as
-resident memory, and these do not. A checkpoint holds the table only.
-
-What a checkpoint refers to is never overwritten while it may still be needed: a client's first
-write after `save` goes to a fresh slot, and the slot it leaves is used again only when a newer
-checkpoint is in its place (`confirm`). Rows are on the disk before `save` gives out the table that
-refers to them. So whatever moment a run is killed at, the last checkpoint's rows are whole, and the
-file has at most two slots for each client. A slot is whole pages, so that writing one never touches
-a neighbour. A checksum for each row shows a row that is not the one that was written.
-
-How much memory is free.
-
-Where what clients keep may live, and which of these places has room.
-
-Without a choice the first of these that fits is taken: the GPU that computes, RAM, a file. It fits
-the first two if it takes at most half of what is free: checkpoints copy it, and the work needs some.
-A place that was named is taken if what is needed is free there. What is needed is counted for all
-clients, though those that never come take nothing.
+The file is an array of slots; a table in RAM says which slot holds which client's memory. Rows are read
+and written one at a time, by plain reads and writes, since pages of a memory mapping would count as
+resident memory. A checkpoint holds only the table. What a checkpoint refers to is never overwritten while
+it may still be needed: a client's first write after `save` goes to a new slot, and its former slot is used
+again only when a newer checkpoint is on the disk (`confirm`). Rows are on the disk before `save` returns
+the table that refers to them. So the rows of the last checkpoint are complete whenever a run is killed, and
+the file has at most two slots for each client. A slot is whole pages, so that writing one never touches a
+neighbour. A checksum for each row detects a row that is not the one that was written.
 """
 
 import os

@@ -1,10 +1,8 @@
-"""Where the data sets are published, and the SHA-256 that each unpacked file must have.
+"""Where the data sets are published, and downloads that resume, are checked, and appear whole or not at all.
 
-The sums were computed from MNIST, Fashion-MNIST and CIFAR-10 files whose MD5 are the published ones.
-The Shakespeare text is Project Gutenberg's of 1994, the one LEAF splits; the notice in it allows
-personal and non-commercial use only.
-
-Downloads that resume, are checked, and appear whole or not at all.
+Each unpacked file must have the SHA-256 that is listed here; the sums were computed from MNIST,
+Fashion-MNIST and CIFAR-10 files whose MD5 are the published ones. The Shakespeare text is Project
+Gutenberg's of 1994, which LEAF splits; the notice in it allows personal and non-commercial use only.
 """
 
 import errno

@@ -1,9 +1,4 @@
-"""Data files as bytes, packed or not.
-
-The idx format of MNIST and its relatives: a header with the sizes, then bytes.
-
-CIFAR-10's official binary layout: rows of one label byte and 3 x 32 x 32 pixel bytes.
-"""
+"""Formats of data files: packed or plain files, idx as of MNIST, and the binary layout of CIFAR-10."""
 
 import gzip
 import lzma

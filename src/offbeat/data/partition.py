@@ -1,18 +1,14 @@
-"""From draws to parts: an owner for every example, and nobody with too few.
+"""The partition of examples over clients: iid, by label, by amount, by natural id, or computed lazily.
 
-Whose examples are whose: iid, by label, by amount, or by natural id.
-
-Every rule names an owner for each example and draws with keys, so equal seeds give equal parts.
+Every rule assigns each example to a client with keyed draws, so equal seeds give equal parts.
 Dirichlet cuts each class's examples, in their given order, at cumulative proportions, as FADAS does;
-`least=0` is FADAS's rule to the letter, which may leave clients empty. Departure with a least size:
-the draw is repeated up to 100 times until all clients have it; if none of the draws will do (a
-small alpha, many clients), the one that lacks fewest examples is taken and the largest clients hand
-over random examples, one by one, to those that are short.
+`least=0` is exactly FADAS's rule, which may leave clients empty. Departure with a least size: the draw
+is repeated up to 100 times until all clients have enough; if no draw succeeds (a small alpha, many
+clients), the one that lacks fewest examples is taken, and the largest clients give random examples, one
+by one, to those with too few.
 
-Parts that are computed when they are asked for, so that a population of any size takes no memory.
-
-Each is what `Population` asks of its parts: a length, and the examples of one client by its number.
-Clients may share examples, as they must where there are more clients than data.
+Lazy parts are computed on request, so that a population of any size takes no memory; there, clients may
+share examples.
 """
 
 import math

@@ -1,7 +1,4 @@
-"""The minibatches of one task: positions among the client's own examples, in order.
-
-The clients: whose examples are whose, and what each trains on at its n-th visit.
-"""
+"""The clients: which examples each has, and the minibatches that it trains on at each visit."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -236,7 +236,7 @@ def check_a_key_that_is_not_registered_is_one_sentence(deployment: Deployment) -
     assert stranger.wait(120) == 2
     assert stranger.said.splitlines()[-1] == (
         f"offbeat: the SuperLink at {deployment.link} does not know the key elsewhere/sites/late/key, or "
-        "another node has it: have its public half registered at the server."
+        "another node uses it: have its public key registered at the server."
     )
 
 

@@ -493,7 +493,7 @@ def shares() -> Golden:
         "hidden": hidden.tolist(),
         "stream": piece[1].tolist(),
         "sealed": encoding.SEALED_BYTES,
-        "limit": TERMS.limit,
+        "limit": TERMS.max_units,
         "weights": [TERMS.weight(task, 6) for task in TASKS],
     }
 

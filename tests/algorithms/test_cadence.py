@@ -97,8 +97,8 @@ def test_no_upload_is_longer_than_it_says(steps: int, variates: bool, seed: int,
     for version in range(3):
         batches = Batches(tuple(Batch((goal,)) for goal in goals))
         upload, memory = method.local(method.broadcast(state, version), memory, batches, VISIT, Bowl(1.0))
-        assert upload._fields == tuple(method.bounds)
-        for name, bound in method.bounds.items():
+        assert upload._fields == tuple(method.traits.bounds)
+        for name, bound in method.traits.bounds.items():
             assert float(getattr(upload, name).norm()) <= bound + 1e-12
         state = method.step(state, upload, Cohort(version, 9, (2, 0), (1.0, 1.0)))
 

@@ -318,6 +318,6 @@ def test_sites_whose_data_are_not_those_of_the_run_are_told_apart(
     assert code == 1
     assert found["difference"] > 1e-3
     assert main(["replay", "run", "--data", "local_other:wider"]) == 2
-    assert "differ in kind: load what the sites loaded." in capsys.readouterr().err
+    assert "differ in dtype or shape: load what the sites loaded." in capsys.readouterr().err
     assert main(["replay", "run", "--data", "local_task:module"]) == 2
     assert "could not be loaded" in capsys.readouterr().err

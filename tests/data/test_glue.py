@@ -1,10 +1,12 @@
 """Tasks of GLUE are read from the benchmark's own files, and what is wrong with them is said."""
 
 import lzma
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from experiments.__main__ import main as experiments_main
 
 from offbeat.cli.main import main
 from offbeat.data.datasets import load, load_glue
@@ -130,10 +132,14 @@ def test_without_a_folder_one_is_told_where_to_get_the_files(
 
 
 @pytest.mark.parametrize(
-    ("command", "place"),
-    [("run fedbuff --data sst2", "SST-2"), ("reproduce language-glue --quick", "glue/SST-2")],
+    ("program", "command", "place"),
+    [
+        (main, "run fedbuff --data sst2", "SST-2"),
+        (experiments_main, "language-glue --quick", "glue/SST-2"),
+    ],
 )
 def test_both_commands_tell_a_place_where_they_would_find_the_file(
+    program: Callable[[list[str]], int],
     command: str,
     place: str,
     tmp_path: Path,
@@ -143,12 +149,12 @@ def test_both_commands_tell_a_place_where_they_would_find_the_file(
     monkeypatch.chdir(tmp_path)
     words = [*command.split(), "--data-dir", str(tmp_path), "--out", "out"]
     for file in ("train.tsv", "dev.tsv"):
-        assert main(words) == 2
+        assert program(words) == 2
         error = capsys.readouterr().err
         assert f"unpack it there, as {tmp_path / place / file}, or" in error
         assert error.count("\n") == 1
         assert not (tmp_path / "out").exists()
         (tmp_path / place).mkdir(parents=True, exist_ok=True)
         (tmp_path / place / file).write_text(FILES["SST-2/train.tsv"] if file == "train.tsv" else "other")
-    assert main(words) == 2
+    assert program(words) == 2
     assert f"the data file {tmp_path / place / 'dev.tsv'} cannot be used" in capsys.readouterr().err

@@ -147,8 +147,11 @@ def test_a_server_that_is_no_cluster_is_refused(
             "127.0.0.1:1",
             "no Ray cluster answers at 127.0.0.1:1: start one there, or leave out --ray-address.",
         ),
-        ("nowhere", "'nowhere' is no address of a cluster: give HOST:PORT of its head, or auto."),
-        ("ray://here:1", "'ray://here:1' is no address of a cluster: give HOST:PORT of its head, or auto."),
+        ("nowhere", "'nowhere' is not the address of a cluster: give HOST:PORT of its head, or auto."),
+        (
+            "ray://here:1",
+            "'ray://here:1' is not the address of a cluster: give HOST:PORT of its head, or auto.",
+        ),
     ],
 )
 def test_an_address_where_no_cluster_is_gives_one_sentence_and_leaves_nothing(

@@ -178,7 +178,7 @@ def test_trailing_is_refused_where_nobody_knows_the_order_of_starting() -> None:
         play(trailing(), engine, Asynchronous(5))
     with pytest.raises(InputError, match="a trace does not tell"):
         next(replay(trailing(), engine, [], dispatch=RoundRefill(5), buffer=3))
-    with pytest.raises(InputError, match="a site is not told"):
+    with pytest.raises(InputError, match="which a site does not know"):
         check_deployable("fadas", trailing())
     method = trailing()
     message = method.broadcast(method.init(torch.zeros(2)), 0)

@@ -16,6 +16,7 @@ from offbeat.report.trace import Floats
 
 _NICE = (1.0, 2.0, 5.0, 10.0)
 _FLAT = 1e-4  # of the largest number: what spreads less is shown as all the same
+_TINY = 1e-300  # numbers below it are drawn as zero: a tick's distance would not be a normal number
 _DECADES = 5  # up to which an axis by factors has ticks at threes, too
 _AROUND = 0.05  # of it: how far an axis then goes to both sides
 
@@ -88,6 +89,8 @@ def linear_scale(
 ) -> AxisScale:
     """An axis for numbers from `low` to `high`; unless it is snug, it begins and ends at ticks."""
     largest = max(abs(low), abs(high))
+    if largest < _TINY:
+        low = high = largest = 0.0
     if high - low <= _FLAT * largest:  # nothing to spread out
         side = _AROUND * largest or size.each
         low, high = low - (side if largest else 0.0), high + side

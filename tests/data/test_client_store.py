@@ -355,7 +355,11 @@ NEED = 1000 * 4000  # bytes of a thousand clients with a thousand floats
 @pytest.mark.parametrize(
     ("home", "free", "sentence"),
     [
-        (InRam(), NEED - 1, r"1,000 clients keep takes 3.81 MiB in RAM and 3.81 MiB is free: use '--memory"),
+        (
+            InRam(),
+            NEED - 1,
+            r"clients keep takes 3.81 MiB in RAM and 3.81 MiB is free: use memory mapped",
+        ),
         (OnDevice(), 0, r"takes 3.81 MiB on cpu and 0 bytes is free"),
     ],
 )

@@ -21,6 +21,18 @@ NAMES = [str(path.relative_to(SOURCE)) for path in MODULES]
 PACKAGES = [path for path in MODULES if path.name == "__init__.py"]
 FOLDERS = ("src", "tests", "docs", "benchmarks", "experiments", "examples", ".ci")
 TEXT = {"", ".py", ".md", ".toml", ".txt", ".json", ".jsonl", ".ipynb", ".svg", ".html", ".css", ".yaml"}
+FORMER_WORDS = {
+    "veil",
+    "tame",
+    "keepsake",
+    "nursery",
+    "crew",
+    "shelf",
+    "Nobody",
+    "intake",
+    "passage",
+    "guests",
+}
 OF_EACH_METHOD = {"State", "Message", "Memory", "Upload"}
 
 
@@ -48,6 +60,17 @@ def test_a_module_is_short_and_says_what_it_is(path: Path) -> None:
 @pytest.mark.parametrize("path", MODULES, ids=NAMES)
 def test_a_module_is_named_after_what_it_holds(path: Path) -> None:
     assert not {path.stem, path.parent.name} & {"utils", "helpers", "common", "misc", "base", "internal"}
+
+
+def test_there_are_few_modules_and_few_files_in_deploy() -> None:
+    assert len(MODULES) <= 175
+    assert len([name for name in NAMES if name.startswith("deploy/")]) <= 40
+
+
+@pytest.mark.parametrize("path", MODULES, ids=NAMES)
+def test_a_module_uses_the_words_of_the_field(path: Path) -> None:
+    """Names of the first versions, each of which has a word that readers of the literature know."""
+    assert set(re.findall(r"[A-Za-z]+", path.read_text())) & FORMER_WORDS == set()
 
 
 def test_every_public_class_has_a_name_of_its_own() -> None:

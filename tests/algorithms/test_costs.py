@@ -72,7 +72,9 @@ def test_what_the_catalogue_says_is_what_a_run_sends(name: str) -> None:
 def test_lost_tasks_cost_a_download_and_late_ones_both_ways() -> None:
     world = make_world()
     engine = Sequential(world.problem, world.population, Exponential(1.0), dropout=Dropout(0.3))
-    shot = play(build("fedbuff", Setting(3, 3, 20), {}), engine, Asynchronous(6), rounds=20, limit=1)[-1]
+    shot = play(build("fedbuff", Setting(3, 3, 20), {}), engine, Asynchronous(6), rounds=20, max_staleness=1)[
+        -1
+    ]
     assert shot.counts.lost > 0
     assert shot.counts.dropped > 0
     assert shot.sent.down == shot.counts.started * world.problem.size

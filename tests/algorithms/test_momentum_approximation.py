@@ -327,8 +327,8 @@ def test_a_span_must_hold_the_stalest_update_that_may_come() -> None:
     algorithm = FedOpt(0.1, 1.0, Approximation(0.9, span=5))
     for limit in (float("inf"), 5):
         with pytest.raises(InputError, match="with a span of 5 takes updates of a staleness below that"):
-            play(algorithm, engine, Asynchronous(5), rounds=8, limit=limit)
-    play(algorithm, engine, Asynchronous(5), rounds=8, limit=4)
+            play(algorithm, engine, Asynchronous(5), rounds=8, max_staleness=limit)
+    play(algorithm, engine, Asynchronous(5), rounds=8, max_staleness=4)
     play(algorithm, engine, Asynchronous(5), rounds=5)  # nothing can be staler than the run is long
 
 

@@ -123,17 +123,17 @@ def test_without_delay_momentum_approximation_is_the_momentum(below: str) -> Non
         approximated(f"ma-light-{below}", **parameters),
     ):
         np.testing.assert_allclose(
-            last(algorithm, Synchronous(3), limit=4), last(plain, Synchronous(3)), rtol=0, atol=1e-12
+            last(algorithm, Synchronous(3), max_staleness=4), last(plain, Synchronous(3)), rtol=0, atol=1e-12
         )
-        late = last(algorithm, Asynchronous(8), limit=4)
-        assert np.abs(late - last(plain, Asynchronous(8), limit=4)).max() > 1e-4
+        late = last(algorithm, Asynchronous(8), max_staleness=4)
+        assert np.abs(late - last(plain, Asynchronous(8), max_staleness=4)).max() > 1e-4
 
 
 def test_without_delay_and_momentum_an_approximation_is_fedbuff() -> None:
     """Invariant 7."""
     for name, solver in (("ma-fedavgm", {"rcond": 1e-2}), ("ma-light-fedavgm", {})):
         np.testing.assert_allclose(
-            last(approximated(name, server_lr=0.5, beta=0.0, **solver), Synchronous(3), limit=4),
+            last(approximated(name, server_lr=0.5, beta=0.0, **solver), Synchronous(3), max_staleness=4),
             last(FedOpt(0.2, 0.5), Synchronous(3)),
             rtol=0,
             atol=1e-12,

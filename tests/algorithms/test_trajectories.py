@@ -94,7 +94,7 @@ def test_a_run_equals_its_oracle(case: str, dispatch: str, engine: str, work: st
     made = ENGINES[engine](world.problem, world.population, Exponential(1.0))
     weights, limit = parse_weights(chosen.weights), chosen.max_staleness
     algorithm = build(chosen.method, Setting(*SYSTEM), chosen.given)
-    shots = play(algorithm, made, DISPATCH[dispatch], weights=weights, limit=limit)
+    shots = play(algorithm, made, DISPATCH[dispatch], weights=weights, max_staleness=limit)
     assert len(shots) == 9
     assert_equal_models(shots, chosen, world)
 
@@ -107,7 +107,7 @@ def test_losses_drops_and_absences_do_not_break_a_method(case: str, engine: str)
     world, chosen = make_world(), CASES[case]
     made = ENGINES[engine](world.problem, world.population, Exponential(1.0), Cycle(5.0, 0.6), Dropout(0.2))
     algorithm, weights = build(chosen.method, Setting(*SYSTEM), chosen.given), parse_weights(chosen.weights)
-    shots = play(algorithm, made, Asynchronous(6), rounds=20, weights=weights, limit=2)
+    shots = play(algorithm, made, Asynchronous(6), rounds=20, weights=weights, max_staleness=2)
     models = chosen.oracle(world.oracle, 8, shots[0].x.numpy(), trace(shots), **chosen.known)
     np.testing.assert_allclose(shots[-1].x.numpy(), models[-1], rtol=0, atol=1e-10)
     assert shots[-1].counts.lost > 0
@@ -127,7 +127,7 @@ def test_an_approximation_equals_its_oracle_long_after_it_began_to_forget(method
     world = make_world()
     made = Vectorised(world.problem, world.population, Exponential(1.0))
     algorithm = build(method, Setting(3, 3, 60), RATES | given)
-    shots = play(algorithm, made, Asynchronous(8), rounds=60, limit=3, weights=Polynomial(0.5))
+    shots = play(algorithm, made, Asynchronous(8), rounds=60, max_staleness=3, weights=Polynomial(0.5))
     assert shots[-1].counts.dropped > 0
     known = RATES | given | {"weight": polynomial(0.5)}
     models = oracle(world.oracle, 8, shots[0].x.numpy(), trace(shots), **known)

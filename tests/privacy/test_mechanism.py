@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy.stats import kstest
 from torch import Tensor
@@ -49,6 +49,8 @@ def long_norm(part: Any, task: int) -> float:
     st.floats(-1, 1),
     st.integers(0, 2**20),
 )
+@example(1, 1, torch.float32, 1.0, -0.375, 0)  # a factor that is subnormal in single precision
+@example(1, 1, torch.float32, 1.0, -1.0, 0)
 def test_no_field_is_longer_than_its_bound_after_clipping(
     tasks: int, size: int, dtype: torch.dtype, magnitude: float, bound: float, seed: int
 ) -> None:

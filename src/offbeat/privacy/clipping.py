@@ -53,8 +53,15 @@ def clip(part: Tree, bound: float) -> tuple[Tree, Tensor]:
 
     def shorten(leaf: Tensor) -> Tensor:
         # less by a few units of the last place, so that rounding cannot bring it above the bound again
-        factor = torch.where(below, 1.0, bound / norm * (1 - 4 * torch.finfo(leaf.dtype).eps))
-        return leaf * factor.to(leaf.dtype).view(-1, *[1] * (leaf.dim() - 1))
+        margin = 1 - 4 * torch.finfo(leaf.dtype).eps
+        shape = (-1, *[1] * (leaf.dim() - 1))
+        factor = torch.where(below, 1.0, bound / norm * margin)
+        clipped = leaf * factor.to(leaf.dtype).view(shape)
+        coarse = factor < torch.finfo(leaf.dtype).tiny  # a subnormal factor has lost digits
+        if bool(coarse.any()):
+            exact = leaf.double() / norm.view(shape) * (bound * margin)
+            clipped = torch.where(coarse.view(shape), exact.to(leaf.dtype), clipped)
+        return clipped
 
     return trees.map(shorten, part), below
 

@@ -114,7 +114,8 @@ def log_scale(low: float, high: float) -> AxisScale:
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     digits = (1, 3) if len(powers) <= _DECADES else (1,)
     ticks = (digit * 10.0**power for power in powers for digit in digits)
-    shown = tuple((tick, f"{tick:g}") for tick in ticks if low / 1.001 <= tick <= high * 1.001)
+    slack = min(1.001, (high / low) ** 0.005)  # a tick may stand a little beyond the ends of the axis
+    shown = tuple((tick, f"{tick:g}") for tick in ticks if low / slack <= tick <= high * slack)
     return AxisScale(low, high, shown, log=True)
 
 

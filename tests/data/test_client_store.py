@@ -262,10 +262,10 @@ RESIDENT = """
 import resource, sys
 from pathlib import Path
 import torch
-from offbeat.data.client_store import Filed
+from offbeat.data.client_store import FileStore
 
 clients, path = int(sys.argv[1]), Path(sys.argv[2])
-memories = Filed(torch.zeros(65536), clients, path)
+memories = FileStore(torch.zeros(65536), clients, path)
 for client in range(clients):
     memories.write([client], torch.full((1, 65536), float(client)))
 memories.save()

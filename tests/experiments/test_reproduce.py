@@ -522,7 +522,7 @@ def test_a_cell_whose_process_dies_is_given_up_and_the_others_run() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without the device that is asked for")
 def test_what_a_process_refuses_is_told() -> None:
     ((_, answer),) = results([cell("a")], ComputeOptions(device="cuda"), 1, math.inf)
-    assert answer == "the device 'cuda' is not to be had here: use --device cpu."
+    assert answer == "the device 'cuda' is not to be had here: use device cpu."
 
 
 @dataclass(frozen=True)

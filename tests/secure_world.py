@@ -6,13 +6,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from offbeat.aggregate.secure import HelperInfo
 from offbeat.core import Task
-from offbeat.deploy.helper.protocol import HelperRequest, read_request, write_request
+from offbeat.deploy.helper.protocol import HelperRequest, read_answer, read_request, write_request
 from offbeat.deploy.helper.server import HelperService, build_server
 from offbeat.deploy.helper.store import HelperStore
 from offbeat.deploy.network import TlsFiles, bind_socket, running_in_thread
@@ -70,8 +69,7 @@ class NearbyHelper:
     terms: SecureTerms
 
     def add(self, request: SumRequest) -> Residues:
-        answer = self.desk.add(self._through_bytes(request))
-        return np.frombuffer(bytearray(answer), "<u4")
+        return read_answer(self.desk.add(self._through_bytes(request)), self.terms)
 
     def examine(self, task: Task, sealed: bytes, signature: bytes) -> None:
         request = SumRequest(

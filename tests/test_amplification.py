@@ -97,6 +97,7 @@ def of_before(folder: Path) -> Path:
     """The same folder as it was written when a buffer of fixed size was taken to amplify."""
     settings = json.loads((folder / "settings.json").read_text())
     settings["amplified"] = settings.pop("simulate_amplification")
+    settings.pop("checksum", None)  # earlier versions wrote none
     (folder / "settings.json").write_text(json.dumps(settings))
     records = lines(folder, "records")
     records = [{name.removeprefix("simulated_"): record[name] for name in record} for record in records]
@@ -112,6 +113,7 @@ def of_before(folder: Path) -> Path:
     facts["settings"]["aggregate"] = named
     if facts["running"]["outcome"][1] is not None:
         facts["running"]["outcome"][1][3] = old
+    del facts["checksums"]  # as above
     facts["lengths"]["records"] = (folder / "records.jsonl").stat().st_size
     checkpoint.save(folder / STATE, Checkpoint(facts, tensors))
     return folder
@@ -171,12 +173,12 @@ def test_a_report_says_so_wherever_it_shows_epsilon(tmp_path: Path, old: bool, a
     assert f"{NONE}, since amplification by sampling does not hold for a buffer of fixed size" in page
     assert "assumed and not proved" not in page
     assert "SIMULATION, not a privacy guarantee: a." in page
-    assert "Privacy spent (simulation, no guarantee)" in page
-    assert page.count("(simulation, no guarantee)") > 2  # in the summary, too
+    assert "Privacy spent (simulation, not a guarantee)" in page
+    assert page.count("(simulation, not a guarantee)") > 2  # in the summary, too
     table = (made.folder / "privacy.csv").read_text()
-    assert table.startswith('run,server steps,"epsilon (simulation, no guarantee)"')
-    assert '"a (simulation, no guarantee)",2,' in table
-    assert "epsilon (simulation, no guarantee)" in (made.folder / "privacy.svg").read_text()
+    assert table.startswith('run,server steps,"epsilon (simulation, not a guarantee)"')
+    assert '"a (simulation, not a guarantee)",2,' in table
+    assert "epsilon (simulation, not a guarantee)" in (made.folder / "privacy.svg").read_text()
 
 
 def test_the_ledger_of_a_run_of_before_is_told_as_a_simulation(
@@ -221,6 +223,7 @@ def test_terms_and_settings_that_claim_nothing_stay_as_they_are(tmp_path: Path) 
     folder = ongoing(tmp_path / "a", 1)
     settings = json.loads((folder / "settings.json").read_text())
     del settings["simulate_amplification"]
+    settings.pop("checksum", None)  # earlier versions wrote none
     (folder / "settings.json").write_text(json.dumps(settings))
     change_settings(folder, amplified=False)
     assert read(folder)["simulate_amplification"] is False

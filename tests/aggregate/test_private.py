@@ -68,8 +68,9 @@ def opened(
     population: int = 1000,
     rounds: int = 100,
     availability: Availability = Always(),
+    dtype: torch.dtype = torch.float64,
 ) -> PrivateAggregation:
-    x = torch.zeros(size, dtype=torch.float64)
+    x = torch.zeros(size, dtype=dtype)
     return private.open(
         AggregationContext(
             algorithm, x, dispatch, weights, buffer, population, rounds, math.inf, 0, availability
@@ -125,7 +126,7 @@ def test_a_private_mean_is_the_oracles_given_the_same_noise(dtype: torch.dtype) 
         UNIT, {"shift": 0.7}, 1.3, 1e-5, participation=BOUNDED, noise_seed=5, shares=(("shift", 0.8),)
     )
     lazy = dataclasses.replace(UNIT, lazy=True)
-    made = opened(private, lazy)
+    made = opened(private, lazy, dtype=dtype)
     stream = IndependentNoise().open(subkey(seeded_key(5), "steps"))
     for step in range(3):
         uploads = TwoVectors(randn(3, 4, seed=step).to(dtype), randn(3, 4, seed=10 + step).to(dtype))
@@ -218,7 +219,6 @@ def test_weights_above_one_are_refused_whenever_they_come() -> None:
         ({"epsilon": math.inf}, "epsilon is inf"),
         ({"epsilon": 1.0, "noise": 0.0}, "budget but no noise"),
         ({"nominal": 0}, "nominal cohort is 0"),
-        ({"participation": Participation(min_separation=1)}, "must be bounded: say how many at most"),
         ({"participation": Participation(max_participations=5)}, "twice in one server step"),
         ({"simulate_amplification": True, "participation": Participation()}, "twice in one server step"),
         ({"simulate_amplification": True, "correlation": TreeNoise()}, "correlated noise is not amplified"),
@@ -239,6 +239,7 @@ def test_settings_that_cannot_be_are_refused(wrong: dict[str, Any], says: str) -
 @pytest.mark.parametrize(
     ("settings", "options", "says"),
     [
+        ({"participation": Participation(min_separation=1)}, {}, "must be bounded: say how many at most"),
         ({}, {"dispatch": Phases(3)}, "cannot be bounded under phases or queues"),
         ({}, {"dispatch": Queues(5)}, "cannot be bounded under phases or queues"),
         ({"simulate_amplification": True}, {}, "only Poisson sampling amplifies"),

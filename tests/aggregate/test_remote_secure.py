@@ -66,7 +66,8 @@ class HiddenSession:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def set_secure_encoding(self, encoding: Callable[[], SecureEncoding | None]) -> None:
+    def set_secure_encoding(self, encoding: Callable[[], SecureEncoding | None], private: bool) -> None:
+        assert private
         self._hiding = encoding
 
     def publish(self, version: int, *others: Any) -> None:
@@ -83,7 +84,7 @@ class HiddenSession:
             facts = self._told.get(task.version, self._told[version]).facts
             upload = trees.map(lambda leaf, row=row: leaf[row], plain.uploads)
             if task not in sent:
-                leaves = secure_encode(upload, {}, task, facts, self._seed, None)
+                leaves = secure_encode(upload, {}, task, facts, self._seed, None, None, facts["key"], 2)
                 sent[task] = self._engine.spoil(task, leaves)
         intake = secure_validator(self._told[version])
         return intake.join([sent[task] for task in tasks])
@@ -176,7 +177,7 @@ def test_a_run_that_is_resumed_sums_what_it_had_kept_again_and_nothing_else(desk
         whole.append(shot)
         saved = shot.checkpoint() if shot.version == 3 else saved
     assert saved is not None
-    assert set(json.loads(json.dumps(saved.facts))["aggregate"]) == {"run", "length", "key"}
+    assert set(json.loads(json.dumps(saved.facts))["aggregate"]) == {"run", "length", "key", "sums"}
     rest = run(FedOpt(0.1, 1.0), Hidden(engine(), first.sent), aggregate, resume=saved)
     assert [shot.version for shot in rest] == [4, 5, 6]
     assert torch.equal(rest[-1].x, whole[-1].x)
@@ -234,6 +235,7 @@ def test_clients_are_told_all_they_need_as_json(desk: HelperService) -> None:
         "signed": False,
         "bounds": None,
         "moving": [],
+        "noise": None,
     }
     noised = private(MA, distant(desk, Secure(2))).open(opening(MA))
     facts = noised.secure_encoding().facts  # type: ignore[union-attr]
@@ -250,7 +252,10 @@ def test_reports_that_were_clipped_to_other_bounds_are_not_summed(desk: HelperSe
     those = [Task(client, 0, 0) for client in range(4)]
     told = [hiding.facts] + [hiding.facts | {"bounds": {"delta": 1e-9}}] * 3
     upload = trees.map(torch.ones_like, probe_upload(FedOpt(0.1, 1.0), torch.zeros(3), 0))
-    sent = [secure_encode(upload, {}, task, facts, 0, None) for task, facts in zip(those, told, strict=True)]
+    sent = [
+        secure_encode(upload, {}, task, facts, 0, None, None, facts["key"], 2)
+        for task, facts in zip(those, told, strict=True)
+    ]
     for task, (_, sealed, _), facts in zip(those, sent, told, strict=True):
         seed = sealed.numpy().tobytes()
         if facts is hiding.facts:
@@ -285,8 +290,9 @@ def test_what_is_not_hidden_is_not_summed(desk: HelperService) -> None:
         ({"weights": lambda staleness: 1.0}, "weights that have a name"),
         ({"answers": 1}, "a bound that moves would be another one for stale updates"),
         ({"answers": 1, "dispatch": Synchronous(5)}, "a bound that moves"),
-        ({"buffer": 2, "weights": Polynomial(1.0)}, "an update of staleness 100 would have less than 1/16"),
-        ({"buffer": 2, "weights": Polynomial(1.0), "max_staleness": 16}, "an update of staleness 16"),
+        ({"buffer": 2, "weights": Polynomial(1.0)}, "different staleness have different weights"),
+        ({"buffer": 2, "weights": Polynomial(0.5)}, "different staleness have different weights"),
+        ({"buffer": 2, "weights": Polynomial(1.0), "max_staleness": 1}, "different staleness"),
     ],
 )
 def test_a_run_that_cannot_be_summed_so_is_refused(
@@ -300,8 +306,8 @@ def test_a_run_that_cannot_be_summed_so_is_refused(
     "others",
     [
         {"buffer": 3, "weights": Polynomial(1.0)},
-        {"buffer": 2, "weights": Polynomial(0.5)},
-        {"buffer": 2, "weights": Polynomial(1.0), "max_staleness": 15},
+        {"buffer": 3, "weights": Polynomial(0.5)},
+        {"buffer": 2, "weights": Polynomial(1.0), "max_staleness": 0},
         {"buffer": 2, "weights": Polynomial(1.0), "dispatch": Synchronous(2)},
     ],
 )

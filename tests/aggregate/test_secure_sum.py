@@ -50,7 +50,7 @@ def cohort(those: tuple[Task, ...], version: int = 0, weights: StalenessWeights 
 
 
 @given(
-    st.integers(2, 4), st.sampled_from([torch.float32, torch.float64]), st.booleans(), st.integers(0, 10**6)
+    st.integers(3, 4), st.sampled_from([torch.float32, torch.float64]), st.booleans(), st.integers(0, 10**6)
 )
 def test_a_secure_sum_of_a_tree_is_the_fixed_point_sum_leaf_by_leaf(
     count: int, dtype: torch.dtype, faded: bool, seed: int
@@ -188,11 +188,13 @@ def test_what_was_counted_before_a_checkpoint_is_refused_after_it() -> None:
 
 
 def test_a_client_that_is_twice_in_a_buffer_is_one_distinct_client() -> None:
-    twice = (Task(1, 0, 0), Task(1, 0, 1), Task(2, 0, 0))
-    (total,) = opened().total((torch.ones(3, 3),), twice, cohort(twice))
-    assert total.tolist() == [3.0, 3.0, 3.0]
-    with pytest.raises(ShortBatchError, match="at least 3 distinct clients, not 2"):
-        opened(Secure(minimum=3)).total((torch.ones(3, 3),), twice, cohort(twice))
+    twice = (Task(1, 0, 0), Task(1, 0, 1), Task(2, 0, 0), Task(3, 0, 0))
+    (total,) = opened().total((torch.ones(4, 3),), twice, cohort(twice))
+    assert total.tolist() == [4.0, 4.0, 4.0]
+    with pytest.raises(ShortBatchError, match="at least 4 distinct clients, not 3"):
+        opened(Secure(minimum=4)).total((torch.ones(4, 3),), twice, cohort(twice))
+    with pytest.raises(ShortBatchError, match=r"like 2\.67 clients of equal weight"):
+        opened(Secure(minimum=3)).total((torch.ones(4, 3),), twice, cohort(twice))
 
 
 def test_a_run_whose_buffers_have_too_few_clients_says_so() -> None:

@@ -43,7 +43,8 @@ def test_noise_for_sampled_clients_is_that_of_the_accountant_rounded_up(ask):
     assert answer["rate"] == 5e-4
     assert "amplified by Poisson sampling" in answer["assumption"]
     assert answer["assumption"].endswith(
-        "releases whatever was drawn at each step, which a run with a buffer of fixed size does not"
+        "releases whatever was drawn at each step, as runs with --dispatch timed-poisson do, and a run with "
+        "a buffer of fixed size does not"
     )
     assert "differ by one client" in answer["neighbours"]
 
@@ -139,8 +140,8 @@ REFUSED = {
     f"--epsilon 2 {SAMPLED} --min-separation 3": "give --max-participations",
     "--epsilon 2 --delta 1e-7 --max-participations 1e9 --rounds 1e9 --noise-correlation banded:2 "
     "--min-separation 1": "takes too long",
-    "nowhere": "nowhere holds no run with a checkpoint",
-    "nowhere --epsilon 2": "--epsilon is not asked of a run",
+    "nowhere": "nowhere contains no run with a checkpoint",
+    "nowhere --epsilon 2": "--epsilon does not apply to a run",
     "--epsilons 2": "unknown option '--epsilons': did you mean --epsilon",
 }
 

@@ -64,8 +64,8 @@ WHOLE = f"{COUPLE} --max-participations 5"
 REFUSED = ALONE | {
     "--clip 1": "privacy needs noise: give --noise, or --epsilon",
     "--clip 1 --noise 1": "privacy needs --delta",
-    COUPLE: "give --max-participations, or --dispatch poisson and --simulate-amplification for a "
-    "figure that is not a",
+    COUPLE: "give --max-participations, or --dispatch allocation and --release-period for releases by a "
+    "clock, or --dispatch poisson and --simulate-amplification for a figure that is not a",
     f"{COUPLE} --simulate-amplification": "is for clients that are drawn by --dispatch poisson",
     f"{COUPLE} --amplified": "amplification by sampling does not hold for a buffer of fixed size, where",
     f"{COUPLE} --dispatch poisson --amplified": "takes the place of one that is absent: bound how often",
@@ -123,7 +123,7 @@ def test_options_that_cannot_be_kept_are_refused_in_one_sentence_before_the_data
     def too_late(*words: object) -> None:
         raise AssertionError("the data was loaded first")
 
-    monkeypatch.setattr(build, "load", too_late)
+    monkeypatch.setattr("offbeat.training.task.load", too_late)
     assert main(["run", "fedbuff", *SMALL, "--out", "out", *line.split()]) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -150,7 +150,8 @@ def test_options_that_cannot_be_kept_are_refused_in_one_sentence_before_the_data
         (
             "cadence",
             "--noise 1 --delta 1e-5",
-            "give --max-participations, or --dispatch poisson and --simulate-",
+            "give --max-participations, or --dispatch allocation and --release-period for releases by a "
+            "clock, or --dispatch poisson and --simulate-",
         ),
     ],
 )
@@ -164,7 +165,7 @@ def test_what_a_method_does_not_allow_is_refused_in_one_sentence(
     assert list(here.iterdir()) == []
 
 
-@pytest.mark.parametrize("words", [WHOLE.split(), ["--secure"]])
+@pytest.mark.parametrize("words", [WHOLE.split(), ["--secure", "--weights", "constant"]])
 def test_a_model_with_running_statistics_is_refused(
     words: list[str], here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -236,7 +237,7 @@ def test_a_budget_that_is_spent_ends_the_run_which_says_so_and_is_whole(
     assert last["version"] == checkpoint.load(here / "out" / LAST).facts["version"]
     assert 0 < last["epsilon"] <= 8
 
-    monkeypatch.setattr("offbeat.cli.run.build_run", lambda *words, **more: pytest.fail("it went on"))
+    monkeypatch.setattr("offbeat.api.build_run", lambda *words, **more: pytest.fail("it went on"))
     before = {path: path.read_bytes() for path in (here / "out").rglob("*") if path.is_file()}
     assert main(["run", "--out", "out", "--resume", "--json"]) == 0
     out, err = capsys.readouterr()
@@ -340,14 +341,50 @@ def test_epsilon_is_computed_some_twenty_times_however_often_the_model_is_evalua
 
 
 def test_secure_sums_change_a_run_by_rounding_alone(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    noisy = [*COUNTED, *shlex.split("--noise 0.5 --noise-seed 2")]
-    for name, words in {"plain": [], "noisy": noisy}.items():
+    noisy = [*COUNTED, *shlex.split("--noise 0.5 --noise-seed 2 --weights constant")]
+    for name, words in {"plain": ["--weights", "constant"], "noisy": noisy}.items():
         for secure in ([], ["--secure"]):
             out = name + "".join(secure)
             run(capsys, *words, *secure, "--rounds", "5", "--out", out)
         open_, hidden = records(here / name), records(here / f"{name}--secure")
         assert [r["loss"] for r in hidden] == pytest.approx([r["loss"] for r in open_], abs=0.01)
         assert [r["loss"] for r in hidden] != [r["loss"] for r in open_]
+
+
+@pytest.mark.parametrize("source", ["helper", "both"])
+def test_the_helper_adds_the_noise_and_the_terms_say_against_whom(
+    here: Path, capsys: pytest.CaptureFixture[str], source: str
+) -> None:
+    words = [*COUNTED, *shlex.split("--noise 0.5 --noise-seed 2 --rounds 4 --weights constant --secure")]
+    summary = run(capsys, *words, "--noise-source", source, "--out", "out")
+    assert summary["finished"]
+    expected = {"helper": "not against the helper", "both": "where the other keeps its noise secret"}[source]
+    assert expected in summary["privacy"]["terms"]
+    assert "accountant rdp" in summary["privacy"]["terms"]
+    assert summary["settings"]["accountant"] == "rdp"
+    run(capsys, *words, "--out", "server")
+    losses = [[record["loss"] for record in records(here / name)] for name in ("out", "server")]
+    assert losses[0] != losses[1]
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        ("--noise-source helper", "--noise-source helper needs secure aggregation"),
+        ("--noise-source helper --secure --accountant pld", "use the rdp accountant"),
+        ("--noise-source nobody --secure", "unknown source of noise 'nobody'"),
+        ("--noise-source both --secure --noise-correlation tree", "use independent noise"),
+    ],
+)
+def test_noise_from_a_helper_that_cannot_be_is_one_sentence(
+    here: Path, capsys: pytest.CaptureFixture[str], more: str, sentence: str
+) -> None:
+    words = [*COUNTED, *shlex.split(f"--noise 0.5 --rounds 4 --weights constant --out out {more}")]
+    assert main(["run", "fedbuff", *SMALL, *words]) == 2
+    err = capsys.readouterr().err
+    assert sentence in err
+    assert err.count("\n") == 1
+    assert not (here / "out").exists()
 
 
 def test_noise_secure_sums_and_momentum_approximation_go_together(
@@ -380,7 +417,7 @@ def test_a_private_run_that_lost_its_checkpoint_does_not_go_on(
     run(capsys, *COUNTED, *shlex.split("--noise 1 --rounds 6 --out out"))
     shutil.rmtree(here / "out" / "checkpoint")
     assert main(shlex.split("run --out out --resume")) == 2
-    assert "has lost its checkpoint, which counts what it told of its clients" in capsys.readouterr().err
+    assert "is missing, which counts what this private run has released" in capsys.readouterr().err
 
 
 UNBOUNDED = shlex.split(
@@ -455,3 +492,61 @@ def test_bounds_that_a_method_sets_can_move(capsys: pytest.CaptureFixture[str], 
     assert bounds["shift"] != 2
     assert main(shlex.split("run --out out --resume")) == 0
     assert "uploads are clipped to descent=1,shift=2 at first." in capsys.readouterr().out
+
+
+TIMED = "--dispatch allocation --release-period 2 --clients 40 --buffer 4 --rounds 12 --local-steps 1"
+PRIVATE = "--clip 0.5 --noise 1 --delta 1e-5"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--dispatch allocation", "give the seconds between two releases as --release-period"),
+        ("--dispatch timed-poisson", "give the seconds between two releases as --release-period"),
+        (f"{TIMED} --buffer 41", "the nominal cohort of 41 is not between 1 and the 40 clients"),
+        (f"{TIMED} --release-period 0", "--release-period must be above 0"),
+        (f"{TIMED} --lead 0", "--lead must be at least 1"),
+        ("--release-period 3", "--release-period is for releases by a clock"),
+        (f"{TIMED} {PRIVATE} --max-participations 3", "leave --max-participations out"),
+        (f"{TIMED} {PRIVATE} --noise-correlation tree", "correlated noise is not amplified"),
+        (
+            f"{TIMED} {PRIVATE} --buffer 8 --weights constant --secure",
+            "whether there are as many tells who was drawn",
+        ),
+        (f"{TIMED} {PRIVATE} --accountant rdp", "rdp accountant does not count random allocation"),
+    ],
+)
+def test_timed_releases_that_cannot_be_are_refused_in_one_sentence(
+    words: str, sentence: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["run", "fedbuff", *words.split(), "--out", str(tmp_path / "run")]) == 2
+    said = capsys.readouterr().err
+    assert sentence in " ".join(said.split())
+    assert "Traceback" not in said
+
+
+def test_timed_releases_print_two_epsilons(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = str(tmp_path / "run")
+    assert main(["run", "fedbuff", *TIMED.split(), *PRIVATE.split(), "--out", out, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["privacy"]
+    assert 0 < told["epsilon"] < told["unamplified"]
+    assert main(["privacy", out]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "SIMULATION" not in shown
+    assert f"epsilon where connections are seen {told['unamplified']:.4g}" in shown
+    assert main(["run", "--out", out, "--resume"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"({told['epsilon']:.4g}, 1e-05) against those who see the models" in shown
+    assert f"({told['unamplified']:.4g}, 1e-05) against those who also see which clients connect" in shown
+
+
+def test_the_calculator_knows_random_allocation(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "privacy --noise 1.5 --delta 1e-5 --population 1000 --cohort 100 --rounds 20 --json"
+    assert main([*words.split(), "--dispatch", "allocation"]) == 0
+    allocated = json.loads(capsys.readouterr().out)
+    assert main(words.split()) == 0
+    poisson = json.loads(capsys.readouterr().out)
+    assert (allocated["slots"], allocated["rate"], poisson["rate"]) == (10, None, 0.1)
+    assert 0.7 * poisson["epsilon"] < allocated["epsilon"] < poisson["epsilon"]
+    assert main([*words.split(), "--dispatch", "asynchronous"]) == 2
+    assert "unknown dispatch by a clock" in capsys.readouterr().err

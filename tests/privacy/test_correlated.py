@@ -1,6 +1,10 @@
 """Correlated noise: sensitivities against all patterns, streams against their matrices."""
 
 import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,10 +13,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbeat.errors import InputError
-from offbeat.privacy.correlated import BandedNoise, IndependentNoise, ToeplitzNoise, TreeNoise
+from offbeat.privacy import correlated
+from offbeat.privacy.correlated import (
+    BandedNoise,
+    BltNoise,
+    IndependentNoise,
+    ToeplitzNoise,
+    TreeNoise,
+    parse_correlation,
+)
 
 KEY = bytes(range(32))
-SHAPES = [IndependentNoise(), TreeNoise(), BandedNoise(1), BandedNoise(4), ToeplitzNoise((2.0, 1.5, 0.5))]
+SHAPES = [
+    IndependentNoise(),
+    TreeNoise(),
+    BandedNoise(1),
+    BandedNoise(4),
+    ToeplitzNoise((2.0, 1.5, 0.5)),
+    BltNoise(1000),
+    BltNoise(10000),
+]
 
 
 def identity(steps):
@@ -52,6 +72,23 @@ def given_bands(steps):
 
 
 MATRICES.append((ToeplitzNoise((2.0, 1.5, 0.5)), given_bands))
+
+
+def buffered(shape):
+    """Entry by entry, from the definition: 1 on the diagonal, then sums of scale * decay^(i - j - 1)."""
+
+    def matrix(steps):
+        decays, scales = correlated._BLT_FACTORS[shape.steps]
+        c = np.eye(steps)
+        for i in range(steps):
+            for j in range(i):
+                c[i, j] = sum(w * d ** (i - j - 1) for d, w in zip(decays, scales, strict=True))
+        return c
+
+    return matrix
+
+
+MATRICES += [(BltNoise(steps), buffered(BltNoise(steps))) for steps in (1000, 10000)]
 MATRIX = {shape.name: matrix for shape, matrix in MATRICES}
 
 
@@ -153,6 +190,7 @@ STREAMS = [
     BandedNoise(3),
     BandedNoise(9),
     ToeplitzNoise((2.0, 1.5, 0.5)),
+    BltNoise(1000),
 ]
 
 
@@ -250,3 +288,37 @@ def test_at_equal_privacy_correlated_noise_makes_prefix_sums_less_noisy():
     independent = error(IndependentNoise())
     assert error(TreeNoise()) < 0.5 * independent
     assert error(BandedNoise(64)) < 0.25 * independent
+
+
+def test_the_factors_of_blt_noise_fall_as_the_sensitivity_needs():
+    for steps in (1000, 10000):
+        column = BltNoise(steps).column(20_000)
+        assert (column > 0).all()
+        assert (np.diff(column) <= 0).all()
+
+
+def test_blt_noise_is_nearly_as_good_as_banded_noise_with_few_buffers(tmp_path):
+    program = Path(__file__).parents[2] / "benchmarks" / "correlated_noise.py"
+    subprocess.run(
+        [sys.executable, program, "--json", tmp_path / "out.json"], check=True, capture_output=True
+    )
+    rows = json.loads((tmp_path / "out.json").read_text())
+    for steps in (1000, 10000):
+        found = {row["noise"]: row for row in rows if row["steps"] == steps}
+        own, banded = found[f"blt:{steps}"], found[f"banded:{steps // 5}"]
+        assert own["rms_prefix_error"] < 1.05 * banded["rms_prefix_error"]
+        assert own["rms_prefix_error"] < 0.5 * found["tree"]["rms_prefix_error"]
+        assert (own["vectors"], banded["vectors"]) == (3, steps // 5 - 1)
+    # by the matrices, for a run that is short enough for them
+    noise = np.cumsum(stream_matrix(BltNoise(), 60), axis=0)
+    direct = np.sqrt((noise**2).sum(1).mean())
+    impulse = np.linalg.inv(buffered(BltNoise())(60))[:, 0]
+    assert direct == pytest.approx(np.sqrt(np.mean(np.cumsum(np.cumsum(impulse) ** 2))))
+
+
+def test_blt_noise_by_name():
+    assert parse_correlation("blt") == BltNoise(1000)
+    assert parse_correlation("blt:10000") == BltNoise(10000)
+    for text, says in (("blt:7", "known for 1000 and 10000"), ("blt:x", "such as blt:1000")):
+        with pytest.raises(InputError, match=says):
+            parse_correlation(text)

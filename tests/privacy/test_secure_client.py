@@ -43,7 +43,7 @@ COHORTS = 200  # in each of 50 examples
 @pytest.mark.slow
 @settings(max_examples=50)
 @given(
-    st.lists(st.integers(0, 4), min_size=2, max_size=3),
+    st.lists(st.integers(0, 4), min_size=4, max_size=5),  # of any ages, these hide each other like two
     st.integers(1, 5),
     st.sampled_from([4, 16, 22]),
     st.sampled_from([0, 8]),
@@ -138,10 +138,10 @@ def test_a_stream_is_aes_in_counter_mode_whatever_its_length() -> None:
     assert len(np.unique(long)) > 2 * CHUNK - 20  # pieces do not repeat
 
 
-def test_every_report_has_a_seed_of_its_own_and_64_sealed_bytes() -> None:
+def test_every_report_has_a_seed_of_its_own_and_96_sealed_bytes() -> None:
     reports = [make_report([torch.zeros(3)], Task(0, 0, 0), TERMS, KEY.public_key()) for _ in range(20)]
     assert len({made.sealed for made in reports}) == 20
-    assert {len(made.sealed) for made in reports} == {SEALED_BYTES} == {64}
+    assert {len(made.sealed) for made in reports} == {SEALED_BYTES} == {96}
     assert len({unseal(made.sealed, made.task, TERMS, KEY) for made in reports}) == 20
 
 

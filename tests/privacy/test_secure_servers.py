@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -14,7 +15,14 @@ from offbeat.core import Task
 from offbeat.errors import InputError
 from offbeat.privacy.secure.client import Report, make_report
 from offbeat.privacy.secure.encoding import decode
-from offbeat.privacy.secure.servers import Helper, Leader, SealedSeed, SeenReportRanges, SumRequest
+from offbeat.privacy.secure.servers import (
+    Helper,
+    Leader,
+    SealedSeed,
+    SeenReportRanges,
+    SumRequest,
+    effective_cohort,
+)
 from offbeat.privacy.secure.terms import (
     BindingError,
     LengthError,
@@ -121,7 +129,7 @@ def test_a_seed_that_was_sealed_to_another_helper_is_refused() -> None:
     refuses(another, asked(tasks(1, 2, 3)), BindingError, "does not open")
 
 
-@given(st.integers(0, 63), st.integers(1, 255))
+@given(st.integers(0, 95), st.integers(1, 255))
 def test_a_seed_that_was_changed_on_its_way_is_refused_and_its_report_is_named(place: int, flip: int) -> None:
     request = asked(tasks(1, 2, 3))
     task, seed = request.reports[1]
@@ -132,23 +140,23 @@ def test_a_seed_that_was_changed_on_its_way_is_refused_and_its_report_is_named(p
     assert caught.value.tasks == (task,)
 
 
-@pytest.mark.parametrize("seed", [b"", bytes(63), bytes(65)])
+@pytest.mark.parametrize("seed", [b"", bytes(95), bytes(97)])
 def test_what_is_no_sealed_seed_is_refused(seed: bytes) -> None:
     request = asked(tasks(1, 2, 3))
     request = request._replace(reports=(*request.reports[:2], SealedSeed(Task(3, 0, 0), seed)))
-    refuses(Helper(TERMS, KEY), request, MalformedError, "not 64 sealed bytes")
+    refuses(Helper(TERMS, KEY), request, MalformedError, "not 96 sealed bytes")
 
 
-def test_64_bytes_that_nobody_sealed_are_refused() -> None:
+def test_96_bytes_that_nobody_sealed_are_refused() -> None:
     request = asked(tasks(1, 2, 3))
-    request = request._replace(reports=(*request.reports[:2], SealedSeed(Task(3, 0, 0), bytes(64))))
+    request = request._replace(reports=(*request.reports[:2], SealedSeed(Task(3, 0, 0), bytes(96))))
     refuses(Helper(TERMS, KEY), request, BindingError, "does not open")
 
 
 @pytest.mark.parametrize("task", [Task(-1, 0, 0), Task(1, -1, 0), Task(1, 0, -1), Task(1, 0, 2**63)])
 def test_what_names_no_report_is_refused(task: Task) -> None:
     request = asked(tasks(1, 2, 3))
-    request = request._replace(reports=(*request.reports[:2], SealedSeed(task, bytes(64))))
+    request = request._replace(reports=(*request.reports[:2], SealedSeed(task, bytes(96))))
     refuses(Helper(TERMS, KEY), request, MalformedError, "does not name a report")
 
 
@@ -173,21 +181,35 @@ def test_a_report_that_outweighs_the_others_is_refused_whatever_their_number() -
     batch = [*tasks(1, 2, 3, 4, 5), Task(6, 5, 0)]
     request = asked(batch, steep)._replace(version=5)
     assert [steep.weight(task, 5) for task in batch] == [1, 1, 1, 1, 1, 1 << 14]
-    sentence = "only 1 clients of this batch have at least 1/16 of its largest weight"
+    sentence = "hide each other like 1 clients of equal weight, and the helper wants 3"
     refuses(Helper(steep, KEY), request, ShortBatchError, sentence)
     twice = [*tasks(1, 2, 3), Task(6, 5, 0), Task(6, 5, 1)]
     refuses(Helper(steep, KEY), asked(twice, steep)._replace(version=5), ShortBatchError, sentence)
 
 
-@given(st.lists(st.integers(0, 255), min_size=3, max_size=6))
-def test_weights_that_fade_slowly_are_added_up_to_a_staleness_of_255(ages: list[int]) -> None:
-    batch = [Task(client, 255 - age, 0) for client, age in enumerate(ages)]
-    Helper(SLOW, KEY).add(asked(batch, SLOW)._replace(version=255))
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 255)), min_size=3, max_size=6, unique=True))
+def test_a_sum_needs_an_effective_cohort_of_the_minimum(reports: list[tuple[int, int]]) -> None:
+    """By (sum w)^2 / sum w^2, with the weight of a client that reports twice counted once."""
+    batch = [Task(client, 255 - age, visit) for visit, (client, age) in enumerate(reports)]
+    whole = np.zeros(5, dtype=np.int64)
+    for client, age in reports:
+        whole[client] += round(2**14 / np.sqrt(1 + age))
+    request = asked(batch, SLOW)._replace(version=255)
+    if whole.sum() ** 2 >= 3 * (whole**2).sum():
+        Helper(SLOW, KEY).add(request)
+    else:
+        refuses(Helper(SLOW, KEY), request, ShortBatchError, "distinct clients|hide each other like")
+
+
+def test_an_effective_cohort_is_at_most_the_number_of_clients() -> None:
+    assert effective_cohort(tasks(1, 2, 3), [7, 7, 7]) == 3
+    assert effective_cohort([*tasks(1, 2), Task(2, 0, 1)], [2, 1, 1]) == 2
+    assert effective_cohort(tasks(1, 2, 3, 4, 5), [256, 16, 16, 16, 16]) == Fraction(320**2, 256**2 + 4 * 256)
 
 
 def test_a_stale_report_is_added_beside_enough_others_and_does_not_count_as_one() -> None:
     stale = Task(9, 0, 0)
-    sentence = "only 2 clients"
+    sentence = "like 2.12 clients"
     few, many = ([stale, *tasks(*range(count), version=256)] for count in (2, 3))
     refuses(Helper(SLOW, KEY), asked(few, SLOW)._replace(version=256), ShortBatchError, sentence)
     Helper(SLOW, KEY).add(asked(many, SLOW)._replace(version=256))
@@ -198,7 +220,7 @@ def test_after_a_refusal_the_others_can_be_summed_without_the_report_at_fault() 
     batch = tasks(1, 2, 3, 4)
     for task in batch[:3]:
         leader.take(made(task, task.client))
-    leader.take(made(batch[3])._replace(sealed=bytes(64)))
+    leader.take(made(batch[3])._replace(sealed=bytes(96)))
     with pytest.raises(BindingError) as caught:
         leader.total(batch, 0)
     assert caught.value.tasks == (batch[3],)
@@ -208,10 +230,10 @@ def test_after_a_refusal_the_others_can_be_summed_without_the_report_at_fault() 
 
 def test_a_client_with_two_visits_in_a_batch_adds_both() -> None:
     leader = Leader(TERMS, Helper(TERMS, KEY))
-    batch = [*tasks(1, 2, 3), Task(3, 0, 1)]
+    batch = [*tasks(1, 2, 3, 4), Task(3, 0, 1)]
     for task in batch:
         leader.take(made(task, 0.5))
-    assert decode(leader.total(batch, 0), TERMS.unit).tolist() == [2.0, 2.0]
+    assert decode(leader.total(batch, 0), TERMS.unit).tolist() == [2.5, 2.5]
 
 
 def test_the_leader_refuses_what_it_cannot_add() -> None:
@@ -221,7 +243,7 @@ def test_the_leader_refuses_what_it_cannot_add() -> None:
         leader.take(good._replace(share=np.zeros(3, np.uint32)))
     with pytest.raises(MalformedError, match="is float64, not uint32"):
         leader.take(good._replace(share=np.zeros(2)))  # type: ignore[arg-type]
-    with pytest.raises(MalformedError, match="not 64 sealed bytes"):
+    with pytest.raises(MalformedError, match="not 96 sealed bytes"):
         leader.take(good._replace(sealed=b"seed"))
     leader.take(good)
     with pytest.raises(ReplayError, match="visit 0 of client 1 has reported already"):

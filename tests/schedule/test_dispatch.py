@@ -129,3 +129,15 @@ def test_a_former_name_is_answered_with_the_one_of_now() -> None:
         parse_dispatch("rounds", 20, 5, 100)
     assert current_name("rounds") == "round-refill"
     assert current_name("poisson") == "poisson"
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_every_choice_has_a_key_of_its_own(count: int) -> None:
+    """Choices that share a key would choose the same clients again and again."""
+    rng = KeyedRng(4)
+    drawn = [tuple(rng.ranks(1_000, count)) for _ in range(50)]
+    assert len(set(drawn)) == 50
+    assert len({rank for ranks in drawn for rank in ranks}) > 40 * count
+    again = KeyedRng(4)
+    again.load(KeyedRng(4, choices=count).save())
+    assert tuple(again.ranks(1_000, count)) == drawn[1]

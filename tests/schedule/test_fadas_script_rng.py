@@ -176,7 +176,7 @@ def test_trailing_is_refused_where_nobody_knows_the_order_of_starting() -> None:
     engine = ENGINES["sequential"](world)
     with pytest.raises(InputError, match="use dispatch round-refill"):
         play(trailing(), engine, Asynchronous(5))
-    with pytest.raises(InputError, match="a trace does not tell"):
+    with pytest.raises(InputError, match="a trace does not contain"):
         next(replay(trailing(), engine, [], dispatch=RoundRefill(5), buffer=3))
     with pytest.raises(InputError, match="which a site does not know"):
         check_deployable("fadas", trailing())

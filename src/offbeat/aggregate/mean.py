@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from offbeat import trees
-from offbeat.aggregate.uploads import ClippingBounds
+from offbeat.aggregate.uploads import ClippingBounds, NoiseRequest
 from offbeat.core import AnyAlgorithm, Cohort, SavedState, Task, Vector
 from offbeat.privacy.ledger import is_simulated
 from offbeat.schedule.availability import Always, Availability
@@ -49,11 +49,19 @@ class PrivacyCost(NamedTuple):
     delta: float
     releases: int
     terms: str  # under which assumptions, in a sentence
+    unamplified: float | None = None  # epsilon against whoever sees who contributed when; None: the same
 
     @property
     def simulated(self) -> bool:
         """Whether epsilon counts on amplification that does not hold, and so is no guarantee."""
         return is_simulated(self.terms)
+
+    def as_json(self) -> dict[str, Any]:
+        """As JSON, which has no infinity."""
+        return {
+            name: None if isinstance(value, float) and math.isinf(value) else value
+            for name, value in self._asdict().items()
+        }
 
 
 class Aggregation(Protocol):
@@ -115,8 +123,18 @@ class RunningSum(Protocol):
         """The largest number that an upload may hold."""
         ...
 
-    def total(self, payload: Tree, tasks: Sequence[Task], cohort: Cohort) -> Tree:
-        """The weighted sum over tasks: leaves (tasks, ...) to leaves (...)."""
+    def total(
+        self,
+        payload: Tree,
+        tasks: Sequence[Task],
+        cohort: Cohort,
+        dtype: torch.dtype | None = None,
+        noise: NoiseRequest | None = None,
+    ) -> Tree:
+        """The weighted sum over tasks: leaves (tasks, ...) to leaves (...), computed in `dtype`.
+
+        None: each leaf in its own. `noise` is what a helper adds to the sum.
+        """
         ...
 
     def secure_encoding(self, clip: ClippingBounds | None = None) -> SecureEncoding | None:
@@ -146,6 +164,9 @@ class Summation(Protocol):
         ...
 
 
+_CONVERTED = 1 << 22  # numbers that are converted to another dtype at a time
+
+
 @dataclass(frozen=True)
 class PlainSum:
     """The server sees every upload and adds them."""
@@ -165,11 +186,31 @@ class PlainSum:
     def open(self, opening: AggregationContext) -> "PlainSum":
         return self
 
-    def total(self, payload: Tree, tasks: Sequence[Task], cohort: Cohort) -> Tree:
+    def total(
+        self,
+        payload: Tree,
+        tasks: Sequence[Task],
+        cohort: Cohort,
+        dtype: torch.dtype | None = None,
+        noise: NoiseRequest | None = None,
+    ) -> Tree:
+        assert noise is None  # `Private` asks for it under secure aggregation only
+
         def add(stack: Tensor) -> Tensor:
-            numbers = stack if stack.is_floating_point() else stack.to(torch.get_default_dtype())
-            weights = torch.tensor(cohort.weights, dtype=numbers.dtype, device=stack.device)
-            return (weights @ numbers.reshape(len(stack), -1)).view(stack.shape[1:])
+            own = stack.dtype if stack.is_floating_point() else torch.get_default_dtype()
+            if not len(stack):  # nothing has arrived for a timed release
+                return stack.new_zeros(stack.shape[1:], dtype=dtype or own)
+            # from pinned memory, since another copy would wait for all that is queued on a GPU
+            weights = torch.tensor(cohort.weights, dtype=dtype or own, pin_memory=stack.is_cuda)
+            weights = weights.to(stack.device, non_blocking=True)
+            rows = stack.reshape(len(stack), -1)
+            # rows of another dtype are converted a few at a time, so that no second copy of all exists
+            count = len(rows) if own == weights.dtype else max(1, _CONVERTED // max(1, rows.shape[1]))
+            total = weights[:count] @ rows[:count].to(weights.dtype)
+            for start in range(count, len(rows), max(1, count)):
+                piece = slice(start, start + count)
+                total += weights[piece] @ rows[piece].to(weights.dtype)
+            return total.view(stack.shape[1:])
 
         return trees.map(add, payload)
 

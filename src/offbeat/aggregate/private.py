@@ -1,5 +1,8 @@
 """Means under differential privacy: uploads are clipped, sums get noise, and releases are counted.
 
+Sums and noise are in double precision whatever the dtype of the model, and what is released is rounded to it
+last: the noise would be lost where the sum of a large cohort has few digits left for it.
+
 The unit of privacy is a client: runs are compared that differ by one client's contributions. Nothing here
 makes what a client stores agree with what the server was told: a method whose server adds up changes of
 clients' memory (control variates) sees clipped and noisy ones, and its mean drifts from theirs.
@@ -13,6 +16,7 @@ from dataclasses import InitVar, dataclass
 from functools import partial
 from typing import Any, NamedTuple, Self
 
+import torch
 from torch import Tensor
 
 from offbeat import trees
@@ -26,24 +30,28 @@ from offbeat.aggregate.mean import (
 )
 from offbeat.aggregate.uploads import (
     ClippingBounds,
+    NoiseRequest,
     Payload,
     SecretShares,
     clip_uploads,
+    probe_upload,
     server_reads_staleness,
     upload_fields,
 )
 from offbeat.core import AnyAlgorithm, Cohort, SavedState, Task, traits_of
-from offbeat.errors import InputError
+from offbeat.errors import InputError, unknown_name
 from offbeat.privacy import clipping
-from offbeat.privacy.accountant import Accountant, PldAccountant, Releases, check_delta, check_epsilon
+from offbeat.privacy.accountant import Accountant, PldAccountant, RdpAccountant, check_delta, check_epsilon
 from offbeat.privacy.correlated import IndependentNoise, NoiseCorrelation, NoiseStream
 from offbeat.privacy.ledger import (
+    NOISE_SOURCES,
     Ledger,
     PrivacyAccounting,
     PrivacyBudget,
     ReleaseTotals,
     amplification_refused,
     corrected_end,
+    noise_statement,
     privacy_statement,
 )
 from offbeat.privacy.mechanism import (
@@ -56,8 +64,9 @@ from offbeat.privacy.mechanism import (
     seeded_key,
     subkey,
 )
-from offbeat.schedule.availability import Always
-from offbeat.schedule.dispatch import Dispatch, Phases, Poisson, Queues
+from offbeat.privacy.secure.terms import NOISE_ROOM
+from offbeat.schedule.availability import Always, Cycle
+from offbeat.schedule.dispatch import Dispatch, Phases, Poisson, Queues, TimedDispatch, TimedPoisson
 from offbeat.schedule.participation import Participation
 from offbeat.schedule.staleness import Equal
 from offbeat.trees import Tree
@@ -75,6 +84,9 @@ class PrivatePlan(NamedTuple):
     population: int
     rounding: float  # of each number, by the way that uploads are summed
     seed: int | None  # of the noise; None: it has a secret key
+    dtype: torch.dtype  # of the model, to which what is released is rounded
+    source: str  # of the noise: server, helper or both
+    sizes: Mapping[str, int]  # numbers of each field of an upload
 
 
 class PrivateAggregation:
@@ -88,7 +100,7 @@ class PrivateAggregation:
         self._ledger = Ledger(plan.population, plan.spending.max_participations, plan.spending.min_separation)
         self._summing = summing
         self._unlock(secret_key() if plan.seed is None else seeded_key(plan.seed))
-        self._known: tuple[tuple[Releases, ...], float] | None = None  # the last epsilon computed
+        self._known: tuple[ReleaseTotals, float, float | None] | None = None  # the last epsilons computed
 
     def collect(self, uploads: Tree, tasks: Sequence[Task], cohort: Cohort) -> Tree:
         if not all(0 <= weight <= 1 for weight in cohort.weights):
@@ -100,7 +112,7 @@ class PrivateAggregation:
             raise InputError("clients that clip by themselves knew other bounds than those of this step.")
         else:
             payload = uploads._replace(clip=clip)
-        total = self._summing.total(payload, tasks, cohort)
+        total = self._summing.total(payload, tasks, cohort, torch.float64, clip.noise)
         if not self._starting:
             self._ledger.contribute([task.client for task in tasks])
         return total
@@ -108,7 +120,7 @@ class PrivateAggregation:
     def release(self, total: Payload, cohort: Cohort) -> Tree:
         starting = self._starting
         stream, step = (self._first, 0) if starting else (self._stream, self._ledger.tally.steps)
-        noised = self._noise(total, stream, step)
+        noised = total if self._plan.source == "helper" else self._noise(total, stream, step)
         if starting:
             self._ledger.begin()
         else:
@@ -118,11 +130,12 @@ class PrivateAggregation:
                 bound = self.bounds[name]
                 moved = self._mechanism.adaptive.move(bound, answer, sum(cohort.weights))
                 self.bounds[name] = min(moved, self._summing.largest)
-        return trees.map(lambda leaf: leaf / len(cohort.weights), noised.uploads)
+        return trees.map(lambda leaf: (leaf / len(cohort.weights)).to(self._plan.dtype), noised.uploads)
 
     @property
     def hides_sample(self) -> bool:
-        return self._spending.rate is not None and self._plan.seed is None
+        drawn = self._spending.rate is not None or self._spending.sampling is not None
+        return drawn and self._plan.seed is None
 
     def secure_encoding(self) -> SecureEncoding | None:
         """With the bounds of the next release, to which clients clip their uploads."""
@@ -147,10 +160,11 @@ class PrivateAggregation:
         return partial(self._spent, self._ledger.tally)
 
     def _spent(self, tally: ReleaseTotals) -> PrivacyCost:
-        releases = self._spending.releases(tally)
-        if self._known is None or self._known[0] != releases:
-            self._known = releases, self._spending.epsilon(tally)
-        return PrivacyCost(self._known[1], self._spending.delta, tally.steps + tally.start, self._plan.terms)
+        spending = self._spending
+        if self._known is None or self._known[0] != tally:
+            self._known = tally, spending.epsilon(tally), spending.unamplified(tally)
+        _, epsilon, unamplified = self._known
+        return PrivacyCost(epsilon, spending.delta, tally.steps + tally.start, self._plan.terms, unamplified)
 
     def save(self) -> SavedState:
         """With the noise key, which is stored nowhere else."""
@@ -161,6 +175,7 @@ class PrivateAggregation:
             "key": None if self._plan.seed is not None else self._key.hex(),
             "spent": {  # for whoever reads the file without the run
                 "releases": [list(each) for each in self._spending.releases(self._ledger.tally)],
+                "unamplified": self._spending.unamplified_releases(self._ledger.tally),
                 "delta": self._spending.delta,
                 "accountant": self._spending.accountant.name,
                 "made": self._ledger.tally.steps + self._ledger.tally.start,
@@ -187,7 +202,26 @@ class PrivateAggregation:
 
     @property
     def _clip(self) -> ClippingBounds:
-        return ClippingBounds(dict(self.bounds), list(self._mechanism.moving))
+        return ClippingBounds(dict(self.bounds), list(self._mechanism.moving), self._helper_noise())
+
+    def _helper_noise(self) -> NoiseRequest | None:
+        """The noise that the helper adds to the next sum."""
+        plan, mechanism = self._plan, self._mechanism
+        if plan.source == "server":
+            return None
+        deviations = mechanism.deviations(self.bounds, plan.sizes, plan.rounding)
+        fields = [(size, deviations[name]) for name, size in plan.sizes.items()]
+        if mechanism.moving:
+            fields.append((len(mechanism.moving), mechanism.answer_deviation()))
+        most = plan.spending.max_participations
+        assert most is not None
+        return NoiseRequest(
+            tuple(fields),
+            most,
+            plan.spending.min_separation,
+            subkey(self._key, "helper"),
+            plan.seed is not None,
+        )
 
     def _unlock(self, key: bytes) -> None:
         self._key = key
@@ -237,6 +271,7 @@ class Private:
     nominal: int | None = None  # for simulations: noise as if cohorts were of this size
     summation: Summation = PlainSum()
     noise_seed: int | None = None  # for simulations: noise that can be repeated; None: from a secret key
+    noise_source: str = "server"  # who adds the noise: server, helper or both; the last two in secure sums
     amplified: InitVar[bool] = False  # refused: it does not hold for a buffer of fixed size
 
     def __post_init__(self, amplified: bool) -> None:
@@ -324,6 +359,23 @@ class Private:
             self.noise, tuple(shares.items()), opening.buffer / cohort, cohort, self.adaptive, moving
         )
         mechanism.check()
+        sizes = {
+            name: trees.numel(part)
+            for name, part in clipping.fields(probe_upload(opening.algorithm, opening.x)).items()
+        }
+        if self.noise_source != "server":
+            self._check_helper_noise(opening)
+            deviations = mechanism.deviations(bounds, sizes, self.summation.rounding)
+            if moving:
+                deviations["answers"] = mechanism.answer_deviation()
+            for name, deviation in deviations.items():
+                room = bounds.get(name, 0.5) + NOISE_ROOM * deviation / opening.buffer
+                if room > summing.largest:
+                    raise InputError(
+                        f"the bound of {name} with its noise takes {room:.4g} a number, and secure "
+                        f"aggregation has {summing.largest:.4g}: lower the bound, the noise, the buffer or "
+                        "the bits."
+                    )
         simulated = self.simulate_amplification
         rate = sampling_rate(opening.dispatch, opening.buffer, opening.population) if simulated else None
         spending = PrivacyAccounting(
@@ -334,10 +386,12 @@ class Private:
             self.participation.min_separation,
             self.correlation,
             self.accountant,
+            opening.dispatch.sampling if isinstance(opening.dispatch, TimedDispatch) else None,
         )
         start = opening.algorithm.warmup() is not None
         buffer, population, seeded = opening.buffer, opening.population, self.noise_seed is not None
-        said = privacy_statement(spending, start, buffer, population, self.nominal, seeded)
+        party = noise_statement(self.noise_source) if self.noise and self.summation.secret else None
+        said = privacy_statement(spending, start, buffer, population, self.nominal, seeded, party)
         budget = None
         if self.epsilon is not None:
             budget = spending.budget(self.epsilon, start, opening.rounds)
@@ -348,12 +402,51 @@ class Private:
                 )
         rounding, seed = self.summation.rounding, self.noise_seed
         plan = PrivatePlan(
-            mechanism, spending, said, budget, self.epsilon, start, opening.population, rounding, seed
+            mechanism,
+            spending,
+            said,
+            budget,
+            self.epsilon,
+            start,
+            opening.population,
+            rounding,
+            seed,
+            opening.x.dtype,
+            self.noise_source,
+            sizes,
         )
         return PrivateAggregation(plan, bounds, summing)
 
+    def _check_helper_noise(self, opening: AggregationContext) -> None:
+        """Refuse a run in which the helper cannot add the noise."""
+        if not self.summation.secret:
+            raise InputError("noise from the helper needs secure aggregation, which has one: use that, too.")
+        if not isinstance(self.accountant, RdpAccountant):
+            raise InputError(
+                "the helper's noise is a discrete Gaussian, whose Renyi divergences are known and whose "
+                "privacy loss distribution is not that of a Gaussian: use the rdp accountant."
+            )
+        if opening.algorithm.warmup() is not None:
+            raise InputError(
+                f"{type(opening.algorithm).__name__} starts with sums over all clients in pieces, each of "
+                "which would get the helper's noise: use a method without such a start, or noise from the "
+                "server."
+            )
+
     def _check_claims(self) -> None:
         """Refuse settings that contradict each other."""
+        if self.noise_source not in NOISE_SOURCES:
+            raise unknown_name("source of noise", self.noise_source, NOISE_SOURCES)
+        if self.noise_source != "server":
+            if not self.noise:
+                raise InputError("there is no noise for the helper to add: give noise above 0.")
+            if not isinstance(self.correlation, IndependentNoise):
+                raise InputError("the helper's noise is independent from sum to sum: use independent noise.")
+            if self.simulate_amplification or self.participation.max_participations is None:
+                raise InputError(
+                    "the helper counts how often a client contributes, and nothing amplifies its noise: say "
+                    "how many contributions there are at most."
+                )
         correlated = not isinstance(self.correlation, IndependentNoise)
         if correlated and self.simulate_amplification:
             raise InputError(
@@ -364,10 +457,6 @@ class Private:
             raise InputError("correlated noise needs bounds that stay: use it without adaptive clipping.")
         if not self.noise:
             return
-        if not self.simulate_amplification and self.participation.max_participations is None:
-            raise InputError(
-                "without amplification the contributions of a client must be bounded: say how many at most."
-            )
         if self.participation.min_separation < 1:
             raise InputError(
                 "a client could be twice in one server step: keep its contributions at least 1 step apart."
@@ -383,6 +472,13 @@ class Private:
             )
         if not 0 <= opening.weights(0) <= 1:
             raise InputError("staleness weights above 1 would outgrow the bounds: use lower ones.")
+        if isinstance(dispatch, TimedDispatch):
+            self._check_timed(opening)
+            return
+        if not self.simulate_amplification and self.participation.max_participations is None:
+            raise InputError(
+                "without amplification the contributions of a client must be bounded: say how many at most."
+            )
         if not self.simulate_amplification:
             return
         if not isinstance(dispatch, Poisson):
@@ -402,6 +498,38 @@ class Private:
             raise InputError(
                 f"{name}'s server reads how stale updates are, which tells who was sampled when: "
                 "use it without, or do not simulate amplification."
+            )
+
+    def _check_timed(self, opening: AggregationContext) -> None:
+        """Refuse what the proof for timed releases does not cover."""
+        if self.simulate_amplification:
+            raise InputError(
+                "the amplification of timed releases is proved: do not simulate it, or use poisson dispatch."
+            )
+        if self.participation.max_participations is not None or self.participation.min_separation != 1:
+            raise InputError(
+                "under timed releases the dispatch draws how often a client contributes: leave the "
+                "participation out."
+            )
+        if not isinstance(self.correlation, IndependentNoise):
+            raise InputError(
+                "correlated noise is not amplified by the draw of timed releases: use independent noise, or "
+                "another dispatch."
+            )
+        if self.summation.secret:
+            raise InputError(
+                "secure aggregation sums no fewer than its minimum of reports, and under timed releases "
+                "whether there are as many tells who was drawn: use one of the two."
+            )
+        if isinstance(opening.dispatch, TimedPoisson) and opening.dispatch.lead > 1:
+            raise InputError(
+                "with a lead above 1 a client may be late for one release because it works for a later one, "
+                "which Poisson sampling does not cover: use a lead of 1, or allocation dispatch."
+            )
+        if not isinstance(opening.availability, Always | Cycle):
+            raise InputError(
+                f"whether a client is available by {type(opening.availability).__name__} might depend on its "
+                "data, which timed releases do not cover: use Always or Cycle."
             )
 
 
@@ -439,4 +567,7 @@ _FORMER_NAMES = {
 
 def current_repr(text: str) -> str:
     """The `repr` of an aggregator in a checkpoint of an earlier version, with the names of now."""
-    return re.sub(r"\b(\w+)(?=[(=])", lambda found: _FORMER_NAMES.get(found[1], found[1]), text)
+    current = re.sub(r"\b(\w+)(?=[(=])", lambda found: _FORMER_NAMES.get(found[1], found[1]), text)
+    if current.startswith("Private(") and "noise_source=" not in current:
+        return f"{current[:-1]}, noise_source='server')"
+    return current

@@ -20,13 +20,22 @@ from torch import Tensor
 
 from offbeat import draws, trees
 from offbeat.aggregate.mean import AggregationContext, SecureEncoding
-from offbeat.aggregate.uploads import ClippingBounds, Payload, SecretShares, probe_upload
+from offbeat.aggregate.uploads import ClippingBounds, NoiseRequest, Payload, SecretShares, probe_upload
 from offbeat.core import AnyAlgorithm, Cohort, SavedState, Task
 from offbeat.errors import InputError
+from offbeat.privacy.mechanism import fingerprint
 from offbeat.privacy.secure.client import Report, make_report
 from offbeat.privacy.secure.encoding import Residues, decode
-from offbeat.privacy.secure.servers import MAX_WEIGHT_RATIO, AggregationHelper, Helper, Leader
-from offbeat.privacy.secure.terms import BindingError, SecureTerms, SignatureError
+from offbeat.privacy.secure.servers import AggregationHelper, Helper, Leader
+from offbeat.privacy.secure.terms import (
+    DEFAULT_MINIMUM,
+    BindingError,
+    HelperNoise,
+    MessageError,
+    ParticipationError,
+    SecureTerms,
+    SignatureError,
+)
 from offbeat.schedule.dispatch import Synchronous
 from offbeat.schedule.staleness import Equal, StalenessWeights, parse_weights
 from offbeat.trees import Tree
@@ -34,6 +43,7 @@ from offbeat.trees import Tree
 TERM_NUMBERS = ("length", "most", "minimum", "bits", "weight_bits")
 TERM_NAMES = ("run", *TERM_NUMBERS, "weights")
 _MAX_NUMBER = 1 << 62  # of a whole number
+_MAX_FIELDS = 1000  # of the helper's noise
 _RUN_PATTERN = re.compile(r"(?:[0-9a-f]{2}){1,255}")
 _WEIGHTS_PATTERN = re.compile(r"[a-z]{1,20}(?::[0-9.e+-]{1,30}){0,2}")
 
@@ -48,13 +58,13 @@ def write_terms(terms: SecureTerms) -> dict[str, Any]:
     }
 
 
-def read_terms(told: dict[str, Any]) -> SecureTerms:
+def read_terms(given: dict[str, Any]) -> SecureTerms:
     """The terms in an untrusted message, checked; other keys are ignored."""
     for name in TERM_NUMBERS:
-        number = told.get(name)
+        number = given.get(name)
         if type(number) is not int or not 0 <= number < _MAX_NUMBER:
             raise InputError(f"the terms of a secure sum need a whole number as {name}.")
-    run, rule = told.get("run"), told.get("weights")
+    run, rule = given.get("run"), given.get("weights")
     if type(run) is not str or not _RUN_PATTERN.fullmatch(run):
         raise InputError("the terms of a secure sum need the name of a run, in hexadecimal digits.")
     if type(rule) is not str or not _WEIGHTS_PATTERN.fullmatch(rule):
@@ -62,16 +72,48 @@ def read_terms(told: dict[str, Any]) -> SecureTerms:
     weigh = parse_weights(rule)
     if str(weigh) != rule:
         raise InputError(f"the terms of a secure sum have weights {rule}, which are written {weigh}.")
-    length, most, minimum, bits, weight_bits = (told[name] for name in TERM_NUMBERS)
+    length, most, minimum, bits, weight_bits = (given[name] for name in TERM_NUMBERS)
     return SecureTerms(bytes.fromhex(run), length, most, minimum, bits, weight_bits, weigh, rule)
+
+
+def write_noise(noise: HelperNoise | None) -> dict[str, Any] | None:
+    """What `read_noise` reads."""
+    if noise is None:
+        return None
+    return noise._asdict() | {"fields": [list(field) for field in noise.fields]}
+
+
+def read_noise(given: Any) -> HelperNoise | None:
+    """The helper's noise in an untrusted message."""
+    if given is None:
+        return None
+    if type(given) is not dict or set(given) != set(HelperNoise._fields) or type(given["fields"]) is not list:
+        raise InputError("the helper's noise needs fields, max_participations and min_separation.")
+    fields, *bounds = (given[name] for name in HelperNoise._fields)
+    if not all(type(bound) is int and 1 <= bound < _MAX_NUMBER for bound in bounds):
+        raise InputError("the helper's noise covers whole numbers of participations and server steps.")
+    pairs = [tuple(field) for field in fields if type(field) is list and len(field) == 2]
+    if len(pairs) != len(fields) or not pairs or len(pairs) > _MAX_FIELDS:
+        raise InputError("each field of the helper's noise needs a length and a standard deviation.")
+    if not all(type(count) is int and type(deviation) is float for count, deviation in pairs):
+        raise InputError("each field of the helper's noise needs a length and a standard deviation.")
+    return HelperNoise(tuple(pairs), *bounds)
+
+
+def noise_terms(terms: SecureTerms, noise: NoiseRequest | None) -> SecureTerms:
+    """The terms of a sum to which the helper adds this noise."""
+    if noise is None:
+        return terms
+    fields = tuple((count, deviation / terms.unit) for count, deviation in noise.fields)
+    return replace(terms, noise=HelperNoise(fields, noise.max_participations, noise.min_separation))
 
 
 def clipping_digest(bounds: Mapping[str, float] | None, moving: Sequence[str] = ()) -> str:
     """What `Terms.clipping` is where clients clip to these bounds; empty where they do not clip."""
     if bounds is None:
         return ""
-    told = [sorted((name, float(bound).hex()) for name, bound in bounds.items()), list(moving)]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+    stated = [sorted((name, float(bound).hex()) for name, bound in bounds.items()), list(moving)]
+    return hashlib.sha256(json.dumps(stated).encode()).hexdigest()
 
 
 def weights_text(weights: StalenessWeights) -> str:
@@ -95,12 +137,12 @@ class Secure:
     """Two servers add secret shares; `offbeat.privacy.secure` says what that protects and what not.
 
     A sum is exact in fixed point of `bits` fractional bits, and refused where it could overflow or
-    would be of fewer than `minimum` distinct clients with weights within 16 times of each other; a
-    client that is in a buffer twice is one of them, and adds both its reports. Weights that fade are
-    rounded to multiples of 2^-weight_bits.
+    where (sum w)^2 / sum w^2 over the weights w of its clients is below `minimum`; with equal weights
+    this is the number of distinct clients. A client that is in a buffer twice is one of them, and adds
+    both its reports. Weights that fade are rounded to multiples of 2^-weight_bits.
     """
 
-    minimum: int = 5
+    minimum: int = DEFAULT_MINIMUM
     bits: int = 16
     stochastic: bool = False  # round up or down at random, so that errors cancel on average
     weight_bits: int = 8  # not used where all weights are 1
@@ -127,12 +169,11 @@ class Secure:
             )
         reach = int(min(opening.max_staleness, _ASSUMED_STALENESS))
         stale = not isinstance(opening.dispatch, Synchronous)
-        if stale and here == self.minimum and opening.weights(reach) * MAX_WEIGHT_RATIO < 1:
+        if stale and here == self.minimum and opening.weights(reach) != opening.weights(0):
             raise InputError(
-                f"an update of staleness {reach} would have less than "
-                f"1/{MAX_WEIGHT_RATIO} of a fresh one's weight "
-                "and hide nobody, and a buffer as small as the minimum needs every client: raise the "
-                "buffer, set a lower limit, or use weights that fade less."
+                f"updates of different staleness have different weights, so that a buffer of {here} clients "
+                f"hides each of them less than {self.minimum} clients of equal weight would: raise the "
+                "buffer, lower the minimum, set a limit of 0, or use constant weights."
             )
 
     def open(self, opening: AggregationContext) -> "SecureSum":
@@ -149,7 +190,7 @@ class SecureSum:
         self._secure = secure
         self._opening = opening
         self._run = secrets.token_bytes(16)
-        self._servers: tuple[SecureTerms, Leader, Helper] | None = None  # None until uploads have a length
+        self._servers: tuple[SecureTerms, Helper] | None = None  # None until uploads have a length
 
     @property
     def largest(self) -> float:
@@ -162,12 +203,25 @@ class SecureSum:
     def secure_encoding(self, clip: ClippingBounds | None = None) -> None:
         """None: the uploads are encoded in this process."""
 
-    def total(self, payload: Tree, tasks: Sequence[Task], cohort: Cohort) -> Tree:
+    def total(
+        self,
+        payload: Tree,
+        tasks: Sequence[Task],
+        cohort: Cohort,
+        dtype: torch.dtype | None = None,
+        noise: NoiseRequest | None = None,
+    ) -> Tree:
         check_weights(self._opening.weights, tasks, cohort)
         stacks = [to_fixed_point_input(leaf).reshape(len(tasks), -1) for leaf in trees.leaves(payload)]
         length = sum(stack.shape[1] for stack in stacks)
-        terms, leader, helper = self._servers or self._begin(length)
-        key = helper.public_key
+        agreed, helper = self._servers or self._begin(length)
+        helper.terms = terms = noise_terms(agreed, noise)
+        if noise is not None:
+            # One label for one sum: the noise of a step that is repeated is the same for the same sum alone.
+            sums = [] if noise.seeded else [stack.double().sum(0) for stack in stacks]
+            helper.noise_key = noise.key
+            helper.noise_label = f"{cohort.version} {list(tasks)}".encode() + fingerprint(noise.key, sums)
+        leader, key = Leader(terms, helper), helper.public_key
         try:
             for row, task in enumerate(tasks):
                 parts = [stack[row] for stack in stacks]
@@ -176,25 +230,25 @@ class SecureSum:
             residues = leader.total(tasks, cohort.version)
         finally:
             leader.forget(tasks)
-        return unflatten_sum(residues, terms.unit, PayloadLayout.of(trees.map(lambda leaf: leaf[0], payload)))
+        layout = PayloadLayout.of(trees.map(lambda leaf: leaf[0], payload))
+        return unflatten_sum(residues, terms.unit, layout, dtype)
 
     def save(self) -> SavedState:
         if self._servers is None:
             return SavedState({}, {})
-        terms, _, helper = self._servers
+        terms, helper = self._servers
         return SavedState({"run": terms.run.hex(), "length": terms.length, "counted": helper.save()}, {})
 
     def load(self, saved: SavedState) -> None:
         if saved.facts:
             self._run = bytes.fromhex(saved.facts["run"])
-            _, _, helper = self._begin(saved.facts["length"])
+            _, helper = self._begin(saved.facts["length"])
             helper.load(saved.facts["counted"])
 
-    def _begin(self, length: int) -> tuple[SecureTerms, Leader, Helper]:
+    def _begin(self, length: int) -> tuple[SecureTerms, Helper]:
         """With a new key: no sealed seed outlives a sum here."""
         terms = self.terms(length)
-        helper = Helper(terms, X25519PrivateKey.generate())
-        self._servers = (terms, Leader(terms, helper), helper)
+        self._servers = (terms, Helper(terms, X25519PrivateKey.generate()))
         return self._servers
 
 
@@ -237,14 +291,16 @@ def check_weights(weights: StalenessWeights, tasks: Sequence[Task], cohort: Coho
         raise InputError("secure aggregation weighs reports by the run's own staleness weights alone.")
 
 
-def unflatten_sum(residues: Residues, unit: float, layout: PayloadLayout) -> Tree:
-    """The sum of flat payloads as a tree."""
+def unflatten_sum(
+    residues: Residues, unit: float, layout: PayloadLayout, dtype: torch.dtype | None = None
+) -> Tree:
+    """The sum of flat payloads as a tree; float64 holds it exactly, other dtypes round it."""
     sums = []
     start = 0
-    for shape, dtype, device in layout.leaves:
+    for shape, own, device in layout.leaves:
         part = decode(residues[start : start + shape.numel()], unit)
-        wide = dtype if dtype.is_floating_point else torch.get_default_dtype()
-        sums.append(part.to(device, wide).view(shape))
+        wide = own if own.is_floating_point else torch.get_default_dtype()
+        sums.append(part.to(device, dtype or wide).view(shape))
         start += shape.numel()
     return trees.unflatten(layout.tree, sums)
 
@@ -269,7 +325,8 @@ class HelperInfo(NamedTuple):
 
     key: bytes  # that clients seal to
     signed: bool  # whether it adds only what sites have signed
-    minimum: int = 2  # distinct clients in a sum, below which it serves no run
+    minimum: int = DEFAULT_MINIMUM  # clients in a sum, below which it serves no run
+    sums: int = 0  # that it has given away, in all runs
 
 
 class ExaminingHelper(AggregationHelper, Protocol):
@@ -343,14 +400,15 @@ class RemoteSecureSum:
         self._terms = agree_terms(distant.secure, opening, distant.run, length, weights_text(opening.weights))
         self._known: HelperInfo | None = None  # until somebody asks
         self._before: str | None = None  # the key that earlier reports were sealed to
+        self._sums = 0  # that the helper had given away when it was asked last
 
     @property
     def largest(self) -> float:
         return self._terms.largest
 
     def secure_encoding(self, clip: ClippingBounds | None = None) -> SecureEncoding:
-        """What clients are told about these sums."""
-        known = self._meet()
+        """The terms of these sums, as clients receive them."""
+        known, terms = self._meet(), self._terms_of(clip)
         bounds = None if clip is None else clip.bounds.items()
         facts = write_terms(self._terms) | {
             "stochastic": self._distant.secure.stochastic,
@@ -358,26 +416,35 @@ class RemoteSecureSum:
             "signed": known.signed,
             "bounds": bounds and {name: None if math.isinf(bound) else bound for name, bound in bounds},
             "moving": [] if clip is None else list(clip.moving),
+            "noise": write_noise(terms.noise),
         }
-        return SecureEncoding(facts, self._distant.helper.under(self._clipped(clip)).examine)
+        return SecureEncoding(facts, self._distant.helper.under(terms).examine)
 
-    def total(self, payload: Tree, tasks: Sequence[Task], cohort: Cohort) -> Tree:
+    def total(
+        self,
+        payload: Tree,
+        tasks: Sequence[Task],
+        cohort: Cohort,
+        dtype: torch.dtype | None = None,
+        noise: NoiseRequest | None = None,
+    ) -> Tree:
         if not isinstance(payload, SecretShares):
             raise InputError(
                 "these sums are of what clients hid by themselves: use an engine of a deployment."
             )
         check_weights(self._weights, tasks, cohort)
         self._meet()
-        terms = self._clipped(payload.clip)
+        terms = self._terms_of(payload.clip)
         leader = Leader(terms, self._distant.helper.under(terms))
         for row, task in enumerate(tasks):
             leader.take(_report_of(payload, row, task))
         residues = _add_reports(leader, list(tasks), cohort.version)
-        return unflatten_sum(residues, self._terms.unit, self._layout)
+        return unflatten_sum(residues, self._terms.unit, self._layout, dtype)
 
     def save(self) -> SavedState:
         key = self._known.key.hex() if self._known else self._before
-        return SavedState({"run": self._terms.run.hex(), "length": self._terms.length, "key": key}, {})
+        facts = {"run": self._terms.run.hex(), "length": self._terms.length, "key": key, "sums": self._sums}
+        return SavedState(facts, {})
 
     def load(self, saved: SavedState) -> None:
         facts = saved.facts
@@ -387,6 +454,7 @@ class RemoteSecureSum:
                 "go on in the folder that the run was begun in."
             )
         self._before, self._known = facts["key"], None
+        self._sums = facts.get("sums", 0)
 
     def _meet(self) -> HelperInfo:
         if self._known is None:
@@ -396,6 +464,12 @@ class RemoteSecureSum:
                     "the helper has another key than before, so it cannot open what clients sent: "
                     "start it with the key and the store that it had."
                 )
+            if known.sums < self._sums:
+                raise InputError(
+                    f"the helper knows of {known.sums} sums, and it had given {self._sums} away before: it "
+                    "was restored from a backup, and reports could be summed twice; restore its newest store."
+                )
+            self._sums = known.sums
             if self._distant.signed and not known.signed:
                 raise InputError(
                     "the helper does not ask for signatures: start it with the sites' public keys, "
@@ -409,9 +483,13 @@ class RemoteSecureSum:
             self._known = known
         return self._known
 
-    def _clipped(self, clip: ClippingBounds | None) -> SecureTerms:
-        """The terms of reports with this clipping: no others can be opened under them."""
-        return self._terms if clip is None else replace(self._terms, clipping=clipping_digest(*clip))
+    def _terms_of(self, clip: ClippingBounds | None) -> SecureTerms:
+        """The terms of reports with this clipping and noise: no others can be opened under them."""
+        if clip is None:
+            return self._terms
+        return noise_terms(
+            replace(self._terms, clipping=clipping_digest(clip.bounds, clip.moving)), clip.noise
+        )
 
 
 def _add_reports(leader: Leader, tasks: list[Task], version: int) -> Residues:
@@ -422,7 +500,7 @@ def _add_reports(leader: Leader, tasks: list[Task], version: int) -> Residues:
     while True:
         try:
             return leader.total(tasks, version)
-        except (BindingError, SignatureError) as refusal:
+        except (BindingError, MessageError, ParticipationError, SignatureError) as refusal:
             rest = [task for task in tasks if task not in refusal.tasks]
             if len(rest) == len(tasks):
                 raise

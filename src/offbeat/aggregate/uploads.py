@@ -20,11 +20,22 @@ class Payload(NamedTuple):
     answers: Tree = ()  # (moving fields,): plus a half where the norm was within the bound, else minus
 
 
+class NoiseRequest(NamedTuple):
+    """Noise that the helper of secure aggregation is to add to a sum."""
+
+    fields: tuple[tuple[int, float], ...]  # how many numbers a field has, and the standard deviation
+    max_participations: int
+    min_separation: int
+    key: bytes  # for a helper in the same process, which draws the noise from it
+    seeded: bool  # whether that key follows from a seed, for simulations that can be repeated
+
+
 class ClippingBounds(NamedTuple):
-    """How clients clip their uploads."""
+    """How clients clip their uploads, and the noise that the helper adds to their sum."""
 
     bounds: Mapping[str, float]
     moving: Sequence[str] = ()
+    noise: NoiseRequest | None = None
 
 
 class SecretShares(NamedTuple):
@@ -75,6 +86,15 @@ def server_reads_staleness(algorithm: AnyAlgorithm) -> bool:
         for staleness in (1, 30, 900)
         for left, right in zip(fresh, after(staleness), strict=True)
     )
+
+
+def shrinks_without_updates(algorithm: AnyAlgorithm) -> bool:
+    """Whether a mean of zero, as of a release without updates, moves a model that has just begun."""
+    x = torch.ones(1)
+    state, upload = algorithm.init(x), probe_upload(algorithm, x)
+    nothing = trees.map(torch.zeros_like, upload)
+    moved = algorithm.step(state, nothing, Cohort(0, 10, (0, 0), (1.0, 1.0))).x
+    return not torch.allclose(moved, x, rtol=0.0, atol=1e-6)
 
 
 def clients_read_staleness(algorithm: AnyAlgorithm) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from offbeat.cli import terminal
 from offbeat.cli.options import large_count, number, option_name
-from offbeat.errors import InputError
+from offbeat.errors import InputError, unknown_name
 from offbeat.privacy.accountant import (
     Accountant,
     PldAccountant,
@@ -23,21 +23,31 @@ from offbeat.privacy.accountant import (
 )
 from offbeat.privacy.correlated import BandedNoise, IndependentNoise, max_contributions, parse_correlation
 from offbeat.privacy.ledger import correct_statement, is_simulated
+from offbeat.schedule.dispatch import TIMED_DISPATCH_NAMES
 
 _OPTIONS: dict[str, tuple[Callable[[str], Any], str, str]] = {
-    "epsilon": (number, "E", "to be told the noise"),
-    "noise": (number, "SIGMA", "multiplier; to be told epsilon"),
+    "epsilon": (number, "E", "compute the noise for this epsilon"),
+    "noise": (number, "SIGMA", "compute epsilon for this noise multiplier"),
     "delta": (number, "D", "probability beside epsilon, such as 1e-7"),
-    "population": (large_count, "N", "how many clients there are"),
-    "cohort": (large_count, "S", "how many of them are in a server step, on average"),
+    "population": (large_count, "N", "number of clients"),
+    "cohort": (large_count, "S", "clients per server step, on average"),
     "rounds": (large_count, "T", "server steps"),
-    "max_participations": (large_count, "N", "no sampling is claimed: contributions of a client at most"),
+    "dispatch": (str, "NAME", "timed-poisson or allocation: how clients are drawn [timed-poisson]"),
+    "max_participations": (
+        large_count,
+        "N",
+        "contributions of a client at most; no sampling is assumed",
+    ),
     "min_separation": (
         large_count,
         "N",
         "server steps between two of them at least; default: 1, or as the noise needs it",
     ),
-    "noise_correlation": (str, "SPEC", "over server steps: independent, tree or banded:B [independent]"),
+    "noise_correlation": (
+        str,
+        "SPEC",
+        "over server steps: independent, tree, banded:B or blt[:STEPS] [independent]",
+    ),
     "accountant": (str, "NAME", "pld or rdp [pld]"),
 }
 _OPTIONS_OF_RUNS = ("delta", "accountant")
@@ -52,21 +62,22 @@ class PrivacyClaim(NamedTuple):
     scale: float
     assumption: str
     neighbours: str
+    slots: int | None = None
 
     def releases(self, noise: float) -> list[Releases]:
         """As an accountant adds them up."""
-        return [Releases(noise / self.scale, self.times, self.rate)]
+        return [Releases(noise / self.scale, self.times, self.rate, self.slots)]
 
 
 def add_privacy_options(command: argparse.ArgumentParser) -> None:
-    """The words of this command."""
-    command.add_argument("folder", nargs="?", metavar="RUN_FOLDER", help="to be told epsilon of a run so far")
+    """Add the options of `offbeat privacy`."""
+    command.add_argument("folder", nargs="?", metavar="RUN_FOLDER", help="compute epsilon of this run so far")
     for name, (kind, word, text) in _OPTIONS.items():
         command.add_argument(option_name(name), type=kind, default=None, metavar=word, help=text)
 
 
 def privacy_command(given: argparse.Namespace) -> int:
-    """Answer, and say what the answer rests on."""
+    """Compute noise or epsilon, and print the assumptions behind it."""
     logging.getLogger("absl").setLevel(logging.ERROR)  # dp-accounting warns of rounding to zero
     answer = _answer_for_run(given) if given.folder else _answer_for_numbers(given)
     if given.json:
@@ -86,7 +97,7 @@ def privacy_command(given: argparse.Namespace) -> int:
 
 def _answer_for_numbers(given: argparse.Namespace) -> dict[str, Any]:
     if (given.epsilon is None) == (given.noise is None):
-        raise InputError("give either --epsilon, to be told the noise, or --noise, to be told epsilon.")
+        raise InputError("give either --epsilon, to compute the noise, or --noise, to compute epsilon.")
     if given.delta is None:
         raise InputError("give --delta, well below one in the number of clients, such as 1e-7.")
     check_delta(given.delta)
@@ -94,8 +105,8 @@ def _answer_for_numbers(given: argparse.Namespace) -> dict[str, Any]:
     claim = _sampled_claim(given) if given.max_participations is None else _bounded_claim(given)
     if given.noise is None:
         check_epsilon(given.epsilon)
-        least = calibrate(given.epsilon, given.delta, claim.times, claim.rate, accountant) * claim.scale
-        noise = _rounded_up(least)
+        least = calibrate(given.epsilon, given.delta, claim.times, claim.rate, accountant, claim.slots)
+        noise = _rounded_up(least * claim.scale)
     else:
         noise = given.noise
         if not 0 < noise < math.inf:
@@ -104,7 +115,8 @@ def _answer_for_numbers(given: argparse.Namespace) -> dict[str, Any]:
         "noise": noise,
         **_epsilons(claim.releases(noise), given.delta, accountant),
         "rate": claim.rate,
-        "contributions": None if claim.rate is not None else given.max_participations,
+        "slots": claim.slots,
+        "contributions": given.max_participations,
         "assumption": claim.assumption,
         "neighbours": claim.neighbours,
     }
@@ -113,15 +125,13 @@ def _answer_for_numbers(given: argparse.Namespace) -> dict[str, Any]:
 def _answer_for_run(given: argparse.Namespace) -> dict[str, Any]:
     for name in _OPTIONS:
         if name not in _OPTIONS_OF_RUNS and getattr(given, name) is not None:
-            raise InputError(f"{option_name(name)} is not asked of a run: leave it out.")
+            raise InputError(f"{option_name(name)} does not apply to a run: leave it out.")
     from offbeat.training import checkpoint  # loads PyTorch
 
     folder = Path(given.folder)
     place = folder / "checkpoint" / "state.safetensors"
     if not place.exists():
-        raise InputError(
-            f"{folder} holds no run with a checkpoint: name the folder that a run was written to."
-        )
+        raise InputError(f"{folder} contains no run with a checkpoint: name the folder of a run.")
     facts = checkpoint.load(place).facts
     try:
         version, spent = facts["version"], facts["aggregate"].get("spent")
@@ -139,6 +149,9 @@ def _answer_for_run(given: argparse.Namespace) -> dict[str, Any]:
             "releases": spent["made"],
             "assumption": correct_statement(spent["terms"], releases),
         }
+        if spent.get("unamplified") is not None:
+            known = [Releases(*each) for each in spent["unamplified"]]
+            answer["epsilon_where_connections_are_seen"] = accountant.epsilon(known, delta)
     except (KeyError, TypeError, AttributeError):
         raise InputError(
             f"the checkpoint in {folder} does not tell what was released: ask the version of offbeat that "
@@ -194,6 +207,22 @@ def _sampled_claim(given: argparse.Namespace) -> PrivacyClaim:
             "--min-separation and correlated noise rest on how often a client contributes: give "
             "--max-participations."
         )
+    neighbours = "runs that differ by one client, added or removed"
+    name = given.dispatch or "timed-poisson"
+    if name == "allocation":
+        slots = given.population // given.cohort
+        return PrivacyClaim(
+            -(-given.rounds // slots),
+            None,
+            1.0,
+            f"amplified by random allocation: each client contributes to one of every {slots:,} server "
+            "steps, drawn independently of all else, nobody learns to which, and the server releases by a "
+            "clock whatever has arrived, as runs with --dispatch allocation do",
+            neighbours,
+            slots,
+        )
+    if name != "timed-poisson":
+        raise unknown_name("dispatch by a clock", name, TIMED_DISPATCH_NAMES)
     rate = given.cohort / given.population
     return PrivacyClaim(
         given.rounds,
@@ -201,13 +230,16 @@ def _sampled_claim(given: argparse.Namespace) -> PrivacyClaim:
         1.0,
         f"amplified by Poisson sampling: at each of {given.rounds:,} server steps each client is drawn with "
         f"probability {rate:.4g}, independently of all else, nobody learns who was, and the server releases "
-        "whatever was drawn at each step, which a run with a buffer of fixed size does not",
-        "runs that differ by one client, added or removed",
+        "whatever was drawn at each step, as runs with --dispatch timed-poisson do, and a run with a buffer "
+        "of fixed size does not",
+        neighbours,
     )
 
 
 def _bounded_claim(given: argparse.Namespace) -> PrivacyClaim:
     """No amplification."""
+    if given.dispatch is not None:
+        raise InputError("--dispatch says how clients are drawn: leave --max-participations or it out.")
     _check_counts(given)
     shape = parse_correlation(given.noise_correlation or "independent")
     default = shape.bands if isinstance(shape, BandedNoise) else 1

@@ -2,18 +2,22 @@
 
 Everything holds between runs that differ by one client, added or removed. Releases with a `rate` are
 amplified by Poisson sampling: whoever claims it must draw each client for each release with that
-probability, independently and in secret, and release whatever was drawn. A buffer of fixed size does not
-meet that: when a client is absent another takes its place. The other releases are those that one client
-contributes to.
+probability, independently and in secret, and release whatever was drawn. Those with `slots` are amplified
+by random allocation: each stands for that many Gaussian releases, to one of which the client contributes,
+drawn uniformly and in secret. A buffer of fixed size meets neither: when a client is absent another takes
+its place. The other releases are those that one client contributes to.
 
 Without amplification the epsilon is exact (Balle and Wang 2018, theorem 8): k releases of noise multiplier
 `noise` to which a client contributes are one Gaussian release whose sensitivity over its standard deviation,
 the `shift`, is sqrt(k) / noise.
 """
 
+import json
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import inf, isfinite
 from typing import Any, NamedTuple, Protocol
 
@@ -21,6 +25,7 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
 from offbeat.errors import InputError, unknown_name
+from offbeat.files import cache_root, replace_file
 
 
 def gaussian_log_delta(shift: float, epsilon: float) -> float:
@@ -90,7 +95,8 @@ class Releases(NamedTuple):
 
     noise: float
     times: int
-    rate: float | None = None  # of Poisson sampling; None: no amplification
+    rate: float | None = None  # of Poisson sampling; None: none
+    slots: int | None = None  # each is one of so many by random allocation; None: there is no choice
 
 
 class Accountant(Protocol):
@@ -142,28 +148,103 @@ class PldAccountant:
         )
 
         def composed(each: Releases) -> Any:
+            if each.slots is not None:
+                return allocation_pld(each.noise, each.slots, interval).self_compose(each.times)
             sampling = 1.0 if each.rate is None else each.rate
             made = from_gaussian_mechanism(
                 each.noise, value_discretization_interval=interval, sampling_prob=sampling
             )
             return made.self_compose(each.times)
 
+        allocated = all(each.slots is not None for each in sampled)
+        key = (
+            f"{'fine' if self.cells > 10_000 else 'rough'} {shift!r} {delta!r} {[tuple(s) for s in sampled]}"
+        )
+        if allocated and (known := stored_answers().get(key)) is not None:
+            return known
         interval = self._interval(sampled)
         parts = [*sampled, *([Releases(1 / shift, 1)] if shift else [])]
         total = composed(parts[0])
         for each in parts[1:]:
             total = total.compose(composed(each))
-        return float(total.get_epsilon_for_delta(delta - rounding))
+        epsilon = float(total.get_epsilon_for_delta(delta - rounding))
+        if allocated:
+            plain = math.hypot(shift, *(math.sqrt(each.times) / each.noise for each in sampled))
+            epsilon = min(epsilon, gaussian_epsilon(plain, delta))
+            store_answer(key, epsilon)
+        return epsilon
 
     def rougher(self) -> "PldAccountant | None":
         return PldAccountant(10_000) if self.cells > 10_000 else None
 
     def _interval(self, sampled: Sequence[Releases]) -> float:
         """Fine enough for the bulk of the losses, about rate / noise, as far as the cells suffice."""
+        allocated = [each for each in sampled if each.slots is not None]
+        if allocated:
+            coarser = 1.0 if self.cells > 10_000 else 8.0
+            return coarser * min(allocation_interval(each.noise, each.slots or 1) for each in allocated)
         bulk = min((each.rate or 1.0) / each.noise for each in sampled)
         span = max(0.5 / each.noise**2 + 10 / each.noise for each in sampled)
         whole = sum(each.times * min(0.5, each.rate or 1.0) / each.noise**2 for each in sampled)
         return max(min(1e-3, bulk / 10), span / self.cells, whole / 1e9)
+
+
+_ANSWERS = "allocation.json"
+_MAX_ANSWERS = 2_000
+
+
+def stored_answers() -> dict[str, float]:
+    """Epsilons of random allocation that were computed before; each can take a minute."""
+    try:
+        held = json.loads((cache_root() / _ANSWERS).read_bytes())
+        return {str(key): float(value) for key, value in held[_ALLOCATION_VERSION].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def store_answer(key: str, epsilon: float) -> None:
+    """Keep an answer; where that is not possible it is computed again."""
+    answers = dict(list(stored_answers().items())[-_MAX_ANSWERS:]) | {key: epsilon}
+    try:
+        cache_root().mkdir(parents=True, exist_ok=True)
+        replace_file(cache_root() / _ANSWERS, json.dumps({_ALLOCATION_VERSION: answers}).encode())
+    except OSError:
+        pass
+
+
+_ALLOCATION_VERSION = "1"  # another one where a change of the computation makes former answers invalid
+_FFT_NOISE = 0.9  # from here on a linear grid is good enough; below, the grid must be geometric
+
+
+def allocation_interval(noise: float, slots: int) -> float:
+    """The cells of the loss of one allocation; finer ones hardly lower epsilon.
+
+    On the linear grid each of the `slots` summands is rounded up by a cell, so that a cell is a small part
+    of the standard deviation of the loss over the number of slots.
+    """
+    if noise < _FFT_NOISE:
+        return 0.02 / noise
+    return 0.06 * math.sqrt(math.expm1(noise**-2) / slots) / slots
+
+
+@lru_cache(maxsize=32)
+def allocation_pld(noise: float, slots: int, interval: float) -> Any:
+    """The privacy loss of one Gaussian contribution to one of `slots` releases, as dp-accounting has it.
+
+    By PLD_accounting (Feldman and Shenfeld, arXiv 2602.17284), never too small.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ImportWarning)  # it is quicker with numba, which it does not need
+        import PLD_accounting as allocation
+    fft = allocation.ConvolutionMethod.FFT if noise >= _FFT_NOISE else allocation.ConvolutionMethod.GEOM
+    config = allocation.AllocationSchemeConfig(
+        loss_discretization=interval,
+        tail_truncation=1e-11,
+        max_grid_fft=40_000_000,
+        convolution_method=fft,
+    )
+    parameters = allocation.PrivacyParams(sigma=noise, num_steps=slots)
+    return allocation.gaussian_allocation_pld(params=parameters, config=config)
 
 
 @dataclass(frozen=True)
@@ -182,10 +263,12 @@ class RdpAccountant:
         from dp_accounting import dp_event  # seconds to import
         from dp_accounting.rdp import RdpAccountant
 
+        if any(each.slots is not None for each in sampled):
+            raise InputError("the rdp accountant does not count random allocation: use pld.")
         accountant = RdpAccountant()
         if shift:
             accountant.compose(dp_event.GaussianDpEvent(1 / shift))
-        for noise, count, rate in sampled:
+        for noise, count, rate, _ in sampled:
             event = dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(noise))
             accountant.compose(event, count)
         return float(accountant.get_epsilon(delta)) if shift or sampled else 0.0
@@ -200,22 +283,26 @@ def calibrate(
     count: int,
     rate: float | None = None,
     accountant: Accountant = PldAccountant(),
+    slots: int | None = None,
 ) -> float:
     """The least noise multiplier for `count` releases, to 0.1 %; without amplification to a millionth."""
     check_epsilon(epsilon)
     check_delta(delta)
     if count < 1:
         raise InputError(f"noise for {count} releases cannot be found: give at least 1.")
-    grain = 1e-6 if rate is None else 1e-3
+    amplified = rate is not None or slots is not None
+    grain = 1e-3 if amplified else 1e-6
 
     def noise(place: int) -> float:
         return math.exp(-grain * place)
 
     def spent(place: int) -> float:
-        return accountant.epsilon([Releases(noise(place), count, rate)], delta)
+        return accountant.epsilon([Releases(noise(place), count, rate, slots)], delta)
 
-    rougher = None if rate is None else accountant.rougher()
-    if rougher:
+    rougher = accountant.rougher() if amplified else None
+    if slots is not None:  # Poisson sampling at the same rate needs about as much
+        start = calibrate(epsilon, delta, count * slots, 1 / slots, PldAccountant(10_000))
+    elif rougher:
         start = calibrate(epsilon, delta, count, rate, rougher)
     elif rate:
         # The limit for many releases, shift^2 = rate^2 count (exp(1 / noise^2) - 1), taken generously.
@@ -240,12 +327,13 @@ def max_releases(
     accountant: Accountant = PldAccountant(),
     most: int = _MAX_RELEASES,
     before: Sequence[Releases] = (),
+    slots: int | None = None,
 ) -> int:
     """How many releases, at most `most`, fit the budget after those that were made `before`."""
     check_epsilon(epsilon)
 
     def spent(count: int) -> float:
-        return accountant.epsilon([*before, Releases(noise, count, rate)], delta)
+        return accountant.epsilon([*before, Releases(noise, count, rate, slots)], delta)
 
     rougher = None if rate is None else accountant.rougher()
     if rougher:
@@ -271,17 +359,19 @@ def _split_amplified(releases: Sequence[Releases]) -> tuple[float, list[Releases
     """Those without amplification as one shift, and the amplified ones."""
     shift, sampled = 0.0, []
     for each in releases:
-        noise, count, rate = each
-        if not noise >= 0 or count < 0 or not (rate is None or 0 <= rate <= 1):
+        noise, count, rate, slots = each
+        if not noise >= 0 or count < 0 or not (rate is None or 0 <= rate <= 1) or (slots or 1) < 1:
             raise InputError(
                 f"{count} releases of noise {noise:g} at rate {rate} cannot be added up: "
                 "no number may be negative and the rate at most 1."
             )
+        if slots is not None and rate is not None:
+            raise InputError("a release is either Poisson-sampled or allocated: give a rate or slots.")
         if count == 0 or rate == 0 or math.isinf(noise):
             continue
         if noise == 0:
             shift = math.inf
-        elif rate is None or rate == 1:
+        elif rate == 1 or (rate is None and slots in (None, 1)):
             shift = math.hypot(shift, math.sqrt(count) / noise)
         else:
             sampled.append(each)

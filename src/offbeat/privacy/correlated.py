@@ -175,6 +175,105 @@ class ToeplitzNoise:
         return _BandedStream(key, self.coefficients[1:].tolist())
 
 
+# Decays and output scales of the buffers, found by `jax_privacy.matrix_factorization.buffered_toeplitz` 2.0:
+# optimize(n=..., min_sep=n / 5, max_participations=5, error="mean", min_buffers=4, max_buffers=4), in double
+# precision. One of the four buffers had a scale below 1e-6 and is left out.
+_BLT_FACTORS: dict[int, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    1000: (
+        (0.989141782031292, 0.7777044501208814, 0.23193410696593902),
+        (0.17645962992528377, 0.23717599601952133, 0.09075540296194405),
+    ),
+    10000: (
+        (0.9988961486691513, 0.9687929430048974, 0.6957236513254973),
+        (0.057440888275528686, 0.135420753132674, 0.29295192706316925),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class BltNoise:
+    """C is a buffered linear Toeplitz matrix (McMahan, Xu and Zhang, arXiv 2408.08868).
+
+    Its first column is 1 and then the sum over buffers of scale * decay^(i - 1), which falls like that of
+    the best Toeplitz matrices, and its inverse needs only one model-sized buffer for each decay. The
+    parameters are those for runs of about `steps` server steps with 5 contributions of a client; a run of any
+    length may use them, and its sensitivity is computed for what the run is.
+    """
+
+    steps: int = 1000
+
+    def __post_init__(self) -> None:
+        if self.steps not in _BLT_FACTORS:
+            known = " and ".join(f"{steps}" for steps in _BLT_FACTORS)
+            raise InputError(
+                f"the factors of blt noise are known for {known} server steps, not {self.steps}: give the "
+                "nearest one."
+            )
+
+    @property
+    def name(self) -> str:
+        return f"blt:{self.steps}"
+
+    @property
+    def buffers(self) -> int:
+        """Model-sized vectors that are kept between two steps."""
+        return len(_BLT_FACTORS[self.steps][0])
+
+    def column(self, steps: int) -> npt.NDArray[np.float64]:
+        """The first column of C for so many steps."""
+        decays, scales = map(np.array, _BLT_FACTORS[self.steps])
+        powers = decays ** np.arange(max(steps - 1, 0))[:, None]
+        return np.concatenate([[1.0], powers @ scales])[:steps]
+
+    def sensitivity(self, steps: int, max_participations: int | None, min_separation: int) -> float:
+        if steps > _MAX_BANDED_STEPS:
+            raise InputError(f"blt noise is for at most {_MAX_BANDED_STEPS} server steps: take fewer.")
+        return _banded_sensitivity(self.column(steps), steps, max_participations, min_separation)
+
+    def open(self, key: bytes) -> NoiseStream:
+        return _BltStream(key, *_BLT_FACTORS[self.steps])
+
+
+class _BltStream:
+    """C^-1 z: a draw is a fresh one minus the scaled buffers, each of which decays and takes up the draw."""
+
+    def __init__(self, key: bytes, decays: tuple[float, ...], scales: tuple[float, ...]) -> None:
+        self._key = key
+        self._decays, self._scales = decays, scales
+        self._steps: dict[int, int] = {}  # field -> the next step
+        self._buffers: dict[int, list[Tensor]] = {}  # field -> one for each decay
+
+    def draw(self, step: int, field: int, like: Tensor, mark: bytes = b"") -> Tensor:
+        expected = self._steps.get(field, 0)
+        if step != expected:
+            raise ValueError(f"correlated noise is drawn in order: step {expected} is next, not {step}")
+        noise = standard_normal(self._key, (step, field), like, mark)
+        buffers = self._buffers.setdefault(field, [like.new_zeros(like.shape) for _ in self._decays])
+        for scale, buffer in zip(self._scales, buffers, strict=True):
+            noise.sub_(buffer.to(like), alpha=scale)
+        self._buffers[field] = [
+            buffer.to(like).mul_(decay).add_(noise)
+            for decay, buffer in zip(self._decays, buffers, strict=True)
+        ]
+        self._steps[field] = step + 1
+        return noise
+
+    def save(self) -> SavedState:
+        tensors = {
+            f"{field}.{number}": buffer
+            for field, buffers in self._buffers.items()
+            for number, buffer in enumerate(buffers)
+        }
+        return SavedState({"steps": {str(field): step for field, step in self._steps.items()}}, tensors)
+
+    def load(self, saved: SavedState) -> None:
+        self._steps = {int(field): step for field, step in saved.facts["steps"].items()}
+        self._buffers = {
+            field: [saved.tensors[f"{field}.{number}"].clone() for number in range(len(self._decays))]
+            for field in self._steps
+        }
+
+
 def _sqrt_coefficients(bands: int) -> npt.NDArray[np.float64]:
     """The first coefficients of 1 / sqrt(1 - x)."""
     place = np.arange(1, bands)
@@ -343,8 +442,12 @@ def _best_split(
 
 
 def parse_correlation(text: str) -> NoiseCorrelation:
-    """`independent`, `tree` or `banded:B`."""
+    """`independent`, `tree`, `banded:B` or `blt[:STEPS]`."""
     name, colon, bands = text.partition(":")
+    if name == "blt":
+        if colon and not (bands.isascii() and bands.isdigit()):
+            raise InputError(f"write blt noise as blt:STEPS, such as blt:1000, not '{text}'.")
+        return BltNoise(int(bands)) if colon else BltNoise()
     if name == "banded":
         if not bands.isascii() or not bands.isdigit():
             raise InputError(
@@ -356,4 +459,4 @@ def parse_correlation(text: str) -> NoiseCorrelation:
             if colon:
                 raise InputError(f"{name} noise takes no number: write it as {name}, not '{text}'.")
             return shape
-    raise unknown_name("shape of noise", name, ("independent", "tree", "banded"))
+    raise unknown_name("shape of noise", name, ("independent", "tree", "banded", "blt"))

@@ -4,6 +4,7 @@
 budget into a number of steps, and `privacy_statement` says in words what the epsilon rests on.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from offbeat.core import SavedState
+from offbeat.core import SamplingEvent, SavedState
 from offbeat.errors import InputError
 from offbeat.privacy.accountant import Accountant, Releases, max_releases
 from offbeat.privacy.correlated import IndependentNoise, NoiseCorrelation
@@ -104,12 +105,15 @@ class PrivacyAccounting:
     min_separation: int
     correlation: NoiseCorrelation
     accountant: Accountant
+    sampling: Callable[[int], SamplingEvent] | None = None  # of timed releases, from their dispatch
 
     def releases(self, tally: ReleaseTotals) -> tuple[Releases, ...]:
         """As an accountant adds them up."""
         start = (Releases(self.noise, 1),) if tally.start else ()
         if not tally.steps:
             return start
+        if self.sampling is not None:
+            return (*start, Releases(self.noise, *self.sampling(tally.steps)))
         if self.rate is not None:
             return (*start, Releases(self.noise, tally.steps, self.rate))
         if isinstance(self.correlation, IndependentNoise):
@@ -118,13 +122,29 @@ class PrivacyAccounting:
         return (*start, Releases(self.noise / sensitivity, 1))
 
     def epsilon(self, tally: ReleaseTotals) -> float:
-        """What has been told about any one client."""
+        """The epsilon of everything released so far, for any one client."""
         releases = self.releases(tally)
         return self.accountant.epsilon(releases, self.delta) if releases else 0.0
+
+    def unamplified(self, tally: ReleaseTotals) -> float | None:
+        """The same against those who see which client contributed to which release; None: no larger."""
+        releases = self.unamplified_releases(tally)
+        return None if releases is None else self.accountant.epsilon(releases, self.delta)
+
+    def unamplified_releases(self, tally: ReleaseTotals) -> tuple[Releases, ...] | None:
+        """Those that the client with the most contributions contributed to; None: nothing is amplified."""
+        return None if self.sampling is None else dataclasses.replace(self, sampling=None).releases(tally)
 
     def budget(self, epsilon: float, start: bool, rounds: int) -> PrivacyBudget:
         """What fits below an epsilon, in a run of that many server steps."""
         before = (Releases(self.noise, 1),) if start else ()
+        if self.sampling is not None:
+
+            def fits_timed(steps: int) -> bool:
+                return self.epsilon(ReleaseTotals(start, steps, 0)) <= epsilon
+
+            steps = _largest_fitting(fits_timed, rounds)
+            return PrivacyBudget(math.inf if steps == rounds else steps, math.inf)
         largest = rounds if self.max_participations is None else min(rounds, self.max_participations - start)
         if self.rate is not None or isinstance(self.correlation, IndependentNoise):
             cap = rounds if self.rate is not None else largest
@@ -149,6 +169,7 @@ def _largest_fitting(fits: Callable[[int], bool], cap: int) -> int:
     return low
 
 
+TIMED = "amplified by the secret draw of releases by a clock"
 SIMULATION = "SIMULATION: this is not a privacy guarantee"
 _NOT_AMPLIFIED = (
     "amplification by sampling does not hold for a buffer of fixed size, where another client takes the "
@@ -172,6 +193,8 @@ def amplification_refused(most: str, simulate: str) -> InputError:
 
 def is_simulated(said: str, releases: Iterable[Releases] = ()) -> bool:
     """Whether an epsilon counts on amplification that does not hold; also by the words of before."""
+    if said.startswith(TIMED):
+        return False
     return said.startswith((SIMULATION, _FORMER_PREFIX)) or any(each.rate is not None for each in releases)
 
 
@@ -190,13 +213,49 @@ def corrected_end(ended: str | None, said: str) -> str | None:
     return ended.replace("the privacy budget", "the simulated budget (no privacy guarantee)")
 
 
+NOISE_SOURCES = ("server", "helper", "both")
+
+
+def noise_statement(source: str) -> str:
+    """Against whom an epsilon holds under secure aggregation, by who adds the noise."""
+    return {
+        "server": "the server adds the noise: this epsilon holds against those who see its models and not "
+        "against the server, which sees sums without noise",
+        "helper": "the helper adds the noise before the server sees a sum: this epsilon holds against the "
+        "server and against those who see its models, and not against the helper, which knows the noise, "
+        "where it sees models",
+        "both": "server and helper each add noise of this multiplier: this epsilon holds against each of "
+        "them where the other keeps its noise secret, and against those who see models, which have both",
+    }[source]
+
+
 def privacy_statement(
-    spending: PrivacyAccounting, start: bool, buffer: int, population: int, nominal: int | None, seeded: bool
+    spending: PrivacyAccounting,
+    start: bool,
+    buffer: int,
+    population: int,
+    nominal: int | None,
+    seeded: bool,
+    party: str | None = None,
 ) -> str:
-    """One sentence."""
+    """One sentence; `party` says against whom the epsilon holds under secure aggregation."""
     if not spending.noise:
         return "no noise was added, so nothing is private."
-    if spending.rate is not None:
+    if spending.sampling is not None:
+        event = spending.sampling(1)
+        drawn = (
+            f"each client contributes with probability {event.rate:g} to a release"
+            if event.rate is not None
+            else f"each client contributes to one of every {event.slots} releases"
+        )
+        parts = [
+            f"{TIMED}: {drawn}, drawn independently, and the server releases the sum of what has arrived "
+            f"over a nominal cohort of {buffer}, taking lateness not to depend on data, and the sample to be "
+            "secret, and so the run's checkpoint, trace and records, which tell of it",
+        ]
+        if start:
+            parts.append("the start of everybody is counted without amplification")
+    elif spending.rate is not None:
         parts = [
             f"{SIMULATION}, since {_NOT_AMPLIFIED}",
             f"computed as amplified by Poisson sampling at rate {spending.rate:g}, taking the sample to be "
@@ -212,6 +271,8 @@ def privacy_statement(
     parts.append(
         "neighbouring runs differ by one client, there with all it contributes or with nothing in its place"
     )
+    if party is not None:
+        parts.append(party)
     parts.append(f"accountant {spending.accountant.name}")
     if spending.delta * population >= 1:
         parts.append(f"delta is not below one in the {population} clients, so this promises little")

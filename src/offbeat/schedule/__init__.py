@@ -17,14 +17,17 @@ from offbeat.schedule.dispatch import (
     Asynchronous,
     Dispatch,
     Poisson,
+    RandomAllocation,
     RoundRefill,
     Synchronous,
+    TimedPoisson,
     parse_dispatch,
 )
 from offbeat.schedule.rng import FadasScriptRng, KeyedRng, Rng
 from offbeat.schedule.scheduler import Buffer, Scheduler, TaskCounts
 from offbeat.schedule.staleness import Equal, Hinge, Polynomial, StalenessWeights, parse_weights
 from offbeat.schedule.statistics import ScheduleSummary, iterate_buffers, simulate, summarise
+from offbeat.schedule.timed import TimedScheduler, make_scheduler
 
 __all__ = [
     "Always",
@@ -47,6 +50,7 @@ __all__ = [
     "LogNormal",
     "Poisson",
     "Polynomial",
+    "RandomAllocation",
     "Recorded",
     "Rng",
     "RoundRefill",
@@ -56,9 +60,12 @@ __all__ = [
     "Synchronous",
     "TaskCounts",
     "Tiers",
+    "TimedPoisson",
+    "TimedScheduler",
     "Timeline",
     "Uniform",
     "iterate_buffers",
+    "make_scheduler",
     "parse_availability",
     "parse_delay",
     "parse_dispatch",

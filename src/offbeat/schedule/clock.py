@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from heapq import heappop, heappush, nsmallest
+from math import inf
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 from offbeat.core import Task
@@ -33,8 +34,11 @@ class Timeline(Protocol):
         """Start a task; a sure one must not get lost."""
         ...
 
-    def next(self) -> Arrival | None:
-        """Advance to the next arrival; None: there is none yet, but a client has become available."""
+    def next(self, until: float = inf) -> Arrival | None:
+        """Advance to the next arrival, but not beyond `until`.
+
+        None: it is that time, or there is none yet, but a client has become available.
+        """
         ...
 
     def wait(self, until: float) -> None:
@@ -79,8 +83,11 @@ class Clock:
         self._serial += 1
         self.busy += 1
 
-    def next(self) -> Arrival:
-        """Advance to the next arrival."""
+    def next(self, until: float = inf) -> Arrival | None:
+        """Advance to the next arrival, or to `until` if that comes first."""
+        if until < inf and not (self._heap and self._heap[0][0] <= until):
+            self.wait(until)
+            return None
         due, _, client, version, visit, lost, started = heappop(self._heap)
         self.busy -= 1
         if self._ends.get(client, due) <= due:

@@ -1,14 +1,33 @@
-"""Dispatch: how many tasks to start, and when; the pool decides who gets them."""
+"""Dispatch: how many tasks to start, and when; the pool decides who gets them.
 
+Under a timed dispatch the server steps by a clock, and who contributes to which release is drawn in secret
+(`RandomAllocation`, `TimedPoisson`). These say with what probability they draw a client (`sampling`), and
+the privacy accounting uses nothing else, so the draws and the accounting cannot disagree.
+"""
+
+import math
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
-from offbeat.errors import InputError, unknown_name
+import numpy as np
+import numpy.typing as npt
+
+from offbeat.core import SamplingEvent
+from offbeat.errors import InputError, setting_name, unknown_name
 from offbeat.schedule.pool import AnyClientPool, ClientPool, IdleClientPool, RepeatedCohortPool
 from offbeat.schedule.rng import FadasScriptRng, KeyedRng, Rng
 
-DISPATCH_NAMES = ("synchronous", "asynchronous", "round-refill", "poisson", "phases", "queues")
+TIMED_DISPATCH_NAMES = ("allocation", "timed-poisson")
+DISPATCH_NAMES = (
+    "synchronous",
+    "asynchronous",
+    "round-refill",
+    "poisson",
+    "phases",
+    "queues",
+    *TIMED_DISPATCH_NAMES,
+)
 _FORMER_NAMES = {"rounds": "round-refill"}
 
 
@@ -21,7 +40,20 @@ class DispatchEvent(Enum):
 
 
 class Dispatch(Protocol):
-    """A rule for the number of tasks."""
+    """A rule for when tasks start."""
+
+    def source(self, seed: int) -> Rng:
+        """The source of random numbers for this rule."""
+        ...
+
+    def check(self, buffer: int, population: int) -> None:
+        """Refuse a buffer or population that cannot work."""
+        ...
+
+
+@runtime_checkable
+class PooledDispatch(Dispatch, Protocol):
+    """A rule for the number of tasks; the server steps when its buffer is full."""
 
     @property
     def redraws(self) -> bool:
@@ -32,16 +64,35 @@ class Dispatch(Protocol):
         """How many tasks to start now; may exceed the number of clients."""
         ...
 
-    def source(self, seed: int) -> Rng:
-        """The source of random numbers for this rule."""
-        ...
-
     def pool(self, population: int) -> ClientPool:
         """The pool that it chooses from."""
         ...
 
-    def check(self, buffer: int, population: int) -> None:
-        """Refuse a buffer or population that cannot work."""
+
+@runtime_checkable
+class TimedDispatch(Dispatch, Protocol):
+    """A rule for who contributes to which release, where the server steps by a clock.
+
+    Release r, counted from 1, makes version r, `period` seconds after release r - 1. The tasks for it start
+    from one of the `lead` versions before it, and from none before `first_version`.
+    """
+
+    @property
+    def period(self) -> float: ...
+
+    @property
+    def lead(self) -> int: ...
+
+    def members(self, release: int, population: int, draws: Rng) -> npt.NDArray[np.int64]:
+        """Who contributes to a release if its update arrives in time."""
+        ...
+
+    def first_version(self, release: int) -> int:
+        """The oldest version that a task for this release may start from."""
+        ...
+
+    def sampling(self, releases: int) -> SamplingEvent:
+        """How a client's contributions to the first `releases` releases are distributed."""
         ...
 
 
@@ -119,7 +170,10 @@ class RoundRefill:
 
 @dataclass(frozen=True)
 class Poisson:
-    """From each version every idle client starts with probability `rate`, on its own."""
+    """From each version every idle client starts with probability `rate`, on its own.
+
+    The momentum-approximation paper draws from all clients; here one that is still working is not drawn.
+    """
 
     rate: float
     redraws: ClassVar[bool] = False  # or clients would start with more than this probability
@@ -187,6 +241,78 @@ class Queues:
         _check_concurrency("concurrency", self.outstanding, buffer, population)
 
 
+@dataclass(frozen=True)
+class RandomAllocation:
+    """In each epoch of `slots` releases every client contributes to one, drawn uniformly and on its own."""
+
+    period: float  # seconds between releases
+    slots: int
+    lead: int = 1
+
+    def members(self, release: int, population: int, draws: Rng) -> npt.NDArray[np.int64]:
+        epoch, slot = divmod(release - 1, self.slots)
+        return np.flatnonzero(draws.keyed("allocation", epoch).integers(self.slots, size=population) == slot)
+
+    def first_version(self, release: int) -> int:
+        """That of its epoch, so that nothing of an epoch depends on what was drawn for a later one."""
+        return (release - 1) // self.slots * self.slots
+
+    def sampling(self, releases: int) -> SamplingEvent:
+        """An epoch that has begun counts as a whole."""
+        return SamplingEvent(-(-releases // self.slots), slots=self.slots)
+
+    def source(self, seed: int) -> Rng:
+        return KeyedRng(seed)
+
+    def check(self, buffer: int, population: int) -> None:
+        _check_timed(self, buffer, population)
+        if self.slots < 1:
+            raise InputError(f"an epoch of {self.slots} releases cannot be: give at least 1.")
+
+
+@dataclass(frozen=True)
+class TimedPoisson:
+    """To each release every client contributes with probability `rate`, on its own."""
+
+    period: float  # seconds between releases
+    rate: float
+    lead: int = 1
+
+    def members(self, release: int, population: int, draws: Rng) -> npt.NDArray[np.int64]:
+        return np.flatnonzero(draws.keyed("poisson", release).random(population) < self.rate)
+
+    def first_version(self, release: int) -> int:
+        return 0
+
+    def sampling(self, releases: int) -> SamplingEvent:
+        return SamplingEvent(releases, rate=self.rate)
+
+    def source(self, seed: int) -> Rng:
+        return KeyedRng(seed)
+
+    def check(self, buffer: int, population: int) -> None:
+        _check_timed(self, buffer, population)
+        if not 0 < self.rate <= 1:
+            raise InputError(
+                f"the rate of timed-poisson dispatch is {self.rate}: give one above 0 and at most 1."
+            )
+
+
+def _check_timed(dispatch: TimedDispatch, buffer: int, population: int) -> None:
+    if population < 1:
+        raise InputError(f"there are {population} clients: give at least 1.")
+    if not 1 <= buffer <= population:
+        raise InputError(
+            f"the nominal cohort of {buffer} is not between 1 and the {population} clients: change one."
+        )
+    if not 0 < dispatch.period < math.inf:
+        raise InputError(f"the release period is {dispatch.period}: give a finite number of seconds above 0.")
+    if dispatch.lead < 1:
+        raise InputError(
+            f"a client cannot start {dispatch.lead} releases ahead of its own: give a lead of at least 1."
+        )
+
+
 def _check_buffer(buffer: int, population: int) -> None:
     if population < 1:
         raise InputError(f"there are {population} clients: give at least 1.")
@@ -215,10 +341,28 @@ def parse_dispatch(
     population: int,
     hand_out: str = "before",
     rate: float | None = None,
+    release_period: float | None = None,
+    lead: int | None = None,
 ) -> Dispatch:
-    """The rule of that name, checked; `hand_out` says on which side of a server step a task is replaced."""
+    """The rule of that name, checked; `hand_out` says on which side of a server step a task is replaced.
+
+    Under a timed dispatch the buffer is the nominal cohort, and clients are drawn so that on average as many
+    contribute to a release.
+    """
     if hand_out not in ("before", "after"):
         raise unknown_name("hand-out", hand_out, ("before", "after"))
+    if name not in TIMED_DISPATCH_NAMES:
+        for key, value in (("release_period", release_period), ("lead", lead)):
+            if value is not None and name in DISPATCH_NAMES:
+                raise InputError(
+                    f"{setting_name(key)} is for releases by a clock, not for {name} dispatch: leave it out, "
+                    f"or use {setting_name('dispatch')} {' or '.join(TIMED_DISPATCH_NAMES)}."
+                )
+    elif release_period is None:
+        raise InputError(
+            f"{name} dispatch releases by a clock: give the seconds between two releases as "
+            f"{setting_name('release_period')}."
+        )
     rule: Dispatch
     if name == "synchronous":
         rule = Synchronous(buffer)
@@ -236,6 +380,12 @@ def parse_dispatch(
         rule = Phases(buffer)
     elif name == "queues":
         rule = Queues(concurrency)
+    elif name == "allocation":
+        assert release_period is not None
+        rule = RandomAllocation(release_period, max(1, population // max(1, buffer)), lead or 1)
+    elif name == "timed-poisson":
+        assert release_period is not None
+        rule = TimedPoisson(release_period, min(1.0, buffer / max(1, population)), lead or 1)
     elif name in _FORMER_NAMES:
         raise InputError(f"the dispatch '{name}' is now called '{_FORMER_NAMES[name]}': use that name.")
     else:

@@ -84,6 +84,10 @@ class Rng(Protocol):
 
     def binomial(self, trials: int, rate: float) -> int: ...
 
+    def keyed(self, purpose: str, number: int) -> np.random.Generator:
+        """A generator for one choice among many clients, a function of its purpose and number."""
+        ...
+
     def hide(self, secret: int) -> None:
         """Choose by a secret in place of the seed, so that the seed does not reveal who was chosen."""
         ...
@@ -131,6 +135,9 @@ class KeyedRng:
         self.choices += 1
         return int(generator(self._root, "binomial", self.choices).binomial(trials, rate))
 
+    def keyed(self, purpose: str, number: int) -> np.random.Generator:
+        return generator(self._root, purpose, number)
+
     def hide(self, secret: int) -> None:
         self.secret = secret
 
@@ -175,6 +182,10 @@ class FadasScriptRng:
 
     def binomial(self, trials: int, rate: float) -> int:
         return int(self._numpy.binomial(trials, rate))
+
+    def keyed(self, purpose: str, number: int) -> np.random.Generator:
+        """Refused: the scripts draw in a fixed order."""
+        raise InputError("FADAS's scripts draw in an order of their own: use another dispatch.")
 
     def hide(self, secret: int) -> None:
         """Refused: these draws repeat what is published."""

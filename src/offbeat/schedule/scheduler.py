@@ -10,15 +10,18 @@ import numpy as np
 
 from offbeat.core import Task
 from offbeat.errors import InputError
-from offbeat.schedule.availability import Always, Availability, ListedAvailability
+from offbeat.schedule.availability import Always, Availability, ListedAvailability, NextAvailable
 from offbeat.schedule.clock import Arrival, Timeline
-from offbeat.schedule.dispatch import Dispatch, DispatchEvent
+from offbeat.schedule.dispatch import DispatchEvent, PooledDispatch
 from offbeat.schedule.participation import Participation, ParticipationTracker
 from offbeat.schedule.rng import Rng
 
 
 class Buffer(NamedTuple):
-    """A full buffer, and the tasks that were dropped or lost since the last one."""
+    """The tasks of one server step, and those that were dropped or lost since the last one.
+
+    Under a timed dispatch there may be no task.
+    """
 
     version: int
     time: float
@@ -75,6 +78,30 @@ class BufferSource(Protocol):
     def load(self, data: dict[str, Any]) -> None: ...
 
 
+def run_everyone(
+    timeline: Timeline, back: NextAvailable, population: int, start: Callable[[int], None]
+) -> list[Arrival]:
+    """One task of each client, which `start` starts as soon as the client is there; none is lost."""
+    if timeline.busy:
+        raise InputError("a step of everyone cannot begin while tasks are in flight: take it first.")
+    now = timeline.now
+    for when, client in sorted((back(client, now), client) for client in range(population)):
+        if isinf(when):
+            raise InputError(f"client {client} never comes, so not everyone can take part.")
+        timeline.wait(when)
+        start(client)
+    arrivals: list[Arrival] = []
+    while len(arrivals) < population:
+        arrival = timeline.next()
+        if arrival is None:
+            continue
+        if arrival.lost:
+            timeline.start(arrival.task, sure=True)
+        else:
+            arrivals.append(arrival)
+    return arrivals
+
+
 MAX_MISSES = 64  # clients found away in a row before the rest are taken to be away too
 MAX_EMPTY_DISPATCHES = 100_000  # times that a dispatcher may start nobody while nobody is in flight
 
@@ -89,7 +116,7 @@ class Scheduler:
     def __init__(
         self,
         timeline: Timeline,
-        dispatch: Dispatch,
+        dispatch: PooledDispatch,
         draws: Rng,
         population: int,
         buffer: int,
@@ -176,25 +203,12 @@ class Scheduler:
 
     def everyone(self) -> Buffer:
         """One task of version 0 for every client, each as soon as it is there, and none is lost."""
-        timeline = self._timeline
-        if timeline.busy:
-            raise InputError("a step of everyone cannot begin while tasks are in flight: take it first.")
         self._participation.check_start()
-        now = timeline.now
-        for back, client in sorted((self._back(client, now), client) for client in range(self.population)):
-            if isinf(back):
-                raise InputError(f"client {client} never comes, so not everyone can take part.")
-            timeline.wait(back)
-            self._start(client, 0, sure=True)
-        while len(self._waiting) < self.population:
-            arrival = timeline.next()
-            if arrival is None:
-                continue
-            if arrival.lost:
-                timeline.start(arrival.task, sure=True)
-            else:
-                self._waiting.append(arrival)
-                self._pool.give(arrival.task.client)
+        self._waiting = run_everyone(
+            self._timeline, self._back, self.population, lambda client: self._start(client, 0, sure=True)
+        )
+        for arrival in self._waiting:
+            self._pool.give(arrival.task.client)
         if self._turns is not None:
             self._turns.begin()
         return self._flush(0)

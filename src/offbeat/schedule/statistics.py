@@ -7,6 +7,7 @@ from typing import Any
 
 from offbeat.errors import InputError
 from offbeat.schedule.scheduler import Buffer, Scheduler
+from offbeat.schedule.timed import TimedScheduler
 
 
 @dataclass(frozen=True)
@@ -36,19 +37,19 @@ class ScheduleSummary:
         return asdict(self) | {"staleness_counts": {str(k): n for k, n in self.staleness_counts.items()}}
 
 
-def iterate_buffers(scheduler: Scheduler, rounds: int) -> Iterator[Buffer]:
+def iterate_buffers(scheduler: Scheduler | TimedScheduler, rounds: int) -> Iterator[Buffer]:
     """The first `rounds` buffers."""
     if rounds < 1:
         raise InputError(f"there are {rounds} rounds to simulate: give at least 1.")
     return map(scheduler.fill, range(rounds))
 
 
-def simulate(scheduler: Scheduler, rounds: int) -> ScheduleSummary:
+def simulate(scheduler: Scheduler | TimedScheduler, rounds: int) -> ScheduleSummary:
     """Simulate that many server steps."""
     return summarise(iterate_buffers(scheduler, rounds), scheduler)
 
 
-def summarise(steps: Iterable[Buffer], scheduler: Scheduler) -> ScheduleSummary:
+def summarise(steps: Iterable[Buffer], scheduler: Scheduler | TimedScheduler) -> ScheduleSummary:
     """Summarise the buffers of a scheduler without storing them."""
     maxima: Counter[int] = Counter()
     staleness: Counter[int] = Counter()
@@ -56,16 +57,18 @@ def summarise(steps: Iterable[Buffer], scheduler: Scheduler) -> ScheduleSummary:
     waited = longest = time = 0.0
     for step in steps:
         ages = step.staleness
-        maxima[max(ages)] += 1
+        maxima[max(ages, default=0)] += 1
         staleness.update(ages)
         for task in step.tasks:
             seen[task.client] = 1
         time = step.time
         waited += sum(time - arrived for arrived in step.arrived)
-        longest = max(longest, time - min(step.arrived))
+        longest = max(longest, time - min(step.arrived, default=time))
     count, tasks, counts = maxima.total(), staleness.total(), scheduler.counts
     if not count:
         raise InputError("there are no server steps to summarise: take at least 1.")
+    if not tasks:
+        raise InputError("no update arrived in time for its release: lengthen the period or the lead.")
     return ScheduleSummary(
         staleness_max=max(maxima),
         staleness_mean_of_max=_mean(maxima),

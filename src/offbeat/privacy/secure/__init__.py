@@ -13,5 +13,5 @@ What this does not protect against:
 - a leader that hands clients the key of a helper of its own: they have to be given the key by
   somebody else;
 - what a sum itself tells, above all a sum of few reports, or one where a single report has almost
-  all the weight: that is for noise to hide.
+  all the weight: that is for noise to hide, which the helper can add before the leader sees a sum.
 """

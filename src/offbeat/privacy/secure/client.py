@@ -10,7 +10,15 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 from torch import Tensor
 
 from offbeat.core import Task
-from offbeat.privacy.secure.encoding import SEED_BYTES, Residues, check_range, encode, expand_seed, seal
+from offbeat.privacy.secure.encoding import (
+    NO_MESSAGE,
+    SEED_BYTES,
+    Residues,
+    check_range,
+    encode,
+    expand_seed,
+    seal,
+)
 from offbeat.privacy.secure.terms import LengthError, SecureTerms, report_name
 
 
@@ -29,8 +37,12 @@ def make_report(
     terms: SecureTerms,
     key: X25519PublicKey,
     rounding: torch.Generator | None = None,
+    message: bytes = NO_MESSAGE,
 ) -> Report:
-    """Split an upload, given as the flat CPU vectors that it consists of."""
+    """Split an upload, given as the flat CPU vectors that it consists of.
+
+    `message` is the digest of the server's message that it answers.
+    """
     length = sum(len(part) for part in parts)
     if length != terms.length:
         raise LengthError(
@@ -46,7 +58,7 @@ def make_report(
     # Never from a keyed draw: whoever knows the seed and the share knows the upload.
     seed = secrets.token_bytes(SEED_BYTES)
     subtract_share(share, seed)
-    return Report(task, share, seal(seed, task, terms, key))
+    return Report(task, share, seal(seed, task, terms, key, message))
 
 
 def subtract_share(residues: Residues, seed: bytes) -> None:

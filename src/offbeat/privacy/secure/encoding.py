@@ -61,7 +61,9 @@ def decode(residues: Residues, unit: float) -> Tensor:
 
 
 SEED_BYTES = 16  # bytes
-SEALED_BYTES = 32 + SEED_BYTES + 16  # the sender's one-time key, the seed, the tag
+DIGEST_BYTES = 32  # of the message that a report answers
+SEALED_BYTES = 32 + SEED_BYTES + 16 + DIGEST_BYTES  # the sender's one-time key, the seed, the tag, the digest
+NO_MESSAGE = bytes(DIGEST_BYTES)  # the digest where client and servers are in one process
 
 
 def expand_seed(seed: bytes, length: int) -> Iterator[tuple[slice, Residues]]:
@@ -77,20 +79,28 @@ def expand_seed(seed: bytes, length: int) -> Iterator[tuple[slice, Residues]]:
         yield slice(start, start + count), numbers[:count]
 
 
-def seal(seed: bytes, task: Task, terms: SecureTerms, key: X25519PublicKey) -> bytes:
-    """Encrypt a seed to the helper, for this report only."""
-    return _suite().encrypt(seed, key, info=terms.binding(task))
+def seal(
+    seed: bytes, task: Task, terms: SecureTerms, key: X25519PublicKey, message: bytes = NO_MESSAGE
+) -> bytes:
+    """Encrypt a seed to the helper, for this report only, as an answer to the message of this digest."""
+    return _suite().encrypt(seed, key, info=terms.binding(task) + message) + message
+
+
+def answered_message(sealed: bytes) -> bytes:
+    """The digest of the message that a report answers; `unseal` fails if it was changed."""
+    return sealed[-DIGEST_BYTES:]
 
 
 def unseal(sealed: bytes, task: Task, terms: SecureTerms, key: X25519PrivateKey) -> bytes:
     """Decrypt a seed, if it was sealed for this report under these terms."""
     try:
-        return _suite().decrypt(sealed, key, info=terms.binding(task))
+        message = answered_message(sealed)
+        return _suite().decrypt(sealed[:-DIGEST_BYTES], key, info=terms.binding(task) + message)
     except (InvalidTag, ValueError):
         raise BindingError(
             f"the seed given for {report_name(task)} does not open: it was sealed for another run, "
             "version, client, "
-            "visit, length, bound or key, or changed on its way; leave that report out.",
+            "visit, length, bound, message or key, or changed on its way; leave that report out.",
             [task],
         ) from None
 

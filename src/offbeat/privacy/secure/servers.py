@@ -4,7 +4,9 @@ The helper adds each report once ever, and only sums of enough distinct clients.
 """
 
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from fractions import Fraction
 from itertools import chain, islice
 from typing import Any, NamedTuple, Protocol
 
@@ -13,9 +15,11 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from offbeat.core import Task
+from offbeat.privacy.discrete_gaussian import discrete_gaussian
 from offbeat.privacy.secure.client import Report
 from offbeat.privacy.secure.encoding import SEALED_BYTES, Residues, expand_seed, unseal
 from offbeat.privacy.secure.terms import (
+    HelperNoise,
     LengthError,
     LongBatchError,
     MalformedError,
@@ -72,11 +76,6 @@ class SeenReportRanges:
         bounds[left:right] = [first] * (left % 2 == 0) + [end] * (right % 2 == 0)
 
 
-# An upload that counts 16 times as much as each of the others is all but alone in the sum. Weights that
-# fade as polynomial:0.5 does come to a sixteenth at a staleness of 255.
-MAX_WEIGHT_RATIO = 16
-
-
 class SealedSeed(NamedTuple):
     """The helper's half of a report."""
 
@@ -98,13 +97,13 @@ class Helper:
     """One run's; it answers one request at a time.
 
     A report is a client's visit. Each is added at most once ever, so any two sums are of disjoint
-    reports; each is of at least `minimum` distinct clients, none of which counts for more than 16
-    times another of them; so two sums differ by at least twice that many reports, and never by
-    one. Reports count before their sum is given away: a sum that is lost on its way is lost.
+    reports; each has an effective cohort (`effective_cohort`) of at least `minimum` clients. Reports
+    count before their sum is given away: a sum that is lost on its way is lost.
     """
 
-    def __init__(self, terms: SecureTerms, key: X25519PrivateKey) -> None:
-        self._terms = terms
+    def __init__(self, terms: SecureTerms, key: X25519PrivateKey, noise_key: bytes = b"") -> None:
+        self.terms = terms  # those of the next sum: clipping and noise may change
+        self.noise_key, self.noise_label = noise_key, b""
         self._key = key
         self._counted = SeenReportRanges()
 
@@ -115,7 +114,8 @@ class Helper:
 
     def add(self, request: SumRequest) -> Residues:
         """The sum, or a refusal that changes nothing."""
-        return add_shares(request, self._terms, self._key, self._counted)
+        total = add_shares(request, self.terms, self._key, self._counted)
+        return add_noise(total, self.terms.noise, self.noise_key, self.noise_label)
 
     def save(self) -> dict[str, Any]:
         """What was counted, as JSON; the key is kept elsewhere."""
@@ -140,7 +140,7 @@ def add_shares(
     tasks = [task for task, _ in request.reports]
     _check_batch(tasks, terms, counted)
     weights = [terms.weight(task, request.version) for task in tasks]
-    _check_weight_ratio(tasks, weights, terms)
+    _check_effective_cohort(tasks, weights, terms)
     seeds = [unseal(seed, task, terms, key) for task, seed in request.reports]
     for task in tasks:
         counted.add(task)
@@ -149,6 +149,17 @@ def add_shares(
         for place, numbers in expand_seed(seed, terms.length):
             numbers *= np.uint32(weight)
             total[place] += numbers
+    return total
+
+
+def add_noise(total: Residues, noise: HelperNoise | None, key: bytes, label: bytes) -> Residues:
+    """The helper's part of a sum with its noise, a function of key and label: one label for one sum."""
+    if noise is not None:
+        start = 0
+        for number, (count, deviation) in enumerate(noise.fields):
+            drawn = discrete_gaussian(key, number.to_bytes(4, "little") + label, deviation, count)
+            total[start : start + count] += (drawn & 0xFFFFFFFF).astype(np.uint32)
+            start += count
     return total
 
 
@@ -178,16 +189,26 @@ def _check_batch(tasks: Sequence[Task], terms: SecureTerms, counted: SeenReports
         )
 
 
-def _check_weight_ratio(tasks: Sequence[Task], weights: Sequence[int], terms: SecureTerms) -> None:
+def effective_cohort(tasks: Sequence[Task], weights: Sequence[int]) -> Fraction:
+    """How many clients of equal weight hide each other as well as these do: (sum w)^2 / sum w^2.
+
+    The weight w of a client is that of all its reports. With equal weights this is the number of distinct
+    clients; it comes near 1 where one of them has almost all the weight.
+    """
+    of_client: Counter[int] = Counter()
+    for task, weight in zip(tasks, weights, strict=True):
+        of_client[task.client] += weight
+    return Fraction(sum(weights) ** 2, sum(weight**2 for weight in of_client.values()))
+
+
+def _check_effective_cohort(tasks: Sequence[Task], weights: Sequence[int], terms: SecureTerms) -> None:
     """Versions are the leader's to name: without this it could let one report outweigh all others."""
-    least = max(weights) / MAX_WEIGHT_RATIO
-    hiding = len({task.client for task, weight in zip(tasks, weights, strict=True) if weight >= least})
-    if hiding < terms.minimum:
+    cohort = effective_cohort(tasks, weights)
+    if cohort < terms.minimum:
         raise ShortBatchError(
-            f"only {hiding} clients of this batch have at least 1/{MAX_WEIGHT_RATIO} of its largest weight, "
-            "and the "
-            f"helper wants {terms.minimum} that hide each other: use weights that fade less, a limit of "
-            "staleness, or a larger buffer."
+            f"the clients of this batch have weights so unequal that they hide each other like "
+            f"{float(cohort):.3g} clients of equal weight, and the helper wants {terms.minimum}: use weights "
+            "that fade less, a limit of staleness, or a larger buffer."
         )
 
 

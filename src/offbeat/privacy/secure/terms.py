@@ -1,8 +1,11 @@
 """What clients and both servers agree on before a run, and the reasons why a server refuses."""
 
+import json
+import math
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from offbeat.core import Task
 from offbeat.errors import InputError
@@ -37,7 +40,7 @@ class OverlapError(RefusedError):
 
 
 class ShortBatchError(RefusedError):
-    """Too few distinct clients, or too few with weights that are alike."""
+    """Too few distinct clients, or weights so unequal that they hide each other like too few."""
 
 
 class LongBatchError(RefusedError):
@@ -52,6 +55,14 @@ class BindingError(RefusedError):
     """A seed was sealed for another report or key, or was changed since."""
 
 
+class MessageError(RefusedError):
+    """A report answers another message than the others of its version, or one of another run."""
+
+
+class ParticipationError(RefusedError):
+    """A client or its site has contributed as often as it may, or too recently."""
+
+
 class SignatureError(RefusedError):
     """A report is not signed by a site that is known, or not by the one that its client was."""
 
@@ -61,6 +72,7 @@ def report_name(task: Task) -> str:
     return f"visit {task.visit} of client {task.client}"
 
 
+DEFAULT_MINIMUM = 5  # clients in a sum, where a party was told no other number
 SIGN_BIT = 1 << 31  # residues from here on stand for negative numbers
 
 
@@ -69,9 +81,25 @@ def equal_weight(staleness: int) -> float:
     return 1.0
 
 
+NOISE_ROOM = 12  # standard deviations of the helper's noise that a sum leaves room for
+
+
+class HelperNoise(NamedTuple):
+    """Discrete Gaussian noise that the helper adds to each sum, and the participation that it covers."""
+
+    fields: tuple[tuple[int, float], ...]  # how many numbers, and the standard deviation in units of the sum
+    max_participations: int  # of a client in a run
+    min_separation: int  # server steps between two contributions of a client
+
+    def text(self) -> str:
+        """What reports are sealed to."""
+        fields = [[count, float(deviation).hex()] for count, deviation in self.fields]
+        return json.dumps([fields, self.max_participations, self.min_separation])
+
+
 @dataclass(frozen=True)
 class SecureTerms:
-    """Public, and but for `clipping` fixed for a run.
+    """Public, and but for `clipping` and `noise` fixed for a run.
 
     A weight is a whole number of 2^-weight_bits, the nearest one but never 0; both servers find it
     from the version that a report is bound to, so that the leader cannot choose it.
@@ -80,12 +108,13 @@ class SecureTerms:
     run: bytes
     length: int
     max_reports: int  # in one sum
-    minimum: int = 5  # distinct clients in one sum
+    minimum: int = DEFAULT_MINIMUM  # clients in one sum, as an effective cohort
     bits: int = 16  # fractional
     weight_bits: int = 0
     weigh: Callable[[int], float] = equal_weight  # from staleness to a weight in (0, 1]
     rule: str = ""  # the same in words, where the parties are told of it in words
     clipping: str = ""  # tells apart how clients were told to clip; one for all reports of a sum
+    noise: HelperNoise | None = None  # that the helper adds; None: none
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.run) <= 255:
@@ -105,16 +134,30 @@ class SecureTerms:
             raise InputError(f"fixed point needs 1 to 30 fractional bits, not {self.bits}.")
         if not 0 <= self.weight_bits <= 16:
             raise InputError(f"weights need 0 to 16 bits, not {self.weight_bits}.")
+        if self.noise is not None:
+            self._check_noise(self.noise)
         if self.max_units < 1:
             raise InputError(
                 f"{self.max_reports} reports with weights of {self.weight_bits} bits leave no room in 32 "
                 "bits: lower the buffer or the bits of weights."
             )
 
+    def _check_noise(self, noise: HelperNoise) -> None:
+        if sum(count for count, _ in noise.fields) != self.length or min(noise.fields)[0] < 1:
+            raise InputError(f"the helper's noise is not for sums of {self.length} numbers.")
+        if not all(0 < deviation < SIGN_BIT / NOISE_ROOM for _, deviation in noise.fields):
+            raise InputError(
+                "the helper's noise needs standard deviations above 0 that fit into 32 bits: lower the "
+                "clipping bounds, the noise or the bits."
+            )
+        if noise.max_participations < 1 or noise.min_separation < 1:
+            raise InputError("the helper's noise covers no participation: give at least 1.")
+
     @property
     def max_units(self) -> int:
         """The largest coordinate, in units of 2^-bits, with which no sum can overflow."""
-        return (SIGN_BIT - 1) // (self.max_reports << self.weight_bits)
+        room = 0 if self.noise is None else max(deviation for _, deviation in self.noise.fields)
+        return (SIGN_BIT - 1 - math.ceil(NOISE_ROOM * room)) // (self.max_reports << self.weight_bits)
 
     @property
     def largest(self) -> float:
@@ -147,4 +190,5 @@ class SecureTerms:
         """What a sealed seed is good for: this report, under these terms."""
         numbers = (*task, self.length, self.max_reports, self.minimum, self.bits, self.weight_bits)
         head = b"offbeat secure sum" + struct.pack(f"<B{len(numbers)}q", len(self.run), *numbers)
-        return head + self.run + f"{self.rule}\0{self.clipping}".encode()
+        noise = "" if self.noise is None else self.noise.text()
+        return head + self.run + f"{self.rule}\0{self.clipping}\0{noise}".encode()

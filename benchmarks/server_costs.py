@@ -23,7 +23,7 @@ from offbeat.core import Task
 from offbeat.engines.engine import ClientUpdates
 from offbeat.schedule import Asynchronous, Clock, Scheduler, Tiers
 from offbeat.schedule.staleness import Equal
-from offbeat.training.loop import check_finite, describe_cohort
+from offbeat.training.loop import FiniteCheck, describe_cohort
 
 METHODS = ("fedbuff", "fadas")
 
@@ -63,7 +63,8 @@ def uploads(size: int, buffer: int, turns: int) -> dict[str, float]:
     tasks = tuple(Task(client, 0, 0) for client in range(buffer))
     cohort = describe_cohort(tasks, 0, buffer, Equal())
     found = {
-        "check": least(lambda: check_finite(ClientUpdates(stack, {}), tasks, ""), turns) / stack.numel(),
+        "check": least(lambda: FiniteCheck(ClientUpdates(stack, {}), tasks, 1).check_uploads(), turns)
+        / stack.numel(),
         "sum": least(lambda: PlainSum().total(stack, tasks, cohort), turns) / stack.numel(),
     }
     for name in METHODS:

@@ -159,7 +159,7 @@ class Deployment:
     rounds: int = ROUNDS
     buffer: int = BUFFER
     dispatch: Dispatch = Asynchronous(4)
-    limit: float = math.inf
+    max_staleness: float = math.inf
     weights: StalenessWeights = Equal()
     terms: dict[str, Any] = field(default_factory=dict)
 
@@ -227,7 +227,7 @@ class Deployment:
             self.engine(**options),
             self.dispatch,
             self.weights,
-            self.limit,
+            self.max_staleness,
             self.world.problem,
             None,
             None,
@@ -274,7 +274,7 @@ def site_plan(**changes: Any) -> dict[str, Any]:
         "setting": [2, 3, 8],
         "work": ["steps", 3, 2],
         "weight_decay": 0.0,
-        "precision": "torch",
+        "precision": "auto",
         "seed": 0,
         "clients": 3,
     }

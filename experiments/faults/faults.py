@@ -1,6 +1,8 @@
 """What is done to a run, and what is then seen of it."""
 
+import contextlib
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,11 +13,25 @@ from rogue import BREAKS, LIES, MOUTH
 from watching import PATIENCE, Seen, accepted, awaited, fate, first, in_words, is_bad, named, nothing, of_task
 from world import LATE, World
 
-from offbeat.deploy.server.run import read_server
-
 SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM}
 OWN = {"raises": "raise", "exits": "exit", "hangs": "hang", "computes NaN": "nan"}
 # What a run with secure sums can be told of: the numbers in a share look like any others.
+IDLE_CONNECTIONS, HARM_SECONDS = 200, 45.0
+HARMED_FILES = (
+    "settings.json",
+    "roster.json",
+    "trace.jsonl",
+    "records.jsonl",
+    "journal/kept.jsonl",
+    "journal/run",
+)
+FILE_HARMS: dict[str, Callable[[Path, bytes], object]] = {
+    "deleted": lambda path, data: path.unlink(),
+    "cut": lambda path, data: path.write_bytes(data[: len(data) // 2]),
+    "flipped": lambda path, data: path.write_bytes(
+        data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 2]) + data[len(data) // 2 + 1 :]
+    ),
+}
 STRUCTURAL = ("wrong shape", "cut short", "no JSON", "version from the future")
 
 
@@ -50,43 +66,10 @@ def misbehave(order: str) -> Act:
         if taken is None:
             return nothing(world)
         client = world.client(name)
+        if order == "exit":  # as a service manager would
+            world.processes[name].wait(60)
+            world.join(name)
         return of_task(world, client, taken["time"])
-
-    return act
-
-
-def kill_part(number: int, *words: str) -> Act:
-    """One process of a site, found by its command line; `offbeat join` sees to the rest."""
-
-    def act(world: World, name: str) -> Seen:
-        told = [word.format(name=name) for word in words]
-        if not wait_for(lambda: bool(world.pids(*told)) or world.is_over(), PATIENCE):
-            return Seen("there was none to kill", None)
-        begun = time.time()
-        killed = [pid for pid in world.pids(*told) if world.trial.kill(pid, number)]
-        wait_for(lambda: not set(killed) & set(world.trial.found()), 30)
-        client, gone = world.client(name), time.time()
-        return Seen("the site started it again", accepted(world, client, gone, begun))
-
-    return act
-
-
-def kill_app(number: int) -> Act:
-    """A process that Flower has started for one message of the site's."""
-
-    def act(world: World, name: str) -> Seen:
-        own: list[int] = []
-
-        def found() -> bool:
-            own[:] = [pid for pid in world.pids("flwr-clientapp") if _has(pid, f"site-{name}/")]
-            return bool(own) or world.is_over()
-
-        if not wait_for(found, PATIENCE) or not own:
-            return Seen("there was none to kill", None)
-        begun = time.time()
-        for pid in own:
-            world.trial.kill(pid, number)
-        return of_task(world, world.client(name), begun)
 
     return act
 
@@ -108,11 +91,11 @@ def kill_server(number: int) -> Act:
     """The process that trains."""
 
     def act(world: World, name: str) -> Seen:
-        server = read_server(world.folder)
-        if server is None or not world.trial.kill(server.pid, number):
-            return Seen("there was none to kill", None)
         begun = time.time()
-        wait_for(lambda: server.pid not in world.trial.found(), 60)
+        killed = [pid for pid in world.pids("offbeat.deploy.flower.server") if world.trial.kill(pid, number)]
+        if not killed:
+            return Seen("there was none to kill", None)
+        wait_for(lambda: not set(killed) & set(world.trial.found()), 60)
         return Seen("resumed by offbeat serve", accepted(world, None, time.time(), begun))
 
     return act
@@ -164,6 +147,42 @@ def kill_helper(number: int) -> Act:
     return act
 
 
+def connect_silently(world: World, name: str) -> Seen:
+    """Two hundred connections that say nothing, while sites train."""
+    begun = time.time()
+    with contextlib.ExitStack() as stack:
+        for _ in range(IDLE_CONNECTIONS):
+            stack.enter_context(socket.create_connection(("127.0.0.1", world.port), timeout=30))
+        return Seen("updates were accepted meanwhile", accepted(world, None, time.time(), begun))
+
+
+def harm_file(name: str, harm: str) -> Act:
+    """The server is stopped, a file of its run is harmed, and a person who has a backup resumes."""
+
+    def act(world: World, site: str) -> Seen:
+        begun, path = time.time(), world.folder / name
+        with world.busy:
+            process = world.processes["serve"]
+            process.signal(signal.SIGTERM)
+            process.wait(180)
+            if process.code == 0 or not path.exists():
+                return Seen("the run ended first", None)
+            backup = path.read_bytes()
+            FILE_HARMS[harm](path, backup)
+            world.revive()
+            process = world.processes["serve"]
+            refused = wait_for(lambda: process.code is not None, HARM_SECONDS)
+            if "Traceback" in process.said:
+                return Seen("a traceback", None, bad=True)
+            if refused and process.code != 0:
+                path.write_bytes(backup)
+                world.revive()
+        words = "refused in one sentence; resumed with the backup" if refused else "resumed without it"
+        return Seen(words, accepted(world, None, time.time(), begun))
+
+    return act
+
+
 def join_late(world: World, name: str) -> Seen:
     """One more site, in the middle."""
     new = next((each for each in LATE if each not in world.processes), None)
@@ -181,23 +200,14 @@ def strange(words: tuple[str, ...], sentence: str) -> Act:
     def act(world: World, name: str) -> Seen:
         who = f"stranger-{time.monotonic_ns()}"
         process: Process = world.join(who, *words)
-        wait_for(lambda: process.code is not None or world.is_over(), PATIENCE)
+        said = lambda: process.code is not None or sentence in process.said  # noqa: E731
+        wait_for(lambda: said() or world.is_over(), PATIENCE)
         inside = world.client(who) is not None
         process.signal(signal.SIGTERM)
-        if process.code is None:
-            return Seen("waited, and did not get in" if not inside else "was let in", None, inside)
         told = "refused, in one sentence" if sentence in process.said else "refused"
         return Seen("was let in" if inside else told, None, inside)
 
     return act
-
-
-def _has(pid: int, word: str) -> bool:
-    """Whether a process's environment has it."""
-    try:
-        return word.encode() in Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return False
 
 
 def kinds() -> Iterator[tuple[str, str, Act, int, int]]:
@@ -208,17 +218,7 @@ def kinds() -> Iterator[tuple[str, str, Act, int, int]]:
     for words, order in OWN.items():
         yield f"the site's code {words}", "site", misbehave(order), 3, 0
     for name, number in SIGNALS.items():
-        yield (
-            f"{name} of a SuperNode",
-            "site",
-            kill_part(number, "flower-supernode", "sites/{name}/key"),
-            2,
-            0,
-        )
-        resident = kill_part(number, "offbeat.deploy.site.process", "--name {name} ")
-        yield f"{name} of a site's resident process", "site", resident, 2, 1
-        yield f"{name} of offbeat join", "site", kill_join(number), 2, 0
-        yield f"{name} of a message's app process", "site", kill_app(number), 2, 0
+        yield f"{name} of offbeat join", "site", kill_join(number), 3, 1
         yield f"{name} of the server", "server", kill_server(number), 2, 1
         yield f"{name} of offbeat serve", "server", kill_serve(number), 1, 0
         yield f"{name} of the SuperLink", "server", kill_started(number, "flower-superlink"), 1, 0
@@ -230,10 +230,15 @@ def kinds() -> Iterator[tuple[str, str, Act, int, int]]:
             0,
         )
         yield f"{name} of the secure-sum helper", "helper", kill_helper(number), 0, 2
+    yield "200 silent connections", "server", connect_silently, 2, 0
+    for file in HARMED_FILES:
+        for harm in FILE_HARMS:
+            yield f"{file} {harm}", "server", harm_file(file, harm), 1, 0
+    yield "Flower's database deleted", "server", harm_file("flower/superlink.db", "deleted"), 1, 0
     yield "a late joiner", "site", join_late, 2, 0
     trust, mine = ("--certificate", "keys/ca.crt"), ("--key", "elsewhere/sites/late-1/key")
     yield "a key that is not registered", "site", strange((*trust, *mine), "does not know the key"), 2, 0
-    yield "no key", "site", strange(trust, "takes only sites that it knows"), 2, 0
+    yield "no key", "site", strange(trust, "accepts registered sites only"), 2, 0
     yield "plaintext", "site", strange(("--insecure",), "speaks TLS"), 2, 0
     other = ("--certificate", "elsewhere/ca.crt", *mine)
-    yield "another authority", "site", strange(other, "has another certificate"), 1, 0
+    yield "another authority", "site", strange(other, "is not valid under"), 1, 0

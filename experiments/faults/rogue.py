@@ -1,31 +1,21 @@
-"""A site that lies where it is told to: what stands at its socket changes what the resident says.
+"""A site that lies where it is told to: its answers are changed before they are signed.
 
-Started as `python rogue.py` with the words of `offbeat join`; its key and its SuperNode are real ones.
+Started as `python rogue.py` with the options of `offbeat join`; its key and its connection are real ones.
 """
 
-import contextlib
 import json
-import os
 import secrets
-import shutil
-import signal
-import socket
 import sys
-import tempfile
-import threading
-import time
-from pathlib import Path
 from typing import Any
 
 import sites
 
-from offbeat.cli import deploy as command
-from offbeat.cli.main import parse
-from offbeat.deploy.flower.supernode import SiteProcess, SuperNodeProcess
-from offbeat.deploy.site import relay
+from offbeat.cli import main
+from offbeat.deploy.flower import site as connection
+from offbeat.deploy.flower.private_api import FleetClient, OutgoingReply
+from offbeat.deploy.site.site import Site
 
 _HUGE = 64 << 20  # bytes
-_SLOW = 60.0
 
 
 def lie(order: str, note: str, payload: bytes, before: tuple[str, bytes] | None) -> tuple[str, bytes]:
@@ -81,68 +71,47 @@ LIES = (
     *("random bytes", "corrupt note", "no JSON", "replay", "another's task", "version from the future"),
     *("another run", "field too many", "no payload"),
 )
-MOUTH = ".mouth"  # what is for a rogue to do, and not for its resident
-BREAKS = "breaks off"  # closes the line in the middle of an answer
+MOUTH = ".mouth"  # what is for a rogue to do, and not for its model
+BREAKS = "breaks off"  # sends only a part of an answer
+_breaking: list[bool] = []
 
 
-class Mouth:
-    """Between the relay and the resident."""
+class Rogue(Site):
+    """A site whose next answer is a lie where there is an order."""
 
-    def __init__(self, name: str, place: Path, resident: Path) -> None:
-        self._name = name
-        self._resident = resident
-        self._before: tuple[str, bytes] | None = None
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(str(place))
-        self._listener.listen(8)
+    _before: tuple[str, bytes] | None = None
 
-    def serve(self) -> None:
-        while True:
-            line, _ = self._listener.accept()
-            with line, contextlib.suppress(OSError, relay.FrameError, relay.RelayError):
-                self._answer(line)
-
-    def _answer(self, line: socket.socket) -> None:
-        head, payload = relay.receive_frame(line, time.monotonic() + _SLOW)
-        note, result = relay.ask_site(self._resident, head["kind"], head["note"], payload, head["seconds"])
-        order = sites.take(f"{self._name}{MOUTH}") if head["kind"] == "task" and result else None
+    def answer(self, kind: str, header: str, payload: bytes) -> tuple[str, bytes]:
+        """A good answer, or a bad one."""
+        note, result = super().answer(kind, header, payload)
+        order = sites.take(f"{self.name}{MOUTH}") if kind == "task" and result else None
         if order is None:
-            if result:
+            if kind == "task" and result:
                 self._before = note, result
-        else:
-            sites.tell(f"{self._name}{MOUTH}", {"told": order, "task": json.loads(note)["task"]})
-            if order == BREAKS:
-                line.sendall((1 << 10).to_bytes(8, "little") + b"{")
+            return note, result
+        sites.tell(f"{self.name}{MOUTH}", {"told": order, "task": json.loads(note)["task"]})
+        if order == BREAKS:
+            _breaking.append(True)
+            return note, result
+        return lie(order, note, result, self._before)
+
+
+class RogueClient(FleetClient):
+    """A connection that sends only the first part of an answer where it is told to."""
+
+    def send(self, reply: OutgoingReply, seconds: float) -> None:
+        """Send a reply, or a part of it."""
+        if _breaking:
+            _breaking.clear()
+            reply.objects = {}
+            try:
+                super().send(reply, seconds)
+            except KeyError:
                 return
-            note, result = lie(order, note, result, self._before)
-        relay.send_frame(line, {"note": note}, result, time.monotonic() + _SLOW)
-
-
-def main() -> int:
-    """Until it is told to stop."""
-    given = parse(["join", *sys.argv[1:]])
-    own, link = command._site_options(given), command._superlink_of_site(given)
-    stopped = threading.Event()
-    signal.signal(signal.SIGTERM, lambda number, frame: stopped.set())
-    own.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    place = Path(tempfile.mkdtemp(prefix="rogue-"))
-    resident = SiteProcess(own, place / "resident", print)
-    node = SuperNodeProcess(link, own.key, own.folder, {"OFFBEAT_SITE": str(place / "mouth")}, print)
-    try:
-        resident.start()
-        mouth = Mouth(own.name, place / "mouth", place / "resident")
-        threading.Thread(target=mouth.serve, daemon=True).start()
-        while not stopped.wait(0.25):
-            node.keep_alive()
-            resident.keep_alive()
-    finally:
-        node.stop(kill=False)
-        resident.stop(kill=False)
-        shutil.rmtree(place, ignore_errors=True)
-    return 0
+        super().send(reply, seconds)
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    os._exit(code)  # the mouth may be waiting for somebody
+    connection.Site = Rogue  # type: ignore[misc]
+    connection.FleetClient = RogueClient  # type: ignore[misc]
+    sys.exit(main(["join", *sys.argv[1:]]))

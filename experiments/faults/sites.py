@@ -49,7 +49,7 @@ def losses(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def site() -> str:
-    """Whose resident this process is."""
+    """Which site this process is."""
     return sys.argv[sys.argv.index("--name") + 1] if "--name" in sys.argv else ""
 
 

@@ -14,6 +14,7 @@ def verdict(world: World) -> dict[str, Any]:
     used = [tuple(task[:3]) for line in trace for task in line["tasks"]]
     dropped = [tuple(task) for line in trace for task in line["dropped"]]
     waiting = {_named(path.name) for path in (world.folder / "journal").glob("*.upload")}
+    aside = {_task(event) for event in events if event["event"] == "set_aside"}  # named, and copied
     reasons: Counter[str] = Counter()
     for event in events:
         if event["event"] == "rejected":
@@ -27,8 +28,9 @@ def verdict(world: World) -> dict[str, Any]:
         "used": len(used),
         "used_twice": len(used) - len(set(used)),
         "dropped": len(dropped),
-        "waiting": len(waiting),
-        "missing": sorted(accepted - set(used) - set(dropped) - waiting),
+        "waiting": len(waiting - set(used)),
+        "set_aside": len(aside),
+        "missing": sorted(accepted - set(used) - set(dropped) - waiting - aside),
         "lost": sum(event["event"] == "lost" for event in events),
         "rejected": dict(sorted(reasons.items())),
         "difference": replay["difference"],

@@ -31,7 +31,7 @@ buffer = {buffer}
 rounds = {rounds}
 local_steps = 3
 batch_size = 10
-every = 10
+eval_every = 10
 
 [network]
 deadline = {deadline}
@@ -83,6 +83,8 @@ class World:
         )
         if self.secure:
             self.help()
+            if not wait_for((self.place / "helper.x25519.pub").exists, 60):
+                raise TimeoutError(self.processes["helper"].said)
         self.serve()
         server = self.processes["serve"]
         if not wait_for(lambda: "a site joins by" in server.said or server.code is not None, 120):
@@ -97,7 +99,7 @@ class World:
     def help(self) -> None:
         tls = ("--certificate", "keys/helper.pem", "--certificate-key", "keys/helper.key")
         own = ("--key", "helper.x25519", "--store", "helper.db", "--token", "keys/helper.token")
-        place = ("--port", str(self.helper_port), "--sites", "keys/sites")
+        place = ("--port", str(self.helper_port), "--sites", "keys/sites", "--minimum", "2")
         self.processes["helper"] = self.trial.offbeat("helper", "helper", *own, *tls, *place)
 
     def join(self, name: str, *words: str) -> Process:
@@ -105,6 +107,8 @@ class World:
         given = ["--superlink", f"127.0.0.1:{self.port}", "--data", "sites:load", "--name", name]
         given += ["--folder", f"site-{name}"]
         given += words or ["--certificate", "keys/ca.crt", "--key", f"keys/sites/{name}/key"]
+        if self.secure and name not in ROGUES:
+            given += ["--helper-key", "helper.x25519.pub", "--minimum", "2"]
         if name in ROGUES:
             process = self.trial.start(name, str(HERE / "rogue.py"), *given)
         else:

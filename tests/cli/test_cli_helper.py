@@ -33,7 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ([*WORDS[:-1], "none", "--insecure"], "the token none cannot be read"),
         ([*WORDS[:-1], "/dev/null", "--insecure"], "does not contain a token"),
         ([*WORDS, "--insecure", "--sites", "none"], "there is no folder none"),
-        ([*WORDS, "--insecure", "--minimum", "1"], "a sum of 1 sites hides nobody"),
+        ([*WORDS, "--insecure", "--minimum", "1"], "a sum over 1 sites hides no site"),
         ([*WORDS, "--insecure", "--port", "99999"], "there is no port 99999"),
         ([*WORDS, *TLS, "--host", "192.0.2.1"], "cannot be used"),
         ([*WORDS, "--insecure", "--prot", "5"], "unknown option '--prot': did you mean --port"),

@@ -41,7 +41,7 @@ def test_it_goes_where_it_is_told_to(here: Path, capsys: pytest.CaptureFixture[s
         ("new My_App", "'My_App' cannot be the name of an app"),
         ("new ../up", "cannot be the name of an app"),
         ("new json", "'json' has another meaning"),
-        ("new my-app other", "there is no place for 'other'"),
+        ("new my-app other", "unexpected argument 'other'"),
         ("new my-app --folder there/file", "cannot be created"),
         ("new there", "there already exists"),
     ],

@@ -7,16 +7,16 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from offbeat.cli import deploy as join_command
 from offbeat.cli import deploy as serve_command
 from offbeat.cli import main
 from offbeat.deploy import keys
 from offbeat.deploy.config import ServeConfig
-from offbeat.deploy.server.run import SET_ASIDE_FILE, ServeOutcome, write_outcome, write_server
+from offbeat.deploy.server.run import SET_ASIDE_FILE, ServeOutcome, write_outcome
 
 TASK = """
 import torch
@@ -59,14 +59,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Acted:
     """A Flower whose server ends at once, in the way it is told to."""
 
-    is_local = True
-
     def __init__(self, folder: Path, outcome: ServeOutcome) -> None:
         self.folder, self.outcome = folder, outcome
 
     def keep_alive(self) -> None: ...
 
-    def submit(self, *, resume: bool) -> str:
+    def start_server(self, *, resume: bool) -> None:
         (self.folder / "settings.json").write_text(
             json.dumps(ServeConfig.read(Path("serve.toml")).settings())
         )
@@ -79,14 +77,12 @@ class Acted:
         ]
         (self.folder / "events.jsonl").write_text("".join(json.dumps(each) + "\n" for each in told))
         (self.folder / "model.safetensors").touch()
-        write_server(self.folder)
         write_outcome(self.folder, self.outcome)
-        return "1"
 
-    def is_finished(self, run_id: str) -> bool:
-        return True
+    def is_server_alive(self) -> bool:
+        return False
 
-    def stop_run(self, run_id: str) -> None: ...
+    def stop_server(self) -> None: ...
 
 
 Act = Callable[[ServeOutcome], list[tuple[Any, ...]]]
@@ -202,17 +198,18 @@ def test_resumed_settings_must_be_the_same(here: Path, act: Act, capsys: pytest.
         ("serve serve.toml --superlink a", "must be an address such as server.example:8000, not 'a'."),
         ("serve serve.toml --start --port 0", "--port must be from 1 to 65535, not 0."),
         ("serve serve.toml --start --resume", "--resume needs --out"),
-        ("serve serve.toml --start --set-aside", "--set-aside is for a run that goes on"),
-        ("serve serve.toml --start --resume --out none", "none holds no run to resume"),
+        ("serve serve.toml --start --set-aside", "--set-aside is for a resumed run"),
+        ("serve serve.toml --start --resume --out none", "none contains no run to resume"),
         ("serve serve.toml --start --certificates none", "none/ca.crt cannot be read"),
         ("serve serve.toml --strat", "unknown option '--strat': did you mean --start"),
-        ("join", "the following arguments are required: --superlink, --data"),
-        (JOIN, "--certificate is missing, by which the server is known: give it, or --insecure."),
-        (f"{JOIN} --insecure --key serve.toml", "--insecure goes with neither --certificate nor --key"),
+        ("join", "the following arguments are required: --superlink"),
+        ("join --superlink 127.0.0.1:23999 --insecure", "--task is missing: give package.module:function"),
+        (JOIN, "--certificate is missing, which identifies the server: give it, or --insecure."),
+        (f"{JOIN} --insecure --key serve.toml", "--insecure excludes --certificate and --key"),
         (f"{JOIN} --certificate none.crt", "none.crt cannot be read"),
         (f"{JOIN} --insecure --name 'a b'", "'a b' cannot be the name of a site"),
         (f"{JOIN} --insecure --helper-key none", "none cannot be read"),
-        (f"{JOIN} --insecure --minimum 1", "a secure sum of 1 sites hides nobody"),
+        (f"{JOIN} --insecure --minimum 1", "a secure sum over 1 sites hides no site"),
         ("join --superlink a --data b:c --insecure", "--superlink must be an address such as"),
     ],
 )
@@ -302,10 +299,10 @@ def test_a_site_is_joined_with_what_was_given(
 
     def keep(own: Any, link: Any, say: Any, stop: Any, ready: Any) -> None:
         asked.extend((own, link))
-        ready({"examples": 1234})
+        ready(SimpleNamespace(examples=1234))
         say("it is so.")
 
-    monkeypatch.setattr(join_command, "keep_joined", keep)
+    monkeypatch.setattr("offbeat.deploy.flower.site.run_site", keep)
     trust = f"--certificate {made / 'ca.crt'} --key {made / 'sites' / 'a' / 'key'}"
     assert main(shlex.split(f"{JOIN} {trust} --name hospital --json")) == 0
     own, link = asked
@@ -314,7 +311,7 @@ def test_a_site_is_joined_with_what_was_given(
     assert own.key == made / "sites" / "a" / "key"
     assert link == ("127.0.0.1:23999", made / "ca.crt")
     said = capsys.readouterr()
-    assert said.out.splitlines()[0] == f"hospital: 1,234 examples; what it keeps is in {folder}"
+    assert said.out.splitlines()[0] == f"hospital: 1,234 examples; its state is in {folder}"
     assert json.loads(said.out.splitlines()[1])["name"] == "hospital"
     assert said.err == "offbeat: it is so.\n"
 

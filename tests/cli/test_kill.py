@@ -93,7 +93,7 @@ def same(one: Path, other: Path) -> None:
     assert _records(one) == _records(other)
     mine, yours = (checkpoint.load(each / "checkpoint" / "state.safetensors") for each in (one, other))
     for facts in (mine.facts, yours.facts):
-        del facts["running"]["elapsed"], facts["lengths"]["records"]
+        del facts["running"]["elapsed"], facts["lengths"]["records"], facts["checksums"]["records"]
     assert mine.facts == yours.facts
     assert mine.tensors.keys() == yours.tensors.keys()
     for key, tensor in mine.tensors.items():
@@ -124,7 +124,8 @@ def test_a_run_killed_at_random_moments_ends_as_the_one_never_killed(name, tmp_p
     assert killed
     for run in killed:
         same(run, tmp_path / "whole")
-        assert [each.name for each in (run / "checkpoint").iterdir()] == [PART[1:].removesuffix(".part")]
+        names = sorted(each.name for each in (run / "checkpoint").iterdir())
+        assert names == ["previous.safetensors", "state.safetensors"]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -143,7 +144,7 @@ def test_a_run_asked_to_stop_saves_says_how_to_go_on_and_then_ends_the_same(numb
     assert not told["finished"]
     assert told["error"] is None
     assert 0 <= told["version"] < 150
-    assert err.strip().endswith(f"; go on with:\n{told['resume']}")
+    assert err.strip().endswith(f"; resume with:\n{told['resume']}")
     command, *again = shlex.split(told["resume"])
     assert command == "offbeat"
     assert main(again) == 0

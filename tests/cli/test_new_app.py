@@ -1,11 +1,11 @@
-"""A new app is complete: its task learns by its own settings, and Flower takes it as an app."""
+"""A new app is complete: its task learns by its own settings."""
 
+import configparser
 import importlib
-import io
 import os
+import shlex
+import subprocess
 import sys
-import tomllib
-import zipfile
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -14,21 +14,19 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import offbeat
+from offbeat.cli.main import parser
 from offbeat.cli.new_app import NewApp, create_app
 from offbeat.deploy.config import ServeConfig
 from offbeat.deploy.server.setup import set_up
 from offbeat.errors import InputError
 
 FILES = {
-    "pyproject.toml",
     "serve.toml",
     "README.md",
     ".gitignore",
-    *(f"first_try/{name}.py" for name in ("__init__", "task", "server", "client")),
+    *(f"first_try/{name}.py" for name in ("__init__", "task")),
 }
 
 
@@ -61,8 +59,11 @@ def test_sites_have_parts_of_the_data_that_do_not_overlap(task: ModuleType) -> N
     rows = torch.cat([part.inputs for part in parts]).numpy()
     assert {row.tobytes() for row in rows} == {row.tobytes() for row in source.train.inputs.numpy()}
     assert min(len(part.targets.unique()) for part in parts) == 10
-    assert torch.equal(task.load("site-5").inputs, parts[2].inputs)
-    assert torch.equal(task.load("hospital").inputs, task.load("hospital").inputs)
+    made = task.task()
+    assert made.client_names == ("site-0", "site-1", "site-2")
+    assert torch.equal(made.site_examples("site-2").inputs, parts[2].inputs)
+    with pytest.raises(offbeat.InputError, match="unknown client 'site-5'"):
+        made.site_examples("site-5")
     assert torch.equal(task.test().inputs, source.test.inputs)
 
 
@@ -77,7 +78,7 @@ def test_the_task_learns_in_the_simulator_by_its_own_settings(app: NewApp, task:
         offbeat.Steps(asked.local_steps, asked.batch_size),
     )
     engine = offbeat.Sequential(stage.problem, clients, delays=offbeat.HalfNormal(1.0))
-    setting = {"dispatch": stage.dispatch, "weights": stage.weights, "max_staleness": stage.limit}
+    setting = {"dispatch": stage.dispatch, "weights": stage.weights, "max_staleness": stage.max_staleness}
     setting |= {"buffer": asked.buffer, "rounds": asked.rounds, "seed": asked.seed}
     for shot in offbeat.train(stage.algorithm, engine, **setting):
         if shot.version == 20:
@@ -85,40 +86,6 @@ def test_the_task_learns_in_the_simulator_by_its_own_settings(app: NewApp, task:
     assert torch.equal(stage.test.inputs, task.test().inputs)
     scores = offbeat.evaluate(stage.problem, shot.x, stage.test, {"accuracy": offbeat.accuracy})
     assert scores["accuracy"] > 0.7  # ten classes: chance is 0.1
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what Flower imports
-def test_flower_takes_it_as_an_app(app: NewApp) -> None:
-    from flwr.cli.build import build_fab_from_disk
-    from flwr.cli.config_utils import load_and_validate
-
-    config, warnings = load_and_validate(app.folder / "pyproject.toml")
-    assert warnings == ['Recommended property "license" missing in [project]']  # the user's to choose
-    assert config["tool"]["flwr"]["app"]["config"] == {
-        "settings": "serve.toml",
-        "folder": "",
-        "resume": False,
-    }
-    for secret in ("keys/sites/a/notes.json", "runs/one/records.jsonl"):
-        (app.folder / secret).parent.mkdir(parents=True)
-        (app.folder / secret).write_text("{}\n")
-    with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(app.folder))) as bundle:
-        sent = set(bundle.namelist())
-    assert sent == FILES - {".gitignore"} | {".info/CONTENT"}
-
-
-def test_nothing_is_installed_on_the_way(app: NewApp) -> None:
-    """Flower would ask a package index for dependencies and for a build system."""
-    project = tomllib.loads((app.folder / "pyproject.toml").read_text())
-    assert project["project"]["dependencies"] == []
-    assert "build-system" not in project
-
-
-def test_the_site_imports_its_task_late(app: NewApp) -> None:
-    """A process is started for each message: torch would cost it seconds."""
-    code = (app.folder / "first_try" / "client.py").read_text()
-    assert "from offbeat.deploy.flower.client import client_app\n" in code
-    assert all(line.startswith("    ") for line in code.splitlines() if "import task" in line)
 
 
 def test_the_commands_that_are_told_are_those_of_the_readme(app: NewApp) -> None:
@@ -137,26 +104,64 @@ def test_an_app_is_written_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["", "Big", "a_b", "a--b", "-a", "a-", "1a", "a.b", "a/b", "é", "a\n", "a" * 33]
 )
-def test_a_name_that_flower_would_not_take_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_name_that_is_not_plain_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be the name of an app"):
         create_app(name, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["json", "lambda", "torch", "offbeat", "flwr", "lib", "parts", "venv"])
+@pytest.mark.parametrize("name", ["json", "lambda", "torch", "offbeat", "flwr", "lib", "venv"])
 def test_a_name_that_is_taken_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=f"'{name}' has another meaning"):
         create_app(name, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what Flower imports
-@given(name=st.from_regex(r"\A[a-zA-Z0-9_-]{0,34}\Z"))
-def test_no_name_is_taken_that_flower_refuses(name: str) -> None:
-    from flwr.cli.utils import validate_project_name
+UNITS = ("offbeat-serve", "offbeat-join", "offbeat-helper")
 
-    try:
-        create_app(name, Path("/dev/null"))  # where nothing can be written
-    except InputError as error:
-        if "cannot be made" in str(error):
-            validate_project_name(name, "name")
+
+def test_units_and_a_container_file_are_written_on_request(tmp_path: Path) -> None:
+    app = create_app("first-try", tmp_path, service=True)
+    assert set(app.files) == FILES | {f"service/{name}.service" for name in UNITS} | {"service/Containerfile"}
+    container = (app.folder / "service" / "Containerfile").read_text()
+    assert "COPY --chown=offbeat first_try ./first_try" in container
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_a_unit_starts_a_command_with_options_that_exist(tmp_path: Path, name: str) -> None:
+    app = create_app("first-try", tmp_path, service=True)
+    unit = configparser.RawConfigParser(strict=False)
+    unit.optionxform = str  # type: ignore[assignment, method-assign]
+    unit.read(app.folder / "service" / f"{name}.service")
+    command = unit["Service"]["ExecStart"]
+    words = shlex.split(command)
+    if words[0] == "/bin/sh":
+        assert "$$resume" in words[2]  # systemd passes one dollar on to the shell
+        script = words[2].replace("$$", "$")
+        assert subprocess.run(["/bin/sh", "-n", "-c", script], check=False).returncode == 0
+        words = script.partition("exec ")[2].removesuffix(" $resume").split()
+    assert words[0].endswith("venv/bin/offbeat")
+    given = parser().parse_args(words[1:])
+    assert given.command == words[1]
+    writable = unit["Service"]["ReadWritePaths"].removeprefix("/srv/first-try/")
+    assert any(word.startswith(writable) for word in words)
+
+
+def test_a_unit_resumes_a_run_that_was_begun(tmp_path: Path) -> None:
+    app = create_app("first-try", tmp_path, service=True)
+    (line,) = [
+        line.removeprefix("ExecStart=")
+        for line in (app.folder / "service" / "offbeat-serve.service").read_text().splitlines()
+        if line.startswith("ExecStart=")
+    ]
+    script = shlex.split(line)[2].replace("$$", "$").replace("exec venv/bin/offbeat", "echo")
+
+    def started() -> str:
+        return subprocess.run(
+            ["/bin/sh", "-c", script], cwd=app.folder, capture_output=True, text=True, check=True
+        ).stdout
+
+    assert "--resume" not in started()
+    (app.folder / "runs" / "first-try").mkdir(parents=True)
+    (app.folder / "runs" / "first-try" / "settings.json").touch()
+    assert started().endswith("--resume\n")

@@ -29,54 +29,54 @@ def come(path: Path, comers: list[int], bound: bool) -> None:
     for turn, comer in enumerate(comers):
         if comer not in order and len(order) == 5:
             with pytest.raises(Rejected, match="already has its 5 sites"):
-                roster.admit(comer, f"site {comer}", site(comer))
+                roster.admit(f"key {comer}", f"site {comer}", site(comer))
             continue
         if comer not in order:
             order.append(comer)
-        node = comer if bound else 1000 + turn  # without keys a site may come by any node
-        assert roster.admit(node, f"site {comer}", site(comer)) == order.index(comer)
+        key = f"key {comer}" if bound else f"key {turn}"  # unbound, a site may come with any key
+        assert roster.admit(key, f"site {comer}", site(comer)) == order.index(comer)
         roster = ClientRegistry(path, 5, bound)  # the server was restarted
     assert [member.name for member in roster.members.values()] == [f"site {comer}" for comer in order]
 
 
 def test_the_file_says_which_name_each_client_has(tmp_path: Path) -> None:
     roster = ClientRegistry(tmp_path / "roster.json", 2, bound=True)
-    roster.admit(7, "a", site(1))
-    assert json.loads((tmp_path / "roster.json").read_text()) == {
-        "0": {"name": "a", "site": site(1), "node": 7}
-    }
+    roster.admit("7", "a", site(1))
+    written = json.loads((tmp_path / "roster.json").read_text())
+    assert written.pop("checksum")
+    assert written == {"0": {"name": "a", "site": site(1), "key": "7"}}
     assert ClientRegistry(tmp_path / "roster.json", 2, bound=True).members == {
-        0: RegisteredSite("a", site(1), 7)
+        0: RegisteredSite("a", site(1), "7")
     }
 
 
 @pytest.mark.parametrize(
-    ("node", "name", "number", "sentence"),
+    ("key", "name", "number", "sentence"),
     [
-        (8, "a", 1, "joined with another key before"),
-        (7, "b", 2, "the key of b belongs to the node of a"),
-        (7, "b", 1, "the site b first joined as a"),
-        (8, "a", 2, "this run has another site a"),
+        ("8", "a", 1, "joined with another key before"),
+        ("7", "b", 2, "the key of b belongs to a"),
+        ("7", "b", 1, "the site b first joined as a"),
+        ("8", "a", 2, "this run has another site a"),
     ],
 )
-def test_a_bound_site_is_its_node_and_its_name(
-    tmp_path: Path, node: int, name: str, number: int, sentence: str
+def test_a_bound_site_is_its_key_and_its_name(
+    tmp_path: Path, key: str, name: str, number: int, sentence: str
 ) -> None:
     roster = ClientRegistry(tmp_path / "roster.json", 3, bound=True)
-    roster.admit(7, "a", site(1))
+    roster.admit("7", "a", site(1))
     with pytest.raises(Rejected, match=sentence) as refused:
-        roster.admit(node, name, site(number))
+        roster.admit(key, name, site(number))
     assert refused.value.reason is Reason.SETTINGS
     assert len(roster.members) == 1
 
 
 def test_sites_from_before_keys_were_used_are_bound_when_they_come_again(tmp_path: Path) -> None:
     path = tmp_path / "roster.json"
-    ClientRegistry(path, 3, bound=False).admit(7, "a", site(1))
+    ClientRegistry(path, 3, bound=False).admit("7", "a", site(1))
     roster = ClientRegistry(path, 3, bound=True)
-    assert roster.admit(8, "a", site(1)) == 0
+    assert roster.admit("8", "a", site(1)) == 0
     with pytest.raises(Rejected, match="joined with another key before"):
-        ClientRegistry(path, 3, bound=True).admit(7, "a", site(1))
+        ClientRegistry(path, 3, bound=True).admit("7", "a", site(1))
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"0": {}}', '{"1": {"name": "a", "site": "b", "node": 1}}', "{"])
@@ -85,3 +85,32 @@ def test_a_damaged_file_is_one_sentence(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(InputError, match="restore it"):
         ClientRegistry(path, 3, bound=False)
+
+
+def test_a_roster_of_before_is_read_and_its_sites_are_bound_by_their_keys(tmp_path: Path) -> None:
+    """Flower's number of a node, which it had, is lost with Flower's database; the key is not."""
+    path = tmp_path / "roster.json"
+    path.write_text(json.dumps({"0": {"name": "a", "site": site(1), "node": 7}}))
+    assert ClientRegistry(path, 3, bound=True).admit("8", "a", site(1)) == 0
+    assert ClientRegistry(path, 3, bound=True).members == {0: RegisteredSite("a", site(1), "8")}
+
+
+def test_a_bound_site_has_a_key(tmp_path: Path) -> None:
+    with pytest.raises(Rejected, match="has no key"):
+        ClientRegistry(tmp_path / "roster.json", 3, bound=True).admit(None, "a", site(1))
+
+
+def test_a_roster_that_was_changed_is_noticed_and_one_of_before_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "roster.json"
+    roster = ClientRegistry(path, 2, bound=True)
+    roster.admit("7", "a", site(1))
+    roster.admit("8", "b", site(2))
+    facts = json.loads(path.read_text())
+    path.write_text(json.dumps(facts | {"0": facts["1"], "1": facts["0"]}))
+    with pytest.raises(
+        InputError, match=r"contents have changed since it was written.*restore it from a backup"
+    ):
+        ClientRegistry(path, 2, bound=True)
+    del facts["checksum"]
+    path.write_text(json.dumps(facts))
+    assert ClientRegistry(path, 2, bound=True).members == roster.members

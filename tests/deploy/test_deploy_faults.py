@@ -44,7 +44,7 @@ class Campaign:
             ("ca2fl", "adamasfl", "fedbuff", "scaffold")[seed % 4],
             rounds=10,
             dispatch=random.choice([Asynchronous(4), Asynchronous(5, eager=False), Synchronous(3)]),
-            limit=random.choice([1, 1000]),
+            max_staleness=random.choice([1, 1000]),
             terms={"deadline": DEADLINE, "grace": 4.0, "bind_names": False},
         )
         self.network, self.clock = self.run.network, self.run.clock

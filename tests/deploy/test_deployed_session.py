@@ -4,7 +4,7 @@ import gc
 import json
 import struct
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ def agree(run: Deployment) -> None:
         ("scaffold", Synchronous(3), {}),
         ("adamasfl", Asynchronous(4), {}),
         ("cadence", Asynchronous(4), {}),
-        ("masfl", Asynchronous(4), {"limit": 1}),
+        ("masfl", Asynchronous(4), {"max_staleness": 1}),
         ("mime", Phases(3), {}),
     ],
 )
@@ -65,7 +65,8 @@ def test_sites_give_the_model_of_a_plain_loop_over_the_trace(
         run.serve()
     agree(run)
     assert not run.log.reasons()
-    assert not run.files() - {Task(*task[:3]) for task in flying(run)}
+    last = {Task(*task[:3]) for task in run.trace()[-1]["tasks"]}  # which the checkpoint before needs
+    assert not run.files() - {Task(*task[:3]) for task in flying(run)} - last
 
 
 def flying(run: Deployment) -> list[list[int]]:
@@ -582,7 +583,8 @@ def test_a_start_that_was_cut_off_keeps_what_it_has(place: Path) -> None:
         run.serve(resume=True)
     sent = [event[2] for event in run.log.events if event[0] == "sent"]
     assert all(task.visit > 0 for task in sent[before:])  # nothing of the start was asked again
-    assert run.log.count("accepted") == 24 + 2 * 3 + len(run.files())
+    used = {Task(*task[:3]) for line in run.trace() for task in line["tasks"]}
+    assert run.log.count("accepted") == 24 + 2 * 3 + len(run.files() - used)
     agree(run)
 
 
@@ -702,3 +704,101 @@ def test_memory_stays_flat_over_two_thousand_updates(place: Path) -> None:
     held, most = sizes
     assert held < 200_000
     assert most < 3_000_000
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+
+
+def stopped(run: Deployment, accepted: int, *, new: bool = False) -> None:
+    """Run until so many uploads were accepted, with one in the buffer, from a task of the newest version."""
+
+    def stop() -> bool:
+        lines = (run.folder / "journal" / "kept.jsonl").read_text().splitlines()
+        line = json.loads(lines[-1]) if lines else {"flow": {}}
+        waiting = [Task(*each[:3]).version for each in line["flow"].get("buffer", {}).get("waiting", ())]
+        least = max(Task(*each[:3]).version for each in line["flying"] or [[0] * 3]) if new and lines else 0
+        return run.log.count("accepted") >= accepted and max(waiting, default=-1) >= least
+
+    with pytest.raises(StopRequested):
+        run.serve(stop=stop)
+    run.network.letters.clear()
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, flip])
+def test_a_lost_checkpoint_costs_one_step_and_the_trace_still_gives_the_model(
+    place: Path, harm: Callable[[Path], None]
+) -> None:
+    run = Deployment(place)
+    with run.joined():
+        stopped(run, 10)
+        before = run.trace()
+        harm(run.folder / "checkpoint" / "state.safetensors")
+        run.serve(resume=True)
+    agree(run)
+    after = run.trace()
+    assert after[: len(before)] == before  # the step since the earlier checkpoint is taken again, as it was
+    assert not run.log.reasons()
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, flip, lambda path: path.write_bytes(b"")])
+def test_an_upload_in_the_buffer_that_was_deleted_or_damaged_is_named(
+    place: Path, harm: Callable[[Path], None]
+) -> None:
+    run, asked = Deployment(place, "fedbuff"), place / "set-aside"
+    with run.joined():
+        stopped(run, 10)
+        line = json.loads((run.folder / "journal" / "kept.jsonl").read_text().splitlines()[-1])
+        client, version, visit = line["flow"]["buffer"]["waiting"][0][:3]
+        name = f"{client}-{version}-{visit}.upload"
+        harm(run.folder / "journal" / name)
+        with pytest.raises(
+            InputError, match=rf"{name} (is missing|cannot be read .*): restore it from a backup"
+        ):
+            run.serve(resume=True)
+        asked.touch()
+        run.serve(resume=True, set_aside=asked)
+    agree(run)
+    assert [event[2] for event in run.log.events if event[0] == "set_aside"] == [Task(client, version, visit)]
+    lost = [tuple(task) for each in run.trace() for task in each["lost"]]
+    assert (client, version, visit) in lost
+
+
+@pytest.mark.parametrize(
+    ("harm", "sentence"),
+    [
+        (Path.unlink, "kept.jsonl was missing"),
+        (flip, "kept.jsonl is damaged in line"),
+        (lambda path: path.write_bytes(b""), "lost its last lines"),
+        (
+            lambda path: path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:1])),
+            "lost its last lines",
+        ),
+    ],
+)
+def test_a_journal_that_was_deleted_damaged_or_cut_is_noticed(
+    place: Path, harm: Callable[[Path], None], sentence: str
+) -> None:
+    run = Deployment(place, "fedbuff", buffer=5, dispatch=Asynchronous(5))
+    asked = place / "set-aside"
+    with run.joined():
+        stopped(run, 10, new=True)
+        harm(run.folder / "journal" / "kept.jsonl")
+        with pytest.raises(InputError, match=sentence):
+            run.serve(resume=True)
+        asked.touch()
+        run.serve(resume=True, set_aside=asked)
+    agree(run)
+    assert run.log.count("set_aside")
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, flip, lambda path: path.write_bytes(b"")])
+def test_the_id_of_a_run_is_not_made_up_again(place: Path, harm: Callable[[Path], None]) -> None:
+    run = Deployment(place)
+    with run.joined():
+        stopped(run, 5)
+        harm(run.folder / "journal" / "run")
+        with pytest.raises(InputError, match="by which sites know this run: restore it"):
+            run.serve(resume=True)

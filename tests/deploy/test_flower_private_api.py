@@ -1,36 +1,35 @@
 """What offbeat relies on in Flower beyond its public API: a failure names the point that has changed."""
 
-import inspect
 import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from offbeat.deploy.flower import private_api
-from offbeat.deploy.flower.private_api import NodeStatus
+from offbeat.deploy.flower.private_api import FlowerError, Refusal
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # raised by what Flower imports
     from flwr.app import Message, RecordDict
+    from flwr.common.constant import ISOLATION_MODE_PROCESS
     from flwr.proto.message_pb2 import (
         ConfirmMessageReceivedRequest,
         PullObjectRequest,
         PullObjectResponse,
     )
     from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
+    from flwr.supercore.constant import TaskType
     from flwr.supercore.error.base import ApiErrorCode
-    from flwr.supercore.error.catalog import API_ERROR_MAP
     from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
     from flwr.superlink.grid.http_grid import HttpGrid
-    from flwr.supernode import fleet_http_connection, start_client_internal
+    from flwr.supernode.fleet_http_client import FleetHttpClient
 
-    from offbeat.deploy.flower.client import from_records, to_records
+    from offbeat.deploy.flower.content import Content, from_records, to_records
 
 
 def test_a_grid_has_a_retry_invoker_whose_time_can_be_limited() -> None:
@@ -65,14 +64,14 @@ def test_requests_and_responses_have_the_fields_that_are_used(message: Any, fiel
 
 
 def test_objects_have_the_layout_that_the_size_check_reads() -> None:
-    payload = bytes(range(256)) * 100
-    content = to_records("the header", payload)
+    payload = bytes(range(256)) * 10_000
+    content = to_records(Content("the header", payload))
     objects = {key: each.deflate() for key, each in get_all_nested_objects(content).items()}
     private_api.validate_objects(objects)
     assert private_api.array_bytes(objects) >= len(payload), "Array objects list their chunks in another way"
     built = private_api.build_message(content.object_id, objects)
     assert isinstance(built, RecordDict)
-    assert from_records(built) == ("the header", payload)
+    assert from_records(built) == Content("the header", payload)
     with pytest.raises(Exception, match=r"(?i)object"):
         private_api.validate_objects({"0": b"no object"})
 
@@ -86,7 +85,7 @@ def test_a_run_that_has_ended_has_an_exception_of_its_own() -> None:
 
 
 @contextmanager
-def superlink(status: int) -> Iterator[tuple[str, list[str]]]:
+def superlink(status: int, text: str) -> Iterator[tuple[str, list[str]]]:
     """A server that answers every request with the same status."""
     paths: list[str] = []
 
@@ -95,8 +94,9 @@ def superlink(status: int) -> Iterator[tuple[str, list[str]]]:
             paths.append(self.path)
             self.rfile.read(int(self.headers.get("content-length", 0)))
             self.send_response(status)
-            self.send_header("content-length", "0")
+            self.send_header("content-length", str(len(text)))
             self.end_headers()
+            self.wfile.write(text.encode())
 
         def log_message(self, *words: object) -> None: ...
 
@@ -108,31 +108,63 @@ def superlink(status: int) -> Iterator[tuple[str, list[str]]]:
         thread.join()
 
 
+CALLS = ("RegisterNode", "ActivateNode", "DeactivateNode", "SendNodeHeartbeat", "PullMessages")
+
+
 @pytest.mark.parametrize(
-    ("status", "meaning"),
-    [(401, NodeStatus.UNKNOWN_KEY), (412, NodeStatus.INACTIVE), (404, NodeStatus.UNCLEAR)],
+    "call", [*CALLS, "PushMessages", "PullObject", "PushObject", "ConfirmMessageReceived"]
 )
-def test_a_node_is_deactivated_with_its_key(status: int, meaning: NodeStatus) -> None:
+def test_the_client_of_a_supernode_has_the_calls_that_a_site_makes(call: str) -> None:
+    assert callable(getattr(FleetHttpClient, call, None)), f"FleetHttpClient has no {call} any more"
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "meaning"),
+    [
+        (401, "", Refusal.UNAUTHORIZED),
+        (403, "", Refusal.RUN_ENDED),
+        (412, '{"code": 2004, "detail": "x"}', Refusal.NOT_ACTIVATED),
+        (403, '{"code": 2001}', Refusal.KEY_REQUIRED),
+        (409, '{"code": 23}', Refusal.KEY_IN_USE),
+        (404, "[]", Refusal.OTHER),
+        (502, "no JSON", Refusal.AWAY),
+    ],
+)
+def test_refusals_are_told_apart(status: int, text: str, meaning: Refusal) -> None:
     key = ec.generate_private_key(ec.SECP384R1())
-    with superlink(status) as (address, paths):
-        assert private_api.deactivate_node(address, None, key, 77) is meaning
-    assert paths == ["/v1/fleet/deactivate-node"], "the SuperLink's API has another path for deactivation"
+    with superlink(status, text) as (address, paths):
+        client = private_api.FleetClient(address, None, key)
+        with pytest.raises(FlowerError) as raised:
+            client.activate()
+        client.close()
+    assert raised.value.refusal is meaning
+    assert paths == ["/v1/fleet/activate-node"], "the SuperLink's API has another path for activation"
 
 
-def test_a_supernode_logs_its_node_id_and_why_it_was_refused(tmp_path: Path) -> None:
-    assert "SuperNode ID: %s" in inspect.getsource(start_client_internal), "SuperNodes log their ID otherwise"
-    assert "[code: {" in inspect.getsource(fleet_http_connection), "SuperNodes log refusals otherwise"
-    log = tmp_path / "log"
-    log.write_text("INFO : SuperNode ID: 77\nFailed\n[code: 2004] Failed to activate SuperNode.\n")
-    assert private_api.node_id_in_log(log) == 77
-    assert private_api.refusal_in_log(log) == (2004, "Failed to activate SuperNode.")
+def test_a_superlink_that_is_away_is_told_apart() -> None:
+    client = private_api.FleetClient("127.0.0.1:1", None, ec.generate_private_key(ec.SECP384R1()))
+    with pytest.raises(FlowerError) as raised:
+        client.activate()
+    client.close()
+    assert raised.value.refusal is Refusal.AWAY
 
 
 def test_refusals_have_the_codes_that_are_told_apart() -> None:
-    assert private_api.KEY_REQUIRED == ApiErrorCode.FLEET_SUPERNODE_REGISTRATION_DISABLED
-    assert private_api.KEY_REFUSED == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED
+    assert private_api._KEY_REQUIRED == ApiErrorCode.FLEET_SUPERNODE_REGISTRATION_DISABLED
+    assert private_api._KEY_REFUSED == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED
+    assert private_api._KEY_IN_USE == ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE
 
 
-def test_a_key_that_is_registered_twice_has_the_message_that_is_recognised() -> None:
-    message = API_ERROR_MAP[ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE].public_message
-    assert private_api.KEY_IN_USE in message
+def test_a_superlink_can_be_started_without_starting_other_processes() -> None:
+    assert ISOLATION_MODE_PROCESS == "process"
+    assert TaskType.SERVER_APP == "flwr-serverapp"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what Flower imports
+def test_the_app_of_a_run_can_be_built() -> None:
+    from flwr.cli.build import build_fab_from_files
+    from flwr.cli.config_utils import get_fab_config
+
+    content, _ = build_fab_from_files(private_api.APP_FILES)
+    components = get_fab_config(content)["tool"]["flwr"]["app"]["components"]
+    assert components.keys() == {"serverapp", "clientapp"}

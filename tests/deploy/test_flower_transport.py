@@ -8,6 +8,12 @@ from typing import Any
 
 import httpx
 import pytest
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from offbeat.deploy.keys import reply_statement
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # of what Flower imports
@@ -25,12 +31,29 @@ with warnings.catch_warnings():
     from flwr.supercore.run import RunNotRunningException
     from flwr.supercore.task_identity import TaskIdentity
 
-    from offbeat.deploy.flower.client import from_records, to_records
+    from offbeat.deploy.flower.content import Content, from_records
+    from offbeat.deploy.flower.content import to_records as content_records
     from offbeat.deploy.flower.server import FlowerTransport
     from offbeat.deploy.protocol.transport import KeyedTransport, Reply, TransportClosedError, TransportError
     from offbeat.errors import InputError
 
-NODE = 2**63 + 11
+NODE, OTHER = 2**63 + 11, 5
+KEYS = {node: ec.generate_private_key(ec.SECP384R1()) for node in (NODE, OTHER)}
+
+
+def to_records(header: str, payload: bytes) -> RecordDict:
+    """Content without a signature."""
+    return content_records(Content(header, payload))
+
+
+def pem(node: int) -> bytes:
+    return KEYS[node].public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def sign(node: int, statement: bytes) -> bytes:
+    """As a site does it: both numbers of the signature, 48 bytes each."""
+    numbers = decode_dss_signature(KEYS[node].sign(statement, ec.ECDSA(hashes.SHA384())))
+    return b"".join(number.to_bytes(48, "big") for number in numbers)
 
 
 @pytest.fixture(autouse=True)
@@ -52,11 +75,12 @@ class Link:
         self.answers: dict[str, Any] = {}
         self.pieces: dict[str, bytes] = {}
         self.confirmed: list[str] = []
+        self.signs = True
         self.fails: Callable[[str], None] = lambda call: None
 
     def get_nodes(self) -> list[NodeInfo]:
         self.fails("nodes")
-        return [NodeInfo(node_id=NODE, public_key=b"a key"), NodeInfo(node_id=5)]
+        return [NodeInfo(node_id=node, public_key=pem(node)) for node in KEYS]
 
     def push_messages(self, messages: list[Message]) -> list[str]:
         self.fails("push")
@@ -88,6 +112,13 @@ class Link:
     ) -> None:
         """As a SuperNode does: the message, the tree of its pieces, and the pieces."""
         asked = self.sent[number]
+        if isinstance(content, RecordDict) and "offbeat" in content and self.signs:
+            told = content["offbeat"].get("header")
+            if type(told) is str and set(content["offbeat"]) <= {"header", "payload"}:
+                arrays = content.get("offbeat.payload")
+                payload = content["offbeat"].get("payload", b"") if arrays is None else arrays["payload"].data
+                signed = sign(asked.metadata.dst_node_id, reply_statement(number, told, payload))
+                content["offbeat"]["signature"] = signed
         reply = Message(content, reply_to=asked)
         reply.metadata.__dict__["_message_id"] = reply.object_id
         pieces = {name: each.deflate() for name, each in get_all_nested_objects(reply).items()}
@@ -99,7 +130,9 @@ class Link:
 
 def make(max_bytes: int = 10_000) -> tuple[Link, FlowerTransport]:
     link = Link()
-    return link, FlowerTransport(link, max_bytes)
+    transport = FlowerTransport(link, max_bytes)
+    transport.nodes()
+    return link, transport
 
 
 def test_a_task_goes_out_and_its_upload_comes_back() -> None:
@@ -113,7 +146,7 @@ def test_a_task_goes_out_and_its_upload_comes_back() -> None:
         NODE,
         33.0,
     )
-    assert from_records(sent.content) == ("the note", payload)
+    assert from_records(sent.content) == Content("the note", payload)
     assert transport.pull([number]) == []
     link.answer(number, to_records("the answer", payload))
     assert transport.pull([number]) == [Reply(number, NODE, "the answer", payload, None)]
@@ -152,7 +185,7 @@ def test_what_nobody_asks_for_any_more_is_let_go() -> None:
     link.answer(number, to_records("slow", b"1"), lambda pieces: pieces.update(dict.fromkeys(pieces, b"")))
     assert transport.pull([number]) == []
     assert transport.pull([]) == []
-    assert not transport._downloads
+    assert not transport._arriving
 
 
 def test_an_error_is_told_in_the_networks_words() -> None:
@@ -202,7 +235,7 @@ def swap(pieces: dict[str, bytes]) -> None:
 def arrays(**changes: Any) -> Any:
     facts = {"dtype": "uint8", "shape": (4,), "stype": "offbeat.bytes", "data": b"1234"} | changes
     records = {
-        "offbeat": ConfigRecord({"note": "x"}),
+        "offbeat": ConfigRecord({"header": "x"}),
         "offbeat.payload": ArrayRecord({"payload": Array(**facts)}),
     }
     return RecordDict(records)
@@ -212,16 +245,17 @@ def arrays(**changes: Any) -> Any:
     ("content", "change"),
     [
         (to_records("x", b"1" * 400_000), None),
-        (to_records("x", b"1" * 200), bomb),
+        (to_records("x", b"1" * 3_000_000), None),
+        (arrays(), bomb),
         (to_records("x", b"1" * 200), garble),
         (to_records("x", b"1" * 200), cut),
-        (to_records("x", b"1" * 200), lose),
-        (to_records("x", b"1" * 200), swap),
+        (arrays(), lose),
+        (arrays(), swap),
         (RecordDict({}), None),
-        (RecordDict({"offbeat": MetricRecord({"note": 1})}), None),
-        (RecordDict({"offbeat": ConfigRecord({"note": 1})}), None),
-        (RecordDict({"offbeat": ConfigRecord({"note": "x", "more": "y"})}), None),
-        (RecordDict({"offbeat": ConfigRecord({"note": "x"}), "more": ConfigRecord({})}), None),
+        (RecordDict({"offbeat": MetricRecord({"header": 1})}), None),
+        (RecordDict({"offbeat": ConfigRecord({"header": 1})}), None),
+        (RecordDict({"offbeat": ConfigRecord({"header": "x", "more": "y"})}), None),
+        (RecordDict({"offbeat": ConfigRecord({"header": "x"}), "more": ConfigRecord({})}), None),
         (arrays(stype="numpy.ndarray"), None),
         (arrays(dtype="float32"), None),
         (arrays(shape=(5,)), None),
@@ -324,15 +358,39 @@ def test_pieces_have_the_numbers_that_flower_gives_them() -> None:
     """What `_check_sizes` takes apart is as Flower puts it together."""
     link, transport = make()
     number = transport.push(NODE, "task", "a", b"", 9.0)
-    link.answer(number, to_records("x", b"1" * 100))
+    link.answer(number, arrays())
     assert all(get_object_id(content) == name for name, content in link.pieces.items())
     [array] = [content for content in link.pieces.values() if content.startswith(b"Array ")]
     assert json.loads(array.partition(b"\x00")[2])["arraychunk_ids"] == [0]
 
 
 def test_it_knows_by_which_key_a_node_came() -> None:
-    _, transport = make()
+    transport = FlowerTransport(Link())
     assert transport.key(NODE) == b""
     transport.nodes()
-    assert (transport.key(NODE), transport.key(5), transport.key(6)) == (b"a key", b"", b"")
+    assert (transport.key(NODE), transport.key(5), transport.key(6)) == (pem(NODE), pem(5), b"")
     assert isinstance(transport, KeyedTransport)
+
+
+@pytest.mark.parametrize("fault", ["another's key", "another message", "another header", "no signature"])
+def test_a_keyed_site_cannot_answer_for_another(fault: str) -> None:
+    """Flower does not compare the node that sends a reply with the node that the reply names."""
+    link, transport = make()
+    link.signs = False
+    number = transport.push(NODE, "task", "a", b"", 9.0)
+    statement = reply_statement(
+        "other" if fault == "another message" else number,
+        "other" if fault == "another header" else "x",
+        b"1",
+    )
+    signature = sign(OTHER if fault == "another's key" else NODE, statement)
+    link.answer(number, content_records(Content("x", b"1", b"" if fault == "no signature" else signature)))
+    [reply] = transport.pull([number])
+    assert (reply.node, reply.error, reply.authentic) == (NODE, None, False)
+
+
+def test_the_signature_of_the_node_itself_is_accepted() -> None:
+    link, transport = make()
+    number = transport.push(NODE, "task", "a", b"", 9.0)
+    link.answer(number, to_records("x", b"1"))
+    assert [reply.authentic for reply in transport.pull([number])] == [True]

@@ -1,42 +1,53 @@
 """The gate: sites come through, orders do not, and nobody can hold it up for long."""
 
-import asyncio
+import base64
 import http.client
 import json
+import re
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
+import httpx
 import pytest
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbeat.deploy import keys
+from offbeat.deploy import gateway, keys
 from offbeat.deploy.flower.commands import (
     Certificates,
     SuperLinkAddress,
     find_certificates,
     superlink_problem,
 )
-from offbeat.deploy.flower.supernode import _connection_problem
+from offbeat.deploy.flower.site import connection_problem
 from offbeat.deploy.flower.supervisor import GatewayProcess
-from offbeat.deploy.gateway import (
-    ALLOWED_REQUESTS,
-    ConnectionLimits,
-    Gateway,
-    RefusalLog,
-    UpstreamAddress,
-    server_context,
+from offbeat.deploy.gateway import ALLOWED_REQUESTS, Gateway, RefusalLog, RequestLimits, SiteKeys
+from offbeat.deploy.network import (
+    Connection,
+    ConnectionTable,
+    HttpLimits,
+    TlsFiles,
+    bind_socket,
+    format_address,
+    free_port,
+    http_server,
+    running_in_thread,
 )
-from offbeat.deploy.network import bind_socket, format_address, free_port
 
 PULL = "/v1/fleet/pull-messages"
-QUICK = ConnectionLimits(head=0.5, grace=0.5, rate=1e6, reach=2.0, answer=2.0, linger=0.5)
+QUICK = RequestLimits(grace=0.5, rate=1e6, connect=2.0, response=2.0)
+LINES = HttpLimits(connections=50, per_address=50, per_identity=50, head=0.5, linger=0.5)
 
 
 class Upstream(ThreadingHTTPServer):
@@ -48,7 +59,8 @@ class Upstream(ThreadingHTTPServer):
     def __init__(self, port: int = 0, certificates: Certificates | None = None) -> None:
         super().__init__(("127.0.0.1", port), Echo)
         if certificates is not None:
-            context = server_context(certificates.server, certificates.key)
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificates.server, certificates.key)
             self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
         self.asked: list[tuple[str, str]] = []
         self.connections = 0
@@ -150,38 +162,24 @@ class World:
 @contextmanager
 def gate(
     upstream: int,
-    bounds: ConnectionLimits = QUICK,
+    limits: RequestLimits = QUICK,
     certificates: Certificates | None = None,
     authority: Path | None = None,
-    most: tuple[int, int] = (50, 50),
+    lines: HttpLimits = LINES,
+    site_keys: SiteKeys | None = None,
 ) -> Iterator[World]:
     """In a thread of its own."""
     said: list[str] = []
     tally = RefusalLog(said.append)
-    front = None if certificates is None else server_context(certificates.server, certificates.key)
+    tls = None if certificates is None else TlsFiles(certificates.server, certificates.key)
     known = authority or (certificates and certificates.authority)
     back = None if known is None else ssl.create_default_context(cafile=str(known))
-    loop = asyncio.new_event_loop()
-    with bind_socket("127.0.0.1", 0) as listener:
-        listener.listen()
-
-        async def serve() -> None:
-            task.append(asyncio.current_task())
-            with suppress(asyncio.CancelledError):
-                way = UpstreamAddress(format_address("127.0.0.1", upstream), back)
-                await Gateway(way, front, tally, bounds, most).serve(listener)
-
-        task: list[asyncio.Task[None] | None] = []
-        runner = asyncio.Runner(loop_factory=lambda: loop)
-        thread = threading.Thread(target=lambda: runner.run(serve()))
-        thread.start()
+    app = Gateway(format_address("127.0.0.1", upstream), back, site_keys, tally, limits)
+    with (
+        bind_socket("127.0.0.1", 0) as listener,
+        running_in_thread(http_server(app, tls, lines, tally), listener),
+    ):
         yield World(listener.getsockname()[1], said, tally, certificates)
-        while not task:
-            time.sleep(0.01)
-        assert task[0] is not None
-        loop.call_soon_threadsafe(task[0].cancel)
-        thread.join(10)
-        runner.close()
 
 
 @contextmanager
@@ -241,7 +239,11 @@ def test_a_request_passes_as_it_is(world: World, upstream: Upstream) -> None:
     got = {name.lower(): text for name, text in told["headers"]}
     assert {name.replace("_", "-"): text for name, text in proof.items()}.items() <= got.items()
     assert got["host"] == f"127.0.0.1:{world.port}"
-    assert world.ask("GET", "/health")[0] == 200
+    status, answer, _ = world.ask("GET", "/health")
+    assert status == 200
+    assert not {"transfer-encoding", "content-length"} & {
+        name.lower() for name, _ in json.loads(answer)["headers"]
+    }
     assert upstream.asked == [("POST", PULL), ("GET", "/health")]
 
 
@@ -323,7 +325,8 @@ def test_no_order_is_smuggled_in_behind_something_else(
     answer = world.raw(HEAD + head + b"\r\n" + body)
     assert answer.startswith(b"HTTP/1.1 ")
     assert set(upstream.asked) <= {("POST", PULL)}
-    assert int(answer[9:12]) in {200, 400, 403, 411, 501}
+    final = answer.removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n")
+    assert int(final[9:12]) in {200, 400, 403, 411, 501}
 
 
 def test_two_requests_in_one_go_are_two(world: World, upstream: Upstream) -> None:
@@ -411,8 +414,9 @@ def test_a_superlink_that_is_away_is_a_502_until_it_is_back(secure: bool, made: 
     with gate(port, certificates=certificates) as world:
         status, answer, _ = world.ask("POST", PULL, b"a" * 5 * 2**20)
         assert (status, json.loads(answer)) == (502, {"detail": "the SuperLink is unreachable."})
-        with up(Upstream(port, certificates)):
+        with up(Upstream(port, certificates)) as server:
             assert world.ask("POST", PULL, b"a")[0] == 200
+            server.hang_up()
         assert world.ask("POST", PULL, b"a")[0] == 502
     assert world.tally.counts == {"away": 2}
 
@@ -424,7 +428,7 @@ def test_half_an_answer_is_not_taken_for_a_whole_one(world: World, upstream: Ups
 
 
 def test_a_request_that_is_too_long_is_refused_before_it_is_read(world: World, upstream: Upstream) -> None:
-    for length in (QUICK.most + 1, 10**18):
+    for length in (QUICK.max_bytes + 1, 10**18):
         answer = world.raw(HEAD + b"content-length: %d\r\n\r\n" % length)
         assert answer.startswith(b"HTTP/1.1 413 ")
     assert upstream.asked == []
@@ -467,21 +471,169 @@ def test_an_answer_that_is_not_read_is_given_up(world: World, upstream: Upstream
     assert world.tally.counts == {"slow": 1}
 
 
-def test_one_address_has_only_so_many_connections(upstream: Upstream) -> None:
-    slow = QUICK._replace(head=5.0)
-    with gate(upstream.server_port, slow, most=(50, 3)) as world, ExitStack() as stack:
-        for _ in range(3):
-            stack.enter_context(socket.create_connection(("127.0.0.1", world.port)))
+def test_a_silent_connection_makes_room_for_another_of_its_address(upstream: Upstream) -> None:
+    lines = LINES._replace(head=20.0, per_address=3)
+    with gate(upstream.server_port, lines=lines) as world, ExitStack() as stack:
+        silent = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", world.port), timeout=10))
+            for _ in range(3)
+        ]
+        time.sleep(0.1)
+        assert world.ask("GET", "/health")[0] == 200
+        assert world.tally.counts == {"full": 1}
+        with pytest.raises(ConnectionResetError):  # the one that came first
+            silent[0].recv(1)
+        silent[1].sendall(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n")
+        assert silent[1].recv(1000).startswith(b"HTTP/1.1 200")
+
+
+def test_a_connection_with_a_request_under_way_does_not_make_room(upstream: Upstream) -> None:
+    lines = LINES._replace(head=20.0, per_address=1)
+    slow = QUICK._replace(grace=20.0)
+    with gate(upstream.server_port, slow, lines=lines) as world:
+        line = world.connect()
+        line.putrequest("POST", PULL)
+        line.putheader("content-length", str(2**21 + 1))
+        line.endheaders(bytes(2**21))
+        assert upstream.begun.wait(10)
         with pytest.raises((ConnectionError, http.client.RemoteDisconnected)):
             world.ask("GET", "/health")
+        line.send(b"a")
+        assert json.loads(line.getresponse().read())["sum"] == ord("a")
+        line.close()
         assert world.tally.counts == {"full": 1}
-        stack.close()
-        limit = time.monotonic() + 5
-        while True:
-            with suppress(ConnectionError):
-                assert world.ask("GET", "/health")[0] == 200
-                break
-            assert time.monotonic() < limit
+
+
+def test_a_few_addresses_cannot_occupy_every_connection() -> None:
+    limits = LINES._replace(connections=6, per_address=5)
+    table = ConnectionTable(limits)
+    closed: list[Connection] = []
+
+    def come(address: str) -> tuple[Connection, str | None]:
+        connection = Connection(address, table)
+        connection.close = lambda: closed.append(connection)
+        return connection, table.admit(connection)
+
+    crowd = [come("192.0.2.1")[0] for _ in range(5)]
+    other, _ = come("192.0.2.2")
+    outcomes = []
+    for number in range(20):
+        newcomer, outcome = come(f"198.51.100.{number}")
+        outcomes.append(outcome)
+        assert newcomer.identify(f"site {number}")
+    assert outcomes == ["dropped", *[None] * 19]  # one that identifies itself leaves its place to the next
+    for number in range(3):  # a newcomer costs the largest crowd a place, and nobody else
+        come(f"203.0.113.{number}")
+    assert closed == crowd[:3]
+    assert other not in closed
+
+
+@pytest.fixture(scope="module")
+def identified(made: Certificates) -> Iterator[tuple[World, Upstream]]:
+    with up(Upstream()) as server, gate(server.server_port, site_keys=SiteKeys(made.sites)) as world:
+        yield world, server
+
+
+def proof(key: Path, at: str | None = None, **changes: str) -> dict[str, str]:
+    """The headers with which Flower's own client signs a request."""
+    private = keys.load_site_key(key)
+    timestamp = at or datetime.now(UTC).isoformat()
+    pem = private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    signature = private.sign(timestamp.encode(), ec.ECDSA(hashes.SHA256()))
+    return {
+        "flwr_public_key": base64.b64encode(pem).decode(),
+        "flwr_timestamp": timestamp,
+        "flwr_signature": base64.b64encode(signature).decode(),
+    } | changes
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Flower's own dependencies
+def test_flower_signs_as_the_gateway_verifies(made: Certificates) -> None:
+    from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
+    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+    private = keys.load_site_key(made.sites / "a" / "key")
+    sent = SimpleNamespace(request=httpx.Request("POST", "http://a/"))
+    NodeAuthHttpInterceptor(private, private.public_key()).intercept(sent, lambda context: context.request)
+    headers = {name.lower(): text for name, text in sent.request.headers.raw}
+    assert SiteKeys(made.sites).identify(headers) == keys.fingerprint(private.public_key())
+    assert (-SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE) == (
+        gateway.MIN_AGE,
+        gateway.MAX_AGE,
+    )
+
+
+def test_a_signed_request_passes(identified: tuple[World, Upstream], made: Certificates) -> None:
+    world, _ = identified
+    assert world.ask("POST", PULL, b"abc", **proof(made.sites / "a" / "key"))[0] == 200
+
+
+def at(seconds: float) -> str:
+    return (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda good, other: {}, "needs the signature"),
+        (lambda good, other: proof(other), "does not know this key"),
+        (lambda good, other: proof(other, flwr_public_key=proof(good)["flwr_public_key"]), "does not belong"),
+        (lambda good, other: proof(good, flwr_timestamp=at(-1)), "does not belong"),
+        (lambda good, other: proof(good, at(-400)), "clock is 400 seconds behind"),
+        (lambda good, other: proof(good, at(60)), "clock is 60 seconds ahead"),
+        (lambda good, other: proof(good, flwr_timestamp="soon"), "needs the signature"),
+        (lambda good, other: proof(good, "0001-01-01T00:00:00+23:00"), "seconds|signature"),
+        (lambda good, other: proof(good, flwr_signature="x"), "needs the signature"),
+        (lambda good, other: proof(good, flwr_signature="QUJD"), "does not belong"),
+        (lambda good, other: proof(good, flwr_public_key="QUJD"), "needs the signature"),
+    ],
+)
+def test_a_stranger_is_refused_before_a_byte_of_the_body_is_read(
+    identified: tuple[World, Upstream],
+    made: Certificates,
+    tmp_path: Path,
+    change: Callable[[Path, Path], dict[str, str]],
+    sentence: str,
+) -> None:
+    world, upstream = identified
+    keys.create_keys(tmp_path / "keys", ["127.0.0.1"], ["a"], ["localhost"], 3)
+    before = len(upstream.asked)
+    headers = change(made.sites / "a" / "key", tmp_path / "keys" / "sites" / "a" / "key")
+    lines = "".join(f"{name.replace('_', '-')}: {text}\r\n" for name, text in headers.items())
+    answer = world.raw(HEAD + lines.encode() + b"content-length: 30000000\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 401 ")
+    assert re.search(sentence, answer.decode())
+    assert len(upstream.asked) == before
+
+
+def test_keys_that_are_added_or_removed_count_soon(
+    tmp_path: Path, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway, "_KEY_INTERVAL", 0.0)
+    folder = tmp_path / "keys"
+    keys.create_keys(folder, ["127.0.0.1"], ["a"], ["localhost"], 3)
+    with gate(upstream.server_port, site_keys=SiteKeys(folder / "sites")) as world:
+        keys.add_site_keys(folder, "b")
+        assert world.ask("POST", PULL, b"", **proof(folder / "sites" / "b" / "key"))[0] == 200
+        for name in ("a", "b"):
+            (folder / "sites" / name / "key.pub").unlink()
+            assert world.ask("POST", PULL, b"", **proof(folder / "sites" / name / "key"))[0] == 401
+
+
+def test_one_key_has_only_so_many_connections(made: Certificates, upstream: Upstream) -> None:
+    lines = LINES._replace(head=20.0, per_identity=2)
+    with (
+        gate(upstream.server_port, lines=lines, site_keys=SiteKeys(made.sites)) as world,
+        ExitStack() as stack,
+    ):
+        signed = {name.replace("_", "-"): text for name, text in proof(made.sites / "a" / "key").items()}
+        statuses = []
+        for _ in range(3):
+            line = stack.enter_context(closing(world.connect()))
+            line.request("POST", PULL, b"", signed)
+            statuses.append(line.getresponse().status)
+        assert statuses == [200, 200, 429]
+        assert world.ask("GET", "/health")[0] == 200
 
 
 def test_all_of_it_goes_over_tls(made: Certificates) -> None:
@@ -493,7 +645,7 @@ def test_all_of_it_goes_over_tls(made: Certificates) -> None:
         link = SuperLinkAddress(format_address("127.0.0.1", world.port), made.authority)
         assert superlink_problem(link) is None
         plain = link._replace(authority=None)
-        assert "speaks TLS: give --certificate" in str(_connection_problem(plain, superlink_problem(plain)))
+        assert "speaks TLS: give --certificate" in str(connection_problem(plain, superlink_problem(plain)))
         silent = socket.create_connection(("127.0.0.1", world.port), timeout=10)  # no word of TLS
         with silent as line, pytest.raises(ConnectionResetError):
             line.recv(1)
@@ -501,7 +653,7 @@ def test_all_of_it_goes_over_tls(made: Certificates) -> None:
 
 def test_without_tls_it_says_so_to_whoever_wants_it(world: World, made: Certificates) -> None:
     link = SuperLinkAddress(format_address("127.0.0.1", world.port), made.authority)
-    assert "does not speak TLS" in str(_connection_problem(link, superlink_problem(link)))
+    assert "does not speak TLS" in str(connection_problem(link, superlink_problem(link)))
 
 
 def test_a_superlink_that_another_authority_vouches_for_is_not_led_to(

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
 from offbeat.deploy import keys
 from offbeat.deploy.helper.client import HttpsHelperConnection
-from offbeat.deploy.helper.protocol import read_token
+from offbeat.deploy.helper.protocol import read_token, write_answer
 from offbeat.deploy.keys import read_signer, signed_statement
 from offbeat.deploy.network import bind_socket, is_loopback
 from offbeat.deploy.site.secure_encode import read_helper_key
@@ -120,12 +120,23 @@ def answering(monkeypatch: pytest.MonkeyPatch, *responses: httpx.Response | Exce
 
 
 def test_errors_of_server_and_network_are_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    good = httpx.Response(200, content=np.arange(2, dtype="<u4").tobytes())
+    good = httpx.Response(200, content=write_answer(TERMS, np.arange(2, dtype=np.uint32)))
     bad = [httpx.Response(code) for code in (500, 502, 503, 408, 429)]
     broken = [httpx.ReadError("reset"), httpx.ConnectTimeout("slow"), httpx.RemoteProtocolError("half")]
     times = answering(monkeypatch, *bad, *broken, good)
-    link = HttpsHelperConnection("http://localhost:1", TOKEN, clock=times.clock, sleep=times.sleep)
+    said: list[str] = []
+    link = HttpsHelperConnection(
+        "http://localhost:1",
+        TOKEN,
+        clock=times.clock,
+        sleep=times.sleep,
+        on_failure=said.append,
+        on_recovery=lambda: said.append("back"),
+    )
     total = link.under(TERMS).add(asked(ONCE, TERMS))
+    assert len(said) == 9
+    assert said[0] == "the helper at http://localhost:1 does not answer (status 500); the run waits for it"
+    assert said[-1] == "back"
     assert total.tolist() == [0, 1]
     assert total.dtype == np.uint32
     assert total.flags.writeable
@@ -138,8 +149,9 @@ def test_errors_of_server_and_network_are_tried_again(monkeypatch: pytest.Monkey
         (httpx.Response(401), "does not accept this token"),
         (httpx.Response(404), "not a helper of this version"),
         (httpx.Response(413), "not a helper of this version"),
-        (httpx.Response(200, content=bytes(7)), "has 7 bytes, not 8"),
-        (httpx.Response(200, content=bytes(9)), "longer than expected"),
+        (httpx.Response(200, content=bytes(39)), "has 39 bytes, not 40"),
+        (httpx.Response(200, content=bytes(41)), "longer than expected"),
+        (httpx.Response(200, content=bytes(40)), "added other noise to a sum than the terms"),
         (httpx.Response(422, json={"refusal": "ShortBatchError", "sentence": "too few."}), "too few"),
         (httpx.Response(422, json={"refusal": "Other", "sentence": "no.", "tasks": 3}), r"no\."),
         (httpx.Response(409, content=b"{"), "the helper refused"),
@@ -204,7 +216,7 @@ def start(folder: Path, port: int) -> subprocess.Popen[str]:
     words = [
         *("helper", "--key", "own.key", "--store", "store", "--token", "keys/helper.token", "--json"),
         *("--certificate", "keys/helper.pem", "--certificate-key", "keys/helper.key"),
-        *("--sites", "keys/sites", "--port", str(port)),
+        *("--sites", "keys/sites", "--port", str(port), "--minimum", "2"),
     ]
     return subprocess.Popen(
         [sys.executable, "-m", "offbeat", *words], cwd=folder, stdout=subprocess.PIPE, text=True

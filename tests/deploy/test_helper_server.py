@@ -5,6 +5,7 @@ import http.client
 import json
 import secrets
 import socket
+import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -118,8 +119,8 @@ REFUSED: dict[str, tuple[type[RefusedError], str, Change]] = {
         "clipping",
         lambda r, t: (r, replace(t, clipping="x")),
     ),
-    "a seed that nobody sealed": (BindingError, "does not open", lambda r, t: (with_seed(r, bytes(64)), t)),
-    "a short seed": (MalformedError, "does not have 64 bytes", lambda r, t: (with_seed(r, bytes(63)), t)),
+    "a seed that nobody sealed": (BindingError, "does not open", lambda r, t: (with_seed(r, bytes(96)), t)),
+    "a short seed": (MalformedError, "does not have 96 bytes", lambda r, t: (with_seed(r, bytes(95)), t)),
     "terms that hide nobody": (
         MalformedError,
         "hides nobody",
@@ -225,6 +226,7 @@ def test_only_who_shows_the_token_is_served(url: str, terms: SecureTerms) -> Non
         "key": KEY.public_key().public_bytes_raw().hex(),
         "signed": False,
         "minimum": 2,
+        "sums": httpx.get(f"{url}/key").json()["sums"],
     }
 
 
@@ -260,14 +262,33 @@ def test_strangers_that_say_nothing_do_not_keep_others_out(
         silent = [
             stack.enter_context(socket.create_connection((place[0], int(place[1])), 20)) for _ in range(40)
         ]
-        silent[0].sendall(b"GET /key HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert silent[0].recv(100).startswith(b"HTTP/1.1")
-        silent[0].sendall(b"G")  # begins to ask once more, and leaves it at that
+        assert httpx.get(f"{url}/key").status_code == 200  # at once: the oldest silent ones make room
+        silent[-1].sendall(b"GET /key HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert silent[-1].recv(100).startswith(b"HTTP/1.1")
+        silent[-1].sendall(b"G")  # begins to ask once more, and leaves it at that
         for line in silent:
             with contextlib.suppress(ConnectionResetError):  # hung up on with a letter unread
                 while line.recv(1000):
                     pass
         assert httpx.get(f"{url}/key").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "error", [sqlite3.OperationalError("database or disk is full"), OSError(28, "No space")]
+)
+def test_a_helper_whose_disk_is_full_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, terms: SecureTerms
+) -> None:
+    desk = new_desk(tmp_path / "store")
+
+    def full(request: HelperRequest) -> bytes:
+        raise error
+
+    monkeypatch.setattr(desk, "add", full)
+    with served(desk) as url:
+        body = write_request(HelperRequest(terms, asked(ONCE, terms)))
+        answer = httpx.post(f"{url}/add", content=body, headers={"Authorization": f"Bearer {TOKEN}"})
+    assert (answer.status_code, answer.json()) == (507, {"sentence": "the helper's disk is full."})
 
 
 GOOD = write_request(HelperRequest(new_terms(b"run"), asked(ONCE, new_terms(b"run"))))

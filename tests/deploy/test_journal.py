@@ -132,9 +132,9 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(InputError, match="No space left on device"):
+    with pytest.raises(InputError, match="because the disk is full: free some space"):
         journal.accept(upload())
-    with pytest.raises(InputError, match="No space left on device"):
+    with pytest.raises(InputError, match="because the disk is full: free some space"):
         journal.append(1, {})
     monkeypatch.undo()
     journal = again(journal, tmp_path)

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.serialization import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+from offbeat.deploy import keys
 from offbeat.deploy.keys import add_site_keys, create_keys
 from offbeat.errors import InputError
 
@@ -211,3 +212,50 @@ def test_no_name_of_a_site_leads_out_of_the_folder(name: str) -> None:
         assert name not in (".", "..")
     else:
         assert "cannot be the name of a site" in str(caught.value)
+
+
+def test_certificates_are_renewed_in_their_folder_for_the_same_keys_and_hosts(tmp_path: Path) -> None:
+    folder = tmp_path / "keys"
+    keys.create_keys(folder, ["server.example", "192.0.2.1"], ["a"], ["helper.example"], 2)
+    names = ("ca.crt", "server.pem", "helper.pem")
+    before = {name: x509.load_pem_x509_certificate((folder / name).read_bytes()) for name in names}
+    private = {path: path.read_bytes() for path in folder.rglob("*key*") if path.is_file()}
+    keys.renew_certificates(folder, 300)
+    for name in names:
+        after = x509.load_pem_x509_certificate((folder / name).read_bytes())
+        assert after.public_key() == before[name].public_key()
+        assert after.not_valid_after_utc - before[name].not_valid_after_utc > timedelta(days=297)
+        after.verify_directly_issued_by(before["ca.crt"])  # sites with the old ca.crt still accept it
+    old, new = (
+        certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        for certificate in (
+            before["server.pem"],
+            x509.load_pem_x509_certificate((folder / "server.pem").read_bytes()),
+        )
+    )
+    assert old == new
+    assert (folder / "sites" / "a" / "ca.crt").read_bytes() == (folder / "ca.crt").read_bytes()
+    assert {path: path.read_bytes() for path in private} == private
+
+
+def test_certificates_are_not_renewed_without_their_authority(tmp_path: Path) -> None:
+    folder = tmp_path / "keys"
+    keys.create_keys(folder, ["server.example"], ["a"], ["helper.example"], 2)
+    with pytest.raises(InputError, match="give 1 to 3650"):
+        keys.renew_certificates(folder, 0)
+    (folder / "ca.key").unlink()
+    with pytest.raises(InputError, match="has no authority to renew certificates with"):
+        keys.renew_certificates(folder, 3)
+
+
+def test_a_site_is_revoked_and_can_get_another_key(tmp_path: Path) -> None:
+    folder = tmp_path / "keys"
+    keys.create_keys(folder, ["server.example"], ["a", "b"], ["helper.example"], 2)
+    for _ in range(2):
+        keys.revoke_site_keys(folder, "a")
+        assert [path.parent.name for path in (folder / "sites").rglob("key.pub")] == ["b"]
+        keys.add_site_keys(folder, "a")
+    assert sorted(path.name for path in (folder / "revoked").iterdir()) == ["a", "a.2"]
+    for name in ("c", "../sites/b", ""):
+        with pytest.raises(InputError, match="has no site"):
+            keys.revoke_site_keys(folder, name)

@@ -116,7 +116,7 @@ def test_the_network_is_away_until_it_is_back(tmp_path: Path) -> None:
     watch = make(folder=tmp_path)
     for _ in range(5):
         watch.unreachable("connection refused")
-    assert watch.status()["trouble"] == "connection refused"
+    assert watch.status()["trouble"] == "the network is unreachable: connection refused"
     watch.reachable()
     watch.reachable()
     assert watch.status()["trouble"] is None
@@ -220,3 +220,14 @@ def test_memory_stays_flat_over_20000_events() -> None:
         tracemalloc.stop()
     assert after - before < 60_000  # of thinning, which halves and fills up again
     assert len(json.dumps(watch.status())) < 30_000
+
+
+def test_a_helper_that_is_away_is_on_the_page_and_in_the_events(tmp_path: Path) -> None:
+    watch = Monitor(RunInfo("run-1", "fedbuff", clients=4, buffer=2, rounds=10, concurrency=3), tmp_path)
+    watch.helper_away("the helper at https://h:1 does not answer (refused); the run waits for it")
+    assert "helper at https://h:1 does not answer" in watch.status()["trouble"]
+    watch.helper_back()
+    assert watch.status()["trouble"] is None
+    watch.close()
+    events = [json.loads(line)["event"] for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [event for event in events if event.startswith("helper")] == ["helper_away", "helper_back"]

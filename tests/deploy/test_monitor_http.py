@@ -103,6 +103,17 @@ def test_it_says_that_it_lives(port: int) -> None:
     assert ask(port, "/healthz")[::2] == (200, b"ok\n")
 
 
+def test_it_says_whether_it_is_ready_and_what_it_waits_for(port: int, watch: Monitor) -> None:
+    assert ask(port, "/readyz")[::2] == (200, b"ready\n")
+    watch.helper_away("the helper does not answer")
+    assert ask(port, "/readyz")[::2] == (503, b"the helper does not answer\n")
+    assert ask(port, "/healthz")[0] == 200
+    watch.helper_back()
+    assert ask(port, "/readyz")[0] == 200
+    watch.ended(None)
+    assert ask(port, "/readyz")[::2] == (503, b"the run has ended\n")
+
+
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH"])
 def test_nothing_can_be_done_but_get(port: int, method: str) -> None:
     status, headers, _ = ask(port, "/status.json", method)
@@ -127,7 +138,7 @@ def test_a_reader_that_says_nothing_or_rubbish_does_not_keep_others_out(port: in
 
 
 def test_a_port_in_use_is_one_sentence(port: int, watch: Monitor) -> None:
-    sentence = rf"cannot listen at 127.0.0.1 port {port} \(Address already in use\)"
+    sentence = rf"port {port} of 127.0.0.1 is in use: choose another with \[watch\] port"
     with pytest.raises(InputError, match=sentence), serve_page(watch, port):
         pass
 

@@ -33,14 +33,14 @@ def claims(tmp_path_factory: pytest.TempPathFactory) -> NameBinding:
 
 def reject(claims: NameBinding, node: int, name: str) -> str:
     with pytest.raises(Rejected) as rejected:
-        claims.check(node, name)
+        claims.check(claims.key(node), name)
     assert rejected.value.reason is Reason.SETTINGS
     return rejected.value.sentence
 
 
 def test_a_name_goes_with_its_key(claims: NameBinding) -> None:
-    claims.check(1, "hospital-a")
-    claims.check(2, "hospital-b")
+    claims.check(claims.key(1), "hospital-a")
+    claims.check(claims.key(2), "hospital-b")
     assert "hospital-b belongs to another key" in reject(claims, 1, "hospital-b")
     assert "hospital-a belongs to another key" in reject(claims, 2, "hospital-a")
 
@@ -51,7 +51,7 @@ def test_a_node_without_a_key_takes_no_name_that_has_one(claims: NameBinding) ->
 
 @pytest.mark.parametrize("name", ["hospital-c", "../sites/hospital-b", ".", "hospital-b/"])
 def test_names_that_no_key_was_made_for_are_anybodys(claims: NameBinding, name: str) -> None:
-    claims.check(1, name)
+    claims.check(claims.key(1), name)
 
 
 def test_a_key_that_cannot_be_read_lets_nobody_in(tmp_path: Path) -> None:

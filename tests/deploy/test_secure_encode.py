@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from offbeat.aggregate.mean import SecureEncoding
 from offbeat.aggregate.secure import clipping_digest, read_terms, weights_text, write_terms
@@ -21,12 +22,27 @@ from offbeat.algorithms.fedopt import Upload
 from offbeat.core import Task
 from offbeat.deploy import keys
 from offbeat.deploy.keys import SIGNATURE_BYTES, fingerprint, read_signer, signed_statement, verify_signature
-from offbeat.deploy.protocol.messages import UploadMessage, encode_message, pack, specs_of
+from offbeat.deploy.protocol.messages import (
+    TaskMessage,
+    UploadMessage,
+    encode_message,
+    message_digest,
+    pack,
+    specs_of,
+)
 from offbeat.deploy.protocol.strict_json import Reason, Rejected
 from offbeat.deploy.server.validation import secure_validator, validate_upload
-from offbeat.deploy.site.secure_encode import read_helper_key, read_secure_request, secure_encode
+from offbeat.deploy.site import secure_encode as site_encode
+from offbeat.deploy.site.secure_encode import read_helper_key
 from offbeat.errors import InputError
-from offbeat.privacy.secure.encoding import SEALED_BYTES, decode, expand_seed, unseal
+from offbeat.privacy.secure.encoding import (
+    NO_MESSAGE,
+    SEALED_BYTES,
+    answered_message,
+    decode,
+    expand_seed,
+    unseal,
+)
 from offbeat.privacy.secure.terms import BindingError, LengthError, RunError, SecureTerms
 from offbeat.schedule.staleness import Equal, Hinge, Polynomial, StalenessWeights
 from secure_world import KEY
@@ -47,8 +63,24 @@ FACTS: dict[str, Any] = {
     "signed": False,
     "bounds": None,
     "moving": [],
+    "noise": None,
 }
 UPLOAD = (torch.tensor([0.5, -0.25]), torch.tensor(3.0))
+
+
+def read_secure_request(
+    facts: dict[str, Any] | None, pinned: str | None = PUBLIC, minimum: int | None = 2
+) -> site_encode.SecureRequest:
+    """By a site that was given the helper's key."""
+    return site_encode.read_secure_request(facts, pinned, minimum)
+
+
+def secure_encode(
+    upload: Any, statistics: Any, task: Task, facts: dict[str, Any], seed: int, sign: Any, *others: Any
+) -> list[torch.Tensor]:
+    """By a site that was given the helper's key."""
+    before, pinned, minimum = (*others, *(None, PUBLIC, 2)[len(others) :])
+    return site_encode.secure_encode(upload, statistics, task, facts, seed, sign, before, pinned, minimum)
 
 
 def opened(leaves: list[torch.Tensor], terms: SecureTerms, task: Task = TASK) -> torch.Tensor:
@@ -195,13 +227,63 @@ def test_a_site_that_was_given_the_helpers_key_takes_no_other(tmp_path: Path) ->
 
 
 def test_a_site_with_a_minimum_takes_part_in_larger_sums_alone() -> None:
-    assert read_secure_request(FACTS, None, 5).terms.minimum == 5
+    assert read_secure_request(FACTS, PUBLIC, 5).terms.minimum == 5
     with pytest.raises(
         InputError, match="may be of 5 clients, and this site takes part in sums of 6 or more"
     ):
-        secure_encode(UPLOAD, {}, TASK, FACTS, SEED, None, None, None, 6)
+        secure_encode(UPLOAD, {}, TASK, FACTS, SEED, None, None, PUBLIC, 6)
     with pytest.raises(InputError, match="secure aggregation only"):
         read_secure_request(None, None, 2)
+
+
+def test_a_site_takes_part_in_sums_of_five_or_more_unless_told_otherwise() -> None:
+    with pytest.raises(InputError, match="may be of 4 clients, and this site takes part in sums of 5"):
+        read_secure_request(FACTS | {"minimum": 4}, PUBLIC, None)
+    assert read_secure_request(FACTS | {"minimum": 4}, PUBLIC, 4).terms.minimum == 4
+
+
+def test_a_helpers_key_that_only_the_server_vouches_for_is_refused() -> None:
+    for read in (
+        read_secure_request,
+        lambda *given: secure_encode(UPLOAD, {}, TASK, FACTS, SEED, None, *given),
+    ):
+        with pytest.raises(InputError, match=r"whose key this site was not given.*join with --helper-key"):
+            read(*((FACTS, None) if read is read_secure_request else (None, None)))
+
+
+def test_a_report_opens_as_the_answer_to_one_message_and_the_server_knows_which() -> None:
+    message, other = b"\1" * 32, b"\2" * 32
+    share, sealed, signature = site_encode.secure_encode(
+        UPLOAD, {}, TASK, FACTS, SEED, None, None, PUBLIC, 2, message
+    )
+    terms, seed = read_secure_request(FACTS).terms, sealed.numpy().tobytes()
+    assert answered_message(seed) == message
+    unseal(seed, TASK, terms, KEY)
+    with pytest.raises(BindingError, match="does not open"):
+        unseal(seed[:-32] + other, TASK, terms, KEY)
+    intake = secure_validator(SecureEncoding(FACTS, lambda *given: None))
+    intake.examine(TASK, [share, sealed, signature], message)
+    with pytest.raises(Rejected, match="answers another message"):
+        intake.examine(TASK, [share, sealed, signature], other)
+
+
+def test_a_message_is_known_by_its_plan_its_kind_and_its_numbers() -> None:
+    task = TaskMessage(
+        run="a",
+        task=TASK,
+        start=False,
+        committed=-1,
+        plan={"seed": 1},
+        seconds=1.0,
+        form=(("float32", (1,)),),
+        secure=None,
+    )
+    digest = message_digest(task, b"1234")
+    changes = [{"plan": {"seed": 2}}, {"start": True}, {"form": (("int32", (1,)),)}]
+    others = [message_digest(structs.replace(task, **change), b"1234") for change in changes]
+    assert len({digest, message_digest(task, b"1235"), *others}) == 5
+    same = structs.replace(task, run="b", task=TASK._replace(client=9), committed=3, seconds=2.0)
+    assert message_digest(same, b"1234") == digest
 
 
 def test_a_report_opens_under_the_bounds_that_its_site_kept_to_and_no_others() -> None:
@@ -231,10 +313,10 @@ def test_reports_that_are_stale_under_bounds_that_move_are_let_in_to_be_dropped(
     for moving, stale in ((["delta"], True), ([], False)):
         intake = secure_validator(SecureEncoding(FACTS | {"moving": moving}, ask), 6)
         if stale:
-            intake.examine(TASK, leaves)
+            intake.examine(TASK, leaves, NO_MESSAGE)
         for task in [TASK._replace(version=6)] + [TASK] * (not stale):
             with pytest.raises(Rejected):
-                intake.examine(task, leaves)
+                intake.examine(task, leaves, NO_MESSAGE)
 
 
 def test_a_key_that_shares_no_secret_is_not_sealed_to() -> None:
@@ -322,7 +404,7 @@ def test_an_intake_of_shares_takes_what_a_site_sends_and_joins_it() -> None:
         note = encode_message(UploadMessage("run", task, specs_of(leaves), "none", 0.0, None))
         uploads.append(validate_upload(note, pack(leaves), task, "run", intake, 10_000)[1])
         assert all(map(torch.equal, uploads[-1], leaves))
-        intake.examine(task, uploads[-1])
+        intake.examine(task, uploads[-1], NO_MESSAGE)
     assert seen == [TASK._replace(client=client) for client in range(3)]
     gathered = intake.join(uploads)
     assert isinstance(gathered.uploads, SecretShares)
@@ -344,7 +426,7 @@ def test_what_no_site_can_be_blamed_for_ends_the_run() -> None:
 
     leaves = secure_encode(UPLOAD, {}, TASK, FACTS, SEED, None)
     with pytest.raises(RunError, match="other terms"):
-        secure_validator(SecureEncoding(FACTS, refuse)).examine(TASK, leaves)
+        secure_validator(SecureEncoding(FACTS, refuse)).examine(TASK, leaves, NO_MESSAGE)
 
 
 def test_a_report_that_the_helper_could_not_add_is_rejected_and_named() -> None:
@@ -354,5 +436,5 @@ def test_a_report_that_the_helper_could_not_add_is_rejected_and_named() -> None:
     intake = secure_validator(SecureEncoding(FACTS, refuse))
     leaves = secure_encode(UPLOAD, {}, TASK, FACTS, SEED, None)
     with pytest.raises(Rejected, match=r"the helper cannot use this report: .* does not open") as caught:
-        intake.examine(TASK, leaves)
+        intake.examine(TASK, leaves, NO_MESSAGE)
     assert caught.value.reason is Reason.MALFORMED

@@ -40,7 +40,13 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     )
     read = ServeConfig.read(path)
     assert read.folder == tmp_path
-    assert dataclasses.asdict(read.code) == {"module": "a.b:c", "losses": None, "test": "a.b:d"}
+    assert dataclasses.asdict(read.code) == {
+        "function": None,
+        "module": "a.b:c",
+        "losses": None,
+        "test": "a.b:d",
+    }
+    assert "function" not in read.settings()["task"]  # so that earlier runs can be resumed
     assert (read.experiment.algorithm, read.experiment.buffer) == ("fadas", 2)
     assert dict(read.experiment.parameters) == {"unbiased": True}
     assert (read.network.deadline, read.page.port) == (60, 9000)
@@ -130,6 +136,10 @@ def test_a_method_keeps_its_uploads_where_a_clip_is_given_by_field() -> None:
             {"privacy": PRIVATE | {"simulate_amplification": True}},
             "'simulate_amplification', which is for simulations only",
         ),
+        (
+            {"privacy": PRIVATE, "network": {"max_update_norm": 3.0}},
+            "max_update_norm of [network] would reject uploads that [privacy] clips",
+        ),
         ({"privacy": PRIVATE | {"noise_seed": 1}}, "'noise_seed', which is for simulations only"),
         ({"privacy": PRIVATE | {"delta": 2.0}}, "delta must be above 0 and below 1, not 2.0."),
         ({"privacy": PRIVATE | {"clip": {}}}, "clip of [privacy] must be a number"),
@@ -142,7 +152,7 @@ def test_a_method_keeps_its_uploads_where_a_clip_is_given_by_field() -> None:
         ({"network": {"deadline": 0}}, "deadline of [network] must be above 0 seconds, not 0."),
         ({"network": {"max_upload_bytes": 0}}, "max_upload_bytes of [network] must be at least 1, not 0."),
         ({"watch": {"port": 70000}}, "port of [watch] must be at least 0 and at most 65535, not 70000."),
-        ({"task": {}}, "[task] has no module"),
+        ({"task": {}}, "[task] has no function, which returns the task: give it."),
         ({"task": {"module": "  "}}, "module of [task] must be a text, in quotes"),
     ],
 )

@@ -2,15 +2,20 @@
 
 import errno
 import json
+import re
 import shutil
+import sqlite3
 import struct
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from safetensors.torch import load_file
 from torch import nn
 
@@ -24,12 +29,12 @@ from offbeat.deploy.server.run import (
     ServeOutcome,
     ServeRequest,
     read_outcome,
-    read_server,
     serve,
 )
 from offbeat.deploy.site.site import Site
 from offbeat.training import checkpoint
 from offbeat.training.folder import read_jsonl
+from secure_world import KEY, TOKEN, new_desk, served
 
 TASK = """
 import torch
@@ -66,6 +71,13 @@ def load(name: str) -> Examples:
     return Examples(inputs, (inputs.sum(1) > 0).long())
 
 
+@cache
+def node_key(node: int) -> bytes:
+    """The public key of a node, which no site has registered."""
+    key = ec.generate_private_key(ec.SECP384R1()).public_key()
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
 class AtOnce:
     """Sites that answer as soon as they are asked."""
 
@@ -78,6 +90,9 @@ class AtOnce:
     def nodes(self) -> frozenset[int]:
         self.after(self.tasks)
         return frozenset(self.sites)
+
+    def key(self, node: int) -> bytes:
+        return node_key(node)
 
     def push(self, node: int, kind: str, header: str, payload: bytes, timeout: float) -> str:
         self.count += 1
@@ -153,7 +168,6 @@ def test_a_run_ends_with_a_model_and_leaves_word(
     kept = json.loads((folder / "settings.json").read_text())
     assert kept["task"]["module"] == "served_task:module"
     assert kept["resolved"]["model_size"] == 8
-    assert read_server(folder) is not None
 
 
 def test_the_first_weights_follow_from_the_seed(
@@ -269,7 +283,7 @@ def test_a_private_run_keeps_its_noise_and_tells_what_it_spent(
     assert 0 < outcome.spent["epsilon"] <= 50
 
 
-def test_a_disk_that_is_full_ends_the_run_with_a_sentence(
+def test_a_full_disk_is_named_and_leaves_a_run_that_can_be_resumed(
     settings: Path, tmp_path: Path, sites: dict[int, Site], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save, count = checkpoint.save, iter(range(100))
@@ -282,8 +296,8 @@ def test_a_disk_that_is_full_ends_the_run_with_a_sentence(
     monkeypatch.setattr("offbeat.training.checkpoint.save", fail)
     outcome = serve(ask(settings, tmp_path / "run"), lambda max_bytes: AtOnce(sites))
     assert outcome.error is not None
-    assert "state.safetensors cannot be written (No space left on device)" in outcome.error
-    assert read_outcome(tmp_path / "run") == outcome
+    assert "state.safetensors cannot be written because the disk is full: free some space" in outcome.error
+    assert read_outcome(tmp_path / "run") is None  # the run is not over: whoever started it waits for space
     assert serve(ask(settings, tmp_path / "run", resume=True), lambda max_bytes: AtOnce(sites)).version == 6
 
 
@@ -358,11 +372,41 @@ def test_the_same_upload_does_no_harm_where_its_length_is_looked_at(
     assert [line["reason"] for line in rejected] == ["norm"]
 
 
-class Keyed(AtOnce):
-    """Its nodes came by keys."""
+@pytest.mark.parametrize("algorithm", ["fedbuff", "cadence"])
+def test_a_private_run_clips_a_long_upload_and_neither_rejects_it_nor_tells_its_norm(
+    settings: Path, tmp_path: Path, sites: dict[int, Site], algorithm: str
+) -> None:
+    """The norms of some uploads would otherwise decide whether another one enters the sum."""
+    clip = "clip = 1.0\n" if algorithm == "fedbuff" else ""
+    text = re.sub(r'algorithm = "\w+"', f'algorithm = "{algorithm}"', settings.read_text())
+    table = "noise = 0.5\ndelta = 1e-3\nmax_participations = 50\n"
+    settings.write_text(f"{text}\n[privacy]\n{clip}{table}")
+    assert serve(ask(settings, tmp_path / "run"), lambda max_bytes: Poisoned(sites)).version == 6
+    events = (tmp_path / "run" / "events.jsonl").read_text()
+    assert '"rejected"' not in events
+    assert "norm" not in events
 
-    def key(self, node: int) -> bytes:
-        return b"nobody's"
+
+def test_a_leader_that_runs_one_plan_twice_gets_sums_once(settings: Path, tmp_path: Path) -> None:
+    """The updates of the first version would be the same, and two sums over almost the same sites differ."""
+    (tmp_path / "helper.token").write_text(TOKEN)
+    (tmp_path / "helper.pub").write_text(KEY.public_key().public_bytes_raw().hex())
+    trust = {"helper_key": tmp_path / "helper.pub", "minimum": 2}
+    text = settings.read_text().replace('"fedbuff"', '"fedbuff"\nweights = "constant"')
+    with (
+        served(new_desk(tmp_path / "store")) as url,
+        closing(Site("one", tmp_path / "one", load, lambda: nn.Linear(3, 2), **trust)) as one,
+        closing(Site("three", tmp_path / "three", load, lambda: nn.Linear(3, 2), **trust)) as three,
+    ):
+        sites = {11: one, 12: three}
+        helper = f'helper = "{url}"\ntoken = "{tmp_path / "helper.token"}"\nminimum = 2\nsigned = false\n'
+        settings.write_text(f"{text}[secure]\n{helper}")
+        assert serve(ask(settings, tmp_path / "first"), lambda max_bytes: AtOnce(sites)) == ServeOutcome(6)
+        second = serve(ask(settings, tmp_path / "second"), lambda max_bytes: AtOnce(sites))
+        assert second.error is not None
+        assert "another run has sent" in second.error
+        settings.write_text(settings.read_text().replace("rounds = 6", "rounds = 6\nseed = 5"))
+        assert serve(ask(settings, tmp_path / "third"), lambda max_bytes: AtOnce(sites)) == ServeOutcome(6)
 
 
 def test_a_name_is_for_whoever_has_its_key(settings: Path, tmp_path: Path, sites: dict[int, Site]) -> None:
@@ -375,11 +419,148 @@ def test_a_name_is_for_whoever_has_its_key(settings: Path, tmp_path: Path, sites
             (folder / STOP_FILE).touch()
 
     asked = ServeRequest(settings, folder, False, authenticated=True, sites=known)
-    assert serve(asked, lambda max_bytes: Keyed(sites, stop)).stopped
+    assert serve(asked, lambda max_bytes: AtOnce(sites, stop)).stopped
     roster = json.loads((folder / "roster.json").read_text())
-    assert [member["name"] for member in roster.values()] == ["one"]
+    assert [member["name"] for name, member in roster.items() if name != "checksum"] == ["one"]
+
+
+class Forged(AtOnce):
+    """The first upload is signed by another than the node that it was asked of."""
+
+    def pull(self, message_ids: Sequence[str]) -> list[Reply]:
+        replies = super().pull(message_ids)
+        forged = not (self.forged or not any(reply.payload for reply in replies))
+        self.forged |= forged
+        return [each._replace(authentic=not (forged and each.payload)) for each in replies]
+
+    forged = False
+
+
+def test_an_upload_that_another_site_signed_does_not_count(
+    settings: Path, tmp_path: Path, sites: dict[int, Site]
+) -> None:
+    folder = tmp_path / "run"
+    network = Forged(sites)
+    assert serve(ask(settings, folder), lambda max_bytes: network).version == 6
+    assert network.forged
+    events = list(read_jsonl(folder, "events"))
+    rejected = [line for line in events if line["event"] == "rejected"]
+    assert {line["reason"] for line in rejected} == {"signature"}
+    tasks = [tuple(task[:3]) for line in read_jsonl(folder, "trace") for task in line["tasks"]]
+    lost = {(e["client"], e["version"], e["visit"]) for e in events if e["event"] == "lost"}
+    assert lost
+    assert not lost & set(tasks)
+
+
+class ForgedGreeting(AtOnce):
+    """Nobody signs greetings with the key of the node."""
+
+    def pull(self, message_ids: Sequence[str]) -> list[Reply]:
+        return [each._replace(authentic=False) for each in super().pull(message_ids)]
+
+
+def test_a_site_whose_greeting_another_signed_is_not_admitted(
+    settings: Path, tmp_path: Path, sites: dict[int, Site]
+) -> None:
+    folder = tmp_path / "run"
+
+    def stop(tasks: int) -> None:
+        if (folder / "events.jsonl").exists() and "rejected" in (folder / "events.jsonl").read_text():
+            (folder / STOP_FILE).touch()
+
+    network = ForgedGreeting(sites, stop)
+    assert serve(ask(settings, folder), lambda max_bytes: network).stopped
+    assert network.tasks == 0
+    rejected = [line for line in read_jsonl(folder, "events") if line["event"] == "rejected"]
+    assert {line["reason"] for line in rejected} == {"signature"}
 
 
 def made_keys(place: Path) -> Path:
     keys.create_keys(place / "keys", ["server.example"], ["two"], ["helper.example"], 2)
     return place / "keys"
+
+
+@pytest.mark.parametrize("source", ["helper", "both"])
+def test_a_deployed_run_has_its_noise_from_the_helper(settings: Path, tmp_path: Path, source: str) -> None:
+    (tmp_path / "helper.token").write_text(TOKEN)
+    (tmp_path / "helper.pub").write_text(KEY.public_key().public_bytes_raw().hex())
+    trust = {"helper_key": tmp_path / "helper.pub", "minimum": 2}
+    text = settings.read_text().replace('"fedbuff"', '"fedbuff"\nweights = "constant"')
+    table = f'clip = 1.0\nnoise = 2.0\ndelta = 1e-3\nmax_participations = 6\nnoise_source = "{source}"\n'
+    with (
+        served(new_desk(tmp_path / "store")) as url,
+        closing(Site("one", tmp_path / "one", load, lambda: nn.Linear(3, 2), **trust)) as one,
+        closing(Site("three", tmp_path / "three", load, lambda: nn.Linear(3, 2), **trust)) as three,
+    ):
+        helper = f'helper = "{url}"\ntoken = "{tmp_path / "helper.token"}"\nminimum = 2\nsigned = false\n'
+        settings.write_text(f"{text}[secure]\n{helper}[privacy]\n{table}")
+        sites, folder = {11: one, 12: three}, tmp_path / "run"
+        assert serve(ask(settings, folder), lambda max_bytes: AtOnce(sites)).version == 6
+        # the same plan again is another run with other noise, whose epsilon adds up
+        assert serve(ask(settings, tmp_path / "again"), lambda max_bytes: AtOnce(sites)).version == 6
+    with sqlite3.connect(tmp_path / "store") as store:
+        rows = store.execute("SELECT count(*), max(version) FROM participations GROUP BY run").fetchall()
+    store.close()
+    assert rows == [(12, 5), (12, 5)]
+    saved = checkpoint.load(folder / "checkpoint" / "state.safetensors").facts["aggregate"]["spent"]
+    assert saved["accountant"] == "rdp"
+    expected = {"helper": "not against the helper", "both": "against each of them where the other"}[source]
+    assert expected in saved["terms"]
+    models = [load_file(tmp_path / run / "model.safetensors") for run in ("run", "again")]
+    assert any(not torch.equal(models[0][name], models[1][name]) for name in models[0])
+
+
+HARMS: dict[str, Callable[[Path], None]] = {
+    "deleted": Path.unlink,
+    "emptied": lambda path: path.write_bytes(b""),
+    "cut": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "flipped": lambda path: path.write_bytes(flipped(path.read_bytes(), len(path.read_bytes()) // 2)),
+    "flipped at its end": lambda path: path.write_bytes(flipped(path.read_bytes(), -2)),
+}
+# Nothing in these is needed in order to continue.
+UNNEEDED = {"lock", "server.lock", "events.jsonl", "model.safetensors", "previous.safetensors", "stop"}
+
+
+def flipped(data: bytes, place: int) -> bytes:
+    changed = bytearray(data)
+    if changed:
+        changed[place] ^= 2
+    return bytes(changed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("harm", HARMS)
+def test_whatever_file_of_a_run_is_harmed_it_continues_or_says_what_is_lost(
+    settings: Path, tmp_path: Path, sites: dict[int, Site], harm: str
+) -> None:
+    """Each file of the folder: no traceback, no silent start from nothing, and what continues is right."""
+    folder = tmp_path / "run"
+    serve(ask(settings, folder), lambda max_bytes: AtOnce(sites, stop_after_five(folder)))
+    before = [line["tasks"] for line in read_jsonl(folder, "trace")]
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    assert {"settings.json", "roster.json", "trace.jsonl", "records.jsonl", "journal/run"} <= set(names)
+    assert len([name for name in names if name.endswith(".upload")]) >= 2
+    answers = {}
+    for name in names:
+        place = tmp_path / "again"
+        shutil.copytree(folder, place)
+        HARMS[harm](place / name)
+        outcome = serve(
+            ask(settings, place, resume=(place / "settings.json").exists()),
+            lambda max_bytes: AtOnce(sites),
+        )
+        answers[name] = outcome.error
+        if outcome.error is None:
+            assert outcome.version == 6, name
+            after = [line["tasks"] for line in read_jsonl(place, "trace")]
+            assert len(after) == 6, name
+            assert after[: len(before)] == before, name  # nothing that counted is undone
+        else:
+            assert re.search(r"restore|backup|name another|damaged|move it away", outcome.error), name
+            assert "Traceback" not in outcome.error
+        shutil.rmtree(place)
+    continued = {name for name, error in answers.items() if error is None}
+    assert {name for name in names if Path(name).name in UNNEEDED} <= continued
+    assert "checkpoint/state.safetensors" in continued  # from the one before it
+    needed = {"settings.json", "roster.json", "trace.jsonl", "records.jsonl", "journal/run"}
+    assert not needed & continued

@@ -32,7 +32,7 @@ from offbeat.deploy.protocol.messages import (
 )
 from offbeat.deploy.server.validation import plain_validator, validate_upload
 from offbeat.deploy.site.site import Site
-from offbeat.deploy.user_code import frozen_weights_digest, seeded_module
+from offbeat.deploy.user_code import frozen_weights_digest
 from offbeat.engines.local import TaskResults, TaskStart
 from offbeat.engines.simulation import Simulation
 from offbeat.errors import InputError
@@ -41,6 +41,7 @@ from offbeat.schedule.availability import Always, Availability, Dropout
 from offbeat.schedule.clock import Clock
 from offbeat.schedule.delays import Tiers
 from offbeat.schedule.rng import Rng
+from offbeat.training.task import seeded_module
 from worlds import CLASSES, FEATURES, SEED, World, each, make_world, play
 
 SETTING = Setting(3, 3, 8)
@@ -54,7 +55,7 @@ def plan_of(name: str, parameters: dict[str, Any], work: list[Any] | None = None
         "setting": list(SETTING),
         "work": work or ["steps", 3, 4],
         "weight_decay": 0.0,
-        "precision": "torch",
+        "precision": "auto",
         "seed": SEED,
         "clients": CLIENTS,
     }
@@ -482,14 +483,30 @@ def test_a_name_that_no_note_can_hold_is_refused(name: str, tmp_path: Path) -> N
 def secure_facts(size: int, key: X25519PrivateKey, **more: Any) -> dict[str, Any]:
     """What a server says of its secure sums."""
     facts = {"run": "ab", "length": size, "most": 4, "minimum": 2, "bits": 16, "weight_bits": 0}
-    facts |= {"weights": "constant", "stochastic": False, "bounds": None, "moving": [], "signed": False}
+    facts |= {
+        "weights": "constant",
+        "stochastic": False,
+        "bounds": None,
+        "moving": [],
+        "signed": False,
+        "noise": None,
+    }
     return facts | {"key": key.public_key().public_bytes_raw().hex()} | more
 
 
+def pinned(path: Path, key: X25519PrivateKey) -> Path:
+    """A file with the helper's public key, for a site to be given."""
+    path.write_text(key.public_key().public_bytes_raw().hex() + "\n")
+    return path
+
+
 def test_a_secure_upload_leaves_as_a_share_and_a_sealed_seed(tmp_path: Path) -> None:
-    asking = Asking(tmp_path, "fedbuff")
-    plain = asking.ask()
-    secure = secure_facts(asking.world.problem.size, X25519PrivateKey.generate())
+    plain = Asking(tmp_path / "plain", "fedbuff").ask()
+    helper = X25519PrivateKey.generate()
+    asking = Asking(
+        tmp_path / "site", "fedbuff", helper_key=pinned(tmp_path / "helper.pub", helper), minimum=2
+    )
+    secure = secure_facts(asking.world.problem.size, helper)
     first, second = asking.ask(secure=secure), asking.ask(secure=secure)
     assert first[0].error is None
     assert [name for name, _ in first[0].form] == ["int32", "uint8", "uint8"]
@@ -501,8 +518,10 @@ def test_a_signed_upload_needs_the_sites_key_and_bears_its_signature(tmp_path: P
     key = ec.generate_private_key(ec.SECP384R1())
     text = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     (tmp_path / "key").write_bytes(text)
-    asking = Asking(tmp_path / "site", "fedbuff", key=tmp_path / "key")
-    secure = secure_facts(asking.world.problem.size, X25519PrivateKey.generate(), signed=True)
+    helper = X25519PrivateKey.generate()
+    trust = {"helper_key": pinned(tmp_path / "helper.pub", helper), "minimum": 2}
+    asking = Asking(tmp_path / "site", "fedbuff", key=tmp_path / "key", **trust)
+    secure = secure_facts(asking.world.problem.size, helper, signed=True)
     upload, payload = asking.ask(secure=secure)
     assert upload.error is None
     _, sealed, signature = (leaf.numpy().tobytes() for leaf in unpack(payload, upload.form))
@@ -511,13 +530,12 @@ def test_a_signed_upload_needs_the_sites_key_and_bears_its_signature(tmp_path: P
     )
     assert decode_hello(asking.site.answer("hello", "", b"")[0]).key == fingerprint(key.public_key())
     asking.site.close()
-    assert "--key" in Asking(tmp_path / "site", "fedbuff").error(secure=secure)
+    assert "--key" in Asking(tmp_path / "site", "fedbuff", **trust).error(secure=secure)
 
 
 def test_a_site_that_trusts_one_helper_reports_to_no_other_and_not_in_plain_sight(tmp_path: Path) -> None:
     helper, other = X25519PrivateKey.generate(), X25519PrivateKey.generate()
-    (tmp_path / "helper.pub").write_text(helper.public_key().public_bytes_raw().hex() + "\n")
-    asking = Asking(tmp_path / "site", helper_key=tmp_path / "helper.pub")
+    asking = Asking(tmp_path / "site", helper_key=pinned(tmp_path / "helper.pub", helper), minimum=2)
     assert "secure aggregation only" in asking.error()
     size = 2 * asking.world.problem.size
     assert "another helper" in asking.error(secure=secure_facts(size, other))
@@ -526,17 +544,48 @@ def test_a_site_that_trusts_one_helper_reports_to_no_other_and_not_in_plain_sigh
 
 
 def test_a_site_with_a_minimum_sends_nothing_to_smaller_sums(tmp_path: Path) -> None:
-    asking = Asking(tmp_path / "site", minimum=6)
-    facts = secure_facts(2 * asking.world.problem.size, X25519PrivateKey.generate(), minimum=5, most=10)
+    helper = X25519PrivateKey.generate()
+    asking = Asking(tmp_path / "site", helper_key=pinned(tmp_path / "helper.pub", helper), minimum=6)
+    facts = secure_facts(2 * asking.world.problem.size, helper, minimum=5, most=10)
     assert "secure aggregation only" in asking.error()
     assert "6 or more only" in asking.error(secure=facts)
     assert asking.ask(secure=facts | {"minimum": 6})[0].error is None
 
 
+def test_a_site_that_was_promised_secure_sums_never_sends_plain_ones_again(tmp_path: Path) -> None:
+    """Neither where the server drops the table, nor where the site is started without its options."""
+    helper, other = X25519PrivateKey.generate(), X25519PrivateKey.generate()
+    key, folder = pinned(tmp_path / "helper.pub", helper), tmp_path / "site"
+    first = Asking(folder, "fedbuff", helper_key=key, minimum=2)
+    size = first.world.problem.size
+    assert first.ask(secure=secure_facts(size, helper))[0].error is None
+    assert "secure aggregation only" in first.error()
+    first.site.close()
+    again = Asking(folder, "fedbuff", minimum=2)
+    assert "secure aggregation only" in again.error()
+    assert "another helper" in again.error(secure=secure_facts(size, other))
+    assert again.ask(secure=secure_facts(size, helper))[0].error is None
+    again.site.close()
+    with pytest.raises(InputError, match="another helper's key before"):
+        Asking(folder, "fedbuff", helper_key=pinned(tmp_path / "other.pub", other))
+    (folder / "helper.pub").write_text("nothing")
+    with pytest.raises(InputError, match="is damaged"):
+        Asking(folder, "fedbuff")
+
+
+def test_a_site_without_the_helpers_key_takes_part_in_no_secure_sum(tmp_path: Path) -> None:
+    asking = Asking(tmp_path / "site", "fedbuff")
+    facts = secure_facts(asking.world.problem.size, X25519PrivateKey.generate(), minimum=5, most=10)
+    assert "whose key this site was not given" in asking.error(secure=facts)
+    assert asking.ask()[0].error is None
+
+
 def test_running_statistics_never_leave_beside_a_secure_upload(tmp_path: Path) -> None:
     module = nn.Sequential(nn.Linear(FEATURES, CLASSES), nn.BatchNorm1d(CLASSES)).double()
-    asking = Asking(tmp_path, "fedbuff", module=lambda: module)
+    helper = X25519PrivateKey.generate()
+    trust = {"helper_key": pinned(tmp_path / "helper.pub", helper), "minimum": 2}
+    asking = Asking(tmp_path / "site", "fedbuff", module=lambda: module, **trust)
     x, statistics = Problem(module, each).initial()
     down = (asking.algorithm.broadcast(asking.algorithm.init(x), 0), statistics)
-    secure = secure_facts(len(x), X25519PrivateKey.generate())
+    secure = secure_facts(len(x), helper)
     assert "GroupNorm" in asking.error(pack(down), form=specs_of(down), secure=secure)

@@ -1,13 +1,14 @@
-"""A SuperLink under supervision; its processes and Flower's commands are scripted."""
+"""A SuperLink under supervision; its processes and its control interface are scripted."""
 
-import tomllib
+import shutil
 from pathlib import Path
 
 import pytest
 
 from offbeat.deploy import keys
-from offbeat.deploy.flower import commands, supervisor
-from offbeat.deploy.flower.commands import Certificates, FlowerError, SuperLinkAddress, find_certificates
+from offbeat.deploy.flower import supervisor
+from offbeat.deploy.flower.commands import Certificates, SuperLinkAddress, find_certificates
+from offbeat.deploy.flower.private_api import FlowerError
 from offbeat.deploy.flower.supervisor import ListenAddress, running_backend
 from offbeat.deploy.network import bind_socket, free_port
 from offbeat.deploy.protocol.transport import Backoff
@@ -39,6 +40,7 @@ class Gate:
 
     def forward_to(self, link: SuperLinkAddress) -> None:
         self.led.append(link.address)
+        WORLDS[0].events.append("open")
 
     def check_started(self) -> None:
         if not self.lives:
@@ -52,6 +54,7 @@ class Gate:
 
 
 GATES: list[Gate] = []
+WORLDS: list["World"] = []
 
 
 class World:
@@ -60,21 +63,39 @@ class World:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.processes: list[Process] = []
         self.places: list[str] = []
-        self.registered: list[str] = []
-        self.stopped: list[str] = []
+        self.keys: dict[bytes, int] = {}  # those that may connect
+        self.events: list[str] = []
         self.answers = True
         self.now = 100.0
+        self.commands: list[list[str]] = []
+        WORLDS[:] = [self]
         GATES.clear()
         monkeypatch.setattr(supervisor, "GatewayProcess", Gate)
         monkeypatch.setattr(supervisor, "start_superlink", self._start)
         monkeypatch.setattr(supervisor, "wait_for_superlink", self._await)
         monkeypatch.setattr(supervisor, "Backoff", lambda *given: Backoff(*given, clock=lambda: self.now))
         monkeypatch.setattr(supervisor.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(
-            commands, "register_key", lambda home, key: self.registered.append(key.parent.name)
-        )
-        monkeypatch.setattr(commands, "stop_run", lambda home, run: self.stopped.append(run))
-        monkeypatch.setattr(commands, "submit_run", lambda home, app, told: told.read_text())
+        monkeypatch.setattr(supervisor, "ControlClient", lambda address, authority: self)
+        monkeypatch.setattr(supervisor, "ChildProcess", self._server)
+
+    def registered_keys(self) -> dict[bytes, int]:
+        return dict(self.keys)
+
+    def register_key(self, key: bytes) -> None:
+        self.events.append("register")
+        self.keys[key] = len(self.keys) + 1
+
+    def unregister_key(self, node: int) -> None:
+        self.keys = {key: each for key, each in self.keys.items() if each != node}
+
+    def names(self, folder: Path) -> list[str]:
+        """The sites that may connect."""
+        known = find_certificates(folder).public_keys()
+        return sorted(known.get(key, "?") for key in self.keys)
+
+    def _server(self, command: list[str], environment: object, log: Path) -> Process:
+        self.commands.append(command)
+        return Process()
 
     @property
     def gate(self) -> Gate:
@@ -96,12 +117,6 @@ def somewhere() -> ListenAddress:
     return ListenAddress("127.0.0.1", free_port())
 
 
-def connection(run: Path) -> dict[str, object]:
-    """What Flower's commands are told."""
-    told = tomllib.loads((run / "flower" / "home" / "config.toml").read_text())
-    return dict(told["superlink"]["serve"])
-
-
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     return World(monkeypatch)
@@ -115,11 +130,16 @@ def made(tmp_path: Path) -> Certificates:
 
 def test_one_of_ours_is_started_and_ended(world: World, tmp_path: Path) -> None:
     with running_backend(tmp_path / "run", Path("serve.toml"), somewhere(), None) as backend:
-        assert backend.is_local
-        told = tomllib.loads(backend.submit(resume=True))
-    assert told["folder"] == str(tmp_path / "run")
-    assert Path(told["settings"]).is_absolute()
-    assert (told["resume"], told["authenticated"]) == (True, False)
+        backend.start_server(resume=True)
+        assert backend.is_server_alive()
+    assert not backend.is_server_alive()
+    [words] = world.commands
+    told = dict(zip(words[3:-1:2], words[4:-1:2], strict=True))
+    assert words[-1] == "--resume"
+    assert told["--folder"] == str(tmp_path / "run")
+    assert Path(told["--settings"]).is_absolute()
+    assert told["--superlink"] == world.places[0]
+    assert "--sites" not in told
     assert [process.how for process in world.processes] == ["stop"]
     assert not world.gate.lives
 
@@ -131,7 +151,6 @@ def test_only_its_gate_is_where_sites_look(world: World, tmp_path: Path, host: s
         (own,) = world.places
         assert own.startswith("127.0.0.1:")
         assert own != f"127.0.0.1:{port}"
-        assert connection(tmp_path) == {"address": own, "insecure": True}
         assert world.gate.led == [own]
         with pytest.raises(InputError, match=f"port {port} of {host} is in use"):
             bind_socket(host, port)
@@ -154,10 +173,9 @@ def test_one_of_others_is_only_asked(world: World, tmp_path: Path) -> None:
     with running_backend(
         tmp_path, Path("serve.toml"), SuperLinkAddress("server:8000", None), None
     ) as backend:
-        assert not backend.is_local
         backend.keep_alive()
-        backend.stop_run("5")
-    assert (world.processes, world.stopped) == ([], ["5"])
+        assert backend.link.address == "server:8000"
+    assert world.processes == []
 
 
 def test_an_interrupt_ends_it_at_once(world: World, tmp_path: Path) -> None:
@@ -178,17 +196,13 @@ def test_one_that_died_is_started_again(world: World, tmp_path: Path) -> None:
         backend.keep_alive()
         assert len(world.processes) == 1
         world.processes[0].lives = False
-        backend.stop_run("5")  # there is nobody to ask
         backend.keep_alive()
         assert [process.lives for process in world.processes] == [False, True]
         assert len(set(world.places)) == 1  # where a server that outlived it looks for it
         assert (len(world.gate.led), world.gate.tended) == (1, 2)
-    assert world.stopped == []
 
 
-def test_one_that_does_not_come_up_again_moves_and_its_gate_and_commands_follow(
-    world: World, tmp_path: Path
-) -> None:
+def test_one_that_does_not_come_up_again_moves_and_its_gate_follows(world: World, tmp_path: Path) -> None:
     with running_backend(tmp_path, Path("s"), somewhere(), None) as backend:
         world.processes[0].lives, world.answers = False, False
         with pytest.raises(FlowerError):
@@ -199,7 +213,7 @@ def test_one_that_does_not_come_up_again_moves_and_its_gate_and_commands_follow(
         first, second, third = world.places
         assert first == second != third
         assert world.gate.led == [first, third]
-        assert connection(tmp_path)["address"] == third
+        assert backend.link.address == third
 
 
 def test_keys_are_not_registered_with_one_that_is_away(
@@ -213,11 +227,11 @@ def test_keys_are_not_registered_with_one_that_is_away(
         world.processes[1].lives = False
         world.now += 1
         backend.keep_alive()
-        assert world.registered == ["a", "b"]
+        assert world.names(tmp_path / "keys") == ["a", "b"]
         world.answers = True
         world.now += 60
         backend.keep_alive()
-        assert world.registered == ["a", "b", "c"]
+        assert world.names(tmp_path / "keys") == ["a", "b", "c"]
 
 
 def test_one_that_dies_again_and_again_is_started_less_and_less_often(world: World, tmp_path: Path) -> None:
@@ -238,10 +252,73 @@ def test_sites_are_registered_also_those_that_come_later(
     world: World, tmp_path: Path, made: Certificates
 ) -> None:
     with running_backend(tmp_path, Path("s"), somewhere(), made) as backend:
-        assert world.registered == ["a", "b"]
+        assert world.names(tmp_path / "keys") == ["a", "b"]
         keys.add_site_keys(tmp_path / "keys", "c")
         world.now += 60
         backend.keep_alive()
         backend.keep_alive()
-        assert world.registered == ["a", "b", "c"]
-        assert tomllib.loads(backend.submit(resume=False))["authenticated"] is True
+        assert world.names(tmp_path / "keys") == ["a", "b", "c"]
+        backend.start_server(resume=False)
+        assert "--sites" in world.commands[0]
+
+
+def test_all_keys_are_registered_before_sites_can_connect(
+    world: World, tmp_path: Path, made: Certificates
+) -> None:
+    with running_backend(tmp_path, Path("s"), somewhere(), made):
+        assert world.events == ["register", "register", "open"]
+
+
+def test_a_key_that_is_taken_out_of_the_folder_is_revoked(
+    world: World, tmp_path: Path, made: Certificates
+) -> None:
+    with running_backend(tmp_path, Path("s"), somewhere(), made) as backend:
+        shutil.rmtree(tmp_path / "keys" / "sites" / "a")
+        for _ in range(2):
+            assert len(world.keys) == 2
+            world.now += 60
+            backend.keep_alive()
+        assert world.names(tmp_path / "keys") == ["b"]
+
+
+def test_keys_that_are_missing_only_while_they_are_copied_are_not_revoked(
+    world: World, tmp_path: Path, made: Certificates
+) -> None:
+    """Flower never accepts a key again that was revoked."""
+    with running_backend(tmp_path, Path("s"), somewhere(), made) as backend:
+        for name in ("sites/a", "sites"):
+            away = (tmp_path / "keys" / name).rename(tmp_path / "away")
+            world.now += 60
+            backend.keep_alive()
+            away.rename(tmp_path / "keys" / name)
+            world.now += 60
+            backend.keep_alive()
+        (tmp_path / "keys" / "sites").rename(tmp_path / "away")  # nobody revokes all keys at once
+        for _ in range(3):
+            world.now += 60
+            backend.keep_alive()
+        assert len(world.keys) == 2
+
+
+def test_a_renewed_certificate_is_used_without_a_new_run(
+    world: World, tmp_path: Path, made: Certificates
+) -> None:
+    with running_backend(tmp_path, Path("s"), somewhere(), made) as backend:
+        backend.keep_alive()
+        assert len(world.processes) == 1
+        keys.renew_certificates(tmp_path / "keys", 30)
+        world.now += 60
+        backend.keep_alive()
+        assert [process.how for process in world.processes] == ["kill", ""]
+        assert len(set(world.gate.led)) == 1
+        assert len(world.gate.led) == 2
+        backend.keep_alive()
+        assert len(world.processes) == 2
+
+
+def test_keys_at_a_superlink_of_others_are_left_to_them(
+    world: World, tmp_path: Path, made: Certificates
+) -> None:
+    world.keys[b"another run's"] = 77
+    with running_backend(tmp_path, Path("s"), SuperLinkAddress("server:8000", None), made):
+        assert world.names(tmp_path / "keys") == ["?", "a", "b"]

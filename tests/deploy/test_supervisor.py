@@ -1,6 +1,5 @@
 """The supervisor over a scripted Flower: what dies is started again, what is stopped ends."""
 
-import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,18 +8,10 @@ from typing import Any
 
 import pytest
 
-from offbeat.deploy.flower.commands import FlowerError
+from offbeat.deploy.flower import supervisor
+from offbeat.deploy.flower.private_api import FlowerError, Refusal
 from offbeat.deploy.flower.supervisor import Supervisor
-from offbeat.deploy.server.run import (
-    STOP_FILE,
-    ServeOutcome,
-    ServerProcess,
-    is_running,
-    write_outcome,
-    write_server,
-)
-
-GONE = {"pid": 2**22 + 1, "born": "0"}  # above the largest number that Linux gives
+from offbeat.deploy.server.run import STOP_FILE, ServeOutcome, write_outcome
 
 
 class Time:
@@ -48,27 +39,27 @@ class Acted:
     folder: Path
     time: Time
     script: list[Callable[["Acted"], None]]
-    is_local: bool = True
     resumed: list[bool] = field(default_factory=list)
-    stopped: list[str] = field(default_factory=list)
-    over: bool = False
-    silent: bool = False  # whether the next question has no answer
+    ended: list[bool] = field(default_factory=list)  # whether each server had to be ended
+    alive: bool = False
+    restarted: int = 0  # times that the SuperLink was
 
     def keep_alive(self) -> None: ...
 
-    def submit(self, *, resume: bool) -> str:
+    def start_server(self, *, resume: bool) -> None:
         self.resumed.append(resume)
+        self.alive = True
         self.script.pop(0)(self)
-        return str(len(self.resumed))
 
-    def is_finished(self, run_id: str) -> bool:
-        if self.silent:
-            self.silent = False
-            raise FlowerError("no answer")
-        return self.over
+    def is_server_alive(self) -> bool:
+        return self.alive
 
-    def stop_run(self, run_id: str) -> None:
-        self.stopped.append(run_id)
+    def stop_server(self) -> None:
+        self.ended.append(self.alive)
+        self.alive = False
+
+    def restart_superlink(self) -> None:
+        self.restarted += 1
 
 
 @dataclass
@@ -87,13 +78,18 @@ class Seen:
         self.said.append(text)
 
 
+def ends(flower: Acted, outcome: ServeOutcome | None = None) -> None:
+    if outcome is not None:
+        write_outcome(flower.folder, outcome)
+    flower.alive = False
+
+
 def finishes(flower: Acted) -> None:
-    write_server(flower.folder)
-    flower.time.later(2, lambda: write_outcome(flower.folder, ServeOutcome(7)))
+    flower.time.later(2, lambda: ends(flower, ServeOutcome(7)))
 
 
 def dies(flower: Acted) -> None:
-    (flower.folder / "server.json").write_text(json.dumps(GONE))
+    ends(flower)
 
 
 def dies_with_progress(flower: Acted) -> None:
@@ -104,26 +100,20 @@ def dies_with_progress(flower: Acted) -> None:
 
 
 def saves_when_asked(flower: Acted) -> None:
-    write_server(flower.folder)
-
     def look() -> None:
         if (flower.folder / STOP_FILE).exists():
-            write_outcome(flower.folder, ServeOutcome(3, stopped=True))
+            ends(flower, ServeOutcome(3, stopped=True))
         else:
             flower.time.later(1, look)
 
     flower.time.later(1, look)
 
 
-def hangs(flower: Acted) -> None:
-    write_server(flower.folder)
-
-
-def never_comes(flower: Acted) -> None: ...
+def hangs(flower: Acted) -> None: ...
 
 
 def unreachable(flower: Acted) -> None:
-    raise FlowerError("no answer")
+    raise FlowerError(Refusal.AWAY, "no answer")
 
 
 def watch(
@@ -141,7 +131,7 @@ def watch(
 def test_the_outcome_of_a_server_is_that_of_the_run(tmp_path: Path) -> None:
     outcome, flower, seen, _ = watch(tmp_path, finishes)
     assert outcome == ServeOutcome(7)
-    assert (flower.resumed, flower.stopped, seen.said) == ([False], [], [])
+    assert (flower.resumed, flower.ended, seen.said) == ([False], [False], [])
 
 
 def test_an_outcome_of_an_earlier_server_does_not_count(tmp_path: Path) -> None:
@@ -157,7 +147,7 @@ def test_a_server_that_dies_is_started_again_and_resumes(tmp_path: Path) -> None
     outcome, flower, seen, _ = watch(tmp_path, begins_and_dies, finishes)
     assert outcome == ServeOutcome(7)
     assert flower.resumed == [False, True]
-    assert flower.stopped == ["1"]
+    assert flower.ended == [False, False]
     assert seen.said == ["the server ended unexpectedly; the run continues in 1 s from what was saved."]
 
 
@@ -183,23 +173,16 @@ def test_a_flower_that_cannot_be_asked_is_asked_again(tmp_path: Path) -> None:
     assert "Flower failed (no answer)" in seen.said[0]
 
 
-def test_a_server_that_never_shows_is_given_up_when_flower_says_so(tmp_path: Path) -> None:
-    outcome, flower, _, time = watch(tmp_path, never_comes, finishes, over=True)
-    assert outcome == ServeOutcome(7)
-    assert len(flower.resumed) == 2
-    assert 60 < time.now < 70
-
-
 def test_a_stop_waits_for_the_save(tmp_path: Path) -> None:
     outcome, flower, _, _ = watch(tmp_path, saves_when_asked, stop=lambda time: time.now > 5)
     assert outcome == ServeOutcome(3, stopped=True)
-    assert flower.stopped == []
+    assert flower.ended == [False]
 
 
 def test_a_server_that_does_not_answer_to_a_stop_is_ended(tmp_path: Path) -> None:
     outcome, flower, seen, time = watch(tmp_path, hangs, stop=lambda time: time.now > 5)
     assert outcome.stopped
-    assert flower.stopped == ["1"]
+    assert flower.ended == [True]
     assert 120 < time.now < 130
     assert "did not react to the stop request" in seen.said[0]
 
@@ -216,10 +199,7 @@ def test_a_stop_that_was_meant_for_an_earlier_run_is_forgotten(tmp_path: Path) -
     assert not (tmp_path / STOP_FILE).exists()
 
 
-@pytest.mark.parametrize(("ours", "stopped"), [(True, []), (False, ["1"])])
-def test_an_interrupt_leaves_no_run_at_a_superlink_of_others(
-    tmp_path: Path, ours: bool, stopped: list[str]
-) -> None:
+def test_an_interrupt_leaves_no_server(tmp_path: Path) -> None:
     def interrupted(flower: Acted) -> None:
         def strike() -> None:
             raise KeyboardInterrupt
@@ -229,8 +209,8 @@ def test_an_interrupt_leaves_no_run_at_a_superlink_of_others(
 
     kept: list[Acted] = []
     with pytest.raises(KeyboardInterrupt):
-        watch(tmp_path, interrupted, is_local=ours)
-    assert kept[0].stopped == stopped
+        watch(tmp_path, interrupted)
+    assert kept[0].ended == [True]
 
 
 def test_records_and_events_are_shown_once(tmp_path: Path) -> None:
@@ -260,16 +240,29 @@ def test_records_and_events_are_shown_once(tmp_path: Path) -> None:
     assert seen.events == ["joined"]
 
 
-def test_a_process_is_told_from_another_with_its_number(tmp_path: Path) -> None:
-    write_server(tmp_path)
-    here = ServerProcess(**json.loads((tmp_path / "server.json").read_text()))
-    assert here.pid == os.getpid()
-    assert is_running(here)
-    assert not is_running(here._replace(born="1"))
-    assert not is_running(ServerProcess(**GONE))
+@pytest.mark.parametrize("server", [hangs, dies])
+def test_a_run_waits_while_the_disk_is_full_and_continues_when_there_is_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Callable[[Acted], None]
+) -> None:
+    full = [False]
+    monkeypatch.setattr(supervisor, "disk_full", lambda folder, quick=False: full[0])
 
+    def fills_the_disk(flower: Acted) -> None:
+        full[0] = True
+        flower.time.later(5000, lambda: full.__setitem__(0, False))  # longer than twenty attempts take
+        server(flower)
 
-def test_a_server_of_which_nothing_is_known_is_ended_before_another_is_started(tmp_path: Path) -> None:
-    outcome, flower, _, _ = watch(tmp_path, never_comes, finishes, silent=True)
+    outcome, flower, seen, time = watch(tmp_path, fills_the_disk, finishes)
     assert outcome == ServeOutcome(7)
-    assert flower.stopped == ["1"]
+    assert time.now > 5000
+    assert flower.restarted == 1
+    assert len(flower.resumed) == 2
+    assert "is full: free some space" in seen.said[0]
+    assert "there is space again" in seen.said[1]
+    assert len(seen.said) == 2
+
+
+def test_a_run_that_waits_for_space_can_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "disk_full", lambda folder, quick=False: True)
+    outcome, *_ = watch(tmp_path, hangs, stop=lambda time: time.now > 100)
+    assert outcome == ServeOutcome(None, stopped=True)

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from offbeat.deploy.user_code import cross_entropies, import_function, import_user_code
+from offbeat.deploy.user_code import import_user_code
 from offbeat.errors import InputError
+from offbeat.nn.problem import cross_entropies
+from offbeat.training.task import import_function
 
 TASK = """
 import torch

@@ -1,24 +1,16 @@
-"""`offbeat new`: a small app that trains over sites, to begin from.
-
-`offbeat keys`: certificates and keys for a deployment, and who is to be given which.
-
-`offbeat helper`: the second server of secure sums.
-
-`offbeat join`: one site of a deployment, until it is told to stop.
-
-`offbeat serve`: one deployed run, from its settings to its model.
-"""
+"""The commands of a deployment: `offbeat new`, `keys`, `serve`, `join` and `helper`."""
 
 import argparse
 import importlib.util
 import json
+import os
 import platform
 import re
 import shlex
 import signal
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from cryptography import x509
 
@@ -26,7 +18,6 @@ from offbeat.aggregate.secure import Secure as InSecret
 from offbeat.cli import terminal
 from offbeat.cli.new_app import create_app
 from offbeat.cli.options import folder_name, whole_number
-from offbeat.cli.terminal import StopRequest, stop_signals
 from offbeat.deploy.config import ServeConfig
 from offbeat.deploy.flower.commands import (
     Certificates,
@@ -35,11 +26,9 @@ from offbeat.deploy.flower.commands import (
     check_readable,
     find_certificates,
 )
-from offbeat.deploy.flower.supernode import SiteOptions
-from offbeat.deploy.flower.supernode import run_site as keep_joined
 from offbeat.deploy.flower.supervisor import ListenAddress, Supervisor, running_backend
 from offbeat.deploy.helper.protocol import read_token
-from offbeat.deploy.keys import add_site_keys, create_keys
+from offbeat.deploy.keys import add_site_keys, create_keys, renew_certificates, revoke_site_keys
 from offbeat.deploy.network import (
     TlsFiles,
     bind_socket,
@@ -58,20 +47,25 @@ from offbeat.deploy.server.run import (
     resumed_noise,
 )
 from offbeat.deploy.server.setup import ServerSetup, set_up
-from offbeat.deploy.site.relay import site_folder
 from offbeat.errors import InputError
+from offbeat.privacy.secure.terms import DEFAULT_MINIMUM
 from offbeat.training.folder import claim_folder, read_jsonl
+from offbeat.training.progress import StopRequest, stop_signals
+
+if TYPE_CHECKING:
+    from offbeat.deploy.site.site import Site, SiteOptions
 
 
 def add_new_options(command: argparse.ArgumentParser) -> None:
-    """The words of this command."""
+    """Add the options of `offbeat new`."""
     command.add_argument("name", metavar="NAME", help="of the app and of its folder")
     command.add_argument("--folder", default=".", metavar="PARENT", help="where to put it [here]")
+    command.add_argument("--service", action="store_true", help="add systemd units and a container file")
 
 
 def new_command(given: argparse.Namespace) -> int:
-    """Write it, and say how to start it."""
-    app = create_app(given.name, Path(given.folder))
+    """Write the app, and print the commands that start it."""
+    app = create_app(given.name, Path(given.folder), service=given.service)
     if given.json:
         print(json.dumps({"folder": str(app.folder), "package": app.package, "files": list(app.files)}))
         return 0
@@ -90,36 +84,54 @@ _LOOPBACK = "localhost,127.0.0.1"
 
 
 def add_keys_options(command: argparse.ArgumentParser) -> None:
-    """The words of this command."""
+    """Add the options of `offbeat keys`."""
     command.add_argument(
         "--out", default="keys", type=folder_name, metavar="FOLDER", help="a new folder to write [keys]"
     )
     command.add_argument(
-        "--hosts", metavar="HOST,...", help="names and addresses that sites reach the server by"
+        "--hosts", metavar="HOST,...", help="names and addresses of the server, as sites reach it"
     )
-    command.add_argument("--sites", metavar="NAME,...", help="the sites that are to have keys")
+    command.add_argument("--sites", metavar="NAME,...", help="the sites to make keys for")
     command.add_argument(
         "--helper-hosts",
         metavar="HOST,...",
-        help=f"names and addresses of the secure-sum helper [{_LOOPBACK}]",
+        help=f"names and addresses of the helper of secure aggregation [{_LOOPBACK}]",
     )
     command.add_argument(
-        "--days", type=whole_number, metavar="N", help=f"how long certificates are good for [{_DAYS}]"
+        "--days", type=whole_number, metavar="N", help=f"days for which certificates are valid [{_DAYS}]"
     )
     command.add_argument(
-        "--add-site", metavar="NAME", help="a key for one more site, in a folder from before"
+        "--add-site", metavar="NAME", help="make a key for one more site in an existing folder"
+    )
+    command.add_argument(
+        "--revoke-site", metavar="NAME", help="move the key of a site out of an existing folder's sites"
+    )
+    command.add_argument(
+        "--renew", action="store_true", help="issue the certificates of an existing folder anew"
     )
 
 
 def keys_command(given: argparse.Namespace) -> int:
-    """Write them, and say what to copy where."""
+    """Write certificates and keys, and print which files go to which machine."""
     folder = Path(given.out)
-    if given.add_site is not None:
-        for name in ("hosts", "sites", "helper_hosts", "days"):
+    change = _change_of_keys(given)
+    if change is not None:
+        for name in ("hosts", "sites", "helper_hosts", *(() if given.renew else ("days",))):
             if getattr(given, name) is not None:
-                raise InputError(f"--{name.replace('_', '-')} is for new keys: leave it out with --add-site.")
+                raise InputError(f"--{name.replace('_', '-')} is for new keys: leave it out with {change}.")
+    if given.revoke_site is not None:
+        revoke_site_keys(folder, given.revoke_site)
+        if given.json:
+            print(json.dumps({"folder": str(folder), "revoked": given.revoke_site}))
+        else:
+            print(f"delete sites/{given.revoke_site} at the server, which then refuses the key in seconds")
+        return 0
+    if given.add_site is not None:
         add_site_keys(folder, given.add_site)
         sites = [given.add_site]
+    elif given.renew:
+        renew_certificates(folder, _DAYS if given.days is None else given.days)
+        sites = []
     else:
         for name in ("hosts", "sites"):
             if getattr(given, name) is None:
@@ -131,19 +143,37 @@ def keys_command(given: argparse.Namespace) -> int:
     if given.json:
         print(json.dumps({"folder": str(folder), "sites": sites, "until": until.isoformat()}))
         return 0
-    places = {f"site {site}": f"sites/{site}: its key, and ca.crt to know the server by" for site in sites}
-    everybody = {
-        "server": "ca.crt, server.pem, server.key, helper.token and sites/*/key.pub, as they lie here",
-        "helper": "helper.pem, helper.key, helper.token and sites/*/key.pub, where sums are secret",
-        "nobody": "ca.key: whoever has it can pass for the server",
+    site_files = {f"site {site}": f"sites/{site}: its key, and ca.crt to verify the server" for site in sites}
+    recipients = {
+        "server": "ca.crt, server.pem, server.key, helper.token and sites/*/key.pub, with the same layout",
+        "helper": "helper.pem, helper.key, helper.token and sites/*/key.pub, for secure aggregation",
+        "none": "ca.key: anyone who has it can impersonate the server",
     }
     if given.add_site is not None:
-        public = f"sites/{given.add_site}/key.pub, where the others lie"
-        everybody = {"server": public, "helper": f"{public}; it reads them at its start, so restart it"}
+        public = f"sites/{given.add_site}/key.pub, beside those of the other sites"
+        recipients = {
+            "server": public,
+            "helper": f"{public}; restart it afterwards",
+        }
+    if given.renew:
+        recipients = {
+            "server": "ca.crt and server.pem; a running server notices them within seconds",
+            "helper": "helper.pem; restart it afterwards",
+            "sites": "ca.crt, before the one that they have expires; the old one works until then",
+        }
     terminal.print_pairs(
-        f"{folder}: who is to have what; certificates end on {until:%Y-%m-%d}", everybody | places
+        f"{folder}: which files go where; certificates expire on {until:%Y-%m-%d}", recipients | site_files
     )
     return 0
+
+
+def _change_of_keys(given: argparse.Namespace) -> str | None:
+    """Return the option that changes an existing folder, of which there may be one."""
+    options = ("add_site", "revoke_site", "renew")
+    found = [f"--{name.replace('_', '-')}" for name in options if getattr(given, name)]
+    if len(found) > 1:
+        raise InputError(f"{' and '.join(found)} exclude each other: give one at a time.")
+    return found[0] if found else None
 
 
 def _split(text: str) -> list[str]:
@@ -154,33 +184,39 @@ _HELPER_PORT = 9443
 
 
 def add_helper_options(command: argparse.ArgumentParser) -> None:
-    """The words of this command."""
-    command.add_argument("--key", required=True, metavar="FILE", help="secret; made if it is not there")
-    command.add_argument("--store", required=True, metavar="FILE", help="what was counted; goes with the key")
-    command.add_argument("--token", required=True, metavar="FILE", help="what the server shows to be served")
-    command.add_argument("--certificate", metavar="FILE", help="by which the server knows this helper")
+    """Add the options of `offbeat helper`."""
+    command.add_argument("--key", required=True, metavar="FILE", help="the secret key; made if missing")
+    command.add_argument("--store", required=True, metavar="FILE", help="the counted reports, for this key")
+    command.add_argument("--token", required=True, metavar="FILE", help="token of the server")
+    command.add_argument("--certificate", metavar="FILE", help="the TLS certificate of this helper")
     command.add_argument("--certificate-key", metavar="FILE", help="the certificate's key")
     command.add_argument("--host", default="127.0.0.1", help="address to serve on [127.0.0.1]")
     command.add_argument(
         "--port", type=whole_number, default=_HELPER_PORT, metavar="N", help=f"[{_HELPER_PORT}]; 0: any"
     )
     command.add_argument(
-        "--sites", metavar="FOLDER", help="public keys of sites (*.pub): only what they signed is added"
+        "--sites",
+        metavar="FOLDER",
+        help="public keys of sites (*.pub): only signed reports are added",
     )
     command.add_argument(
         "--minimum",
         type=whole_number,
-        default=2,
+        default=DEFAULT_MINIMUM,
         metavar="N",
-        help="refuse runs with sums of fewer sites [2]",
+        help=f"reject runs with sums over fewer sites [{DEFAULT_MINIMUM}]",
     )
     command.add_argument(
-        "--insecure", action="store_true", help="no certificate; for trials on this machine alone"
+        "--max-participations",
+        type=whole_number,
+        metavar="N",
+        help="reports of a site in all runs together at most; needs --sites",
     )
+    command.add_argument("--insecure", action="store_true", help="no certificate; for trials on this machine")
 
 
 def helper_command(given: argparse.Namespace) -> int:
-    """Serve until told to stop."""
+    """Run the helper until a signal stops it."""
     try:
         from offbeat.deploy.helper import server as service  # has packages of its own
     except ImportError as error:
@@ -192,14 +228,16 @@ def helper_command(given: argparse.Namespace) -> int:
     from offbeat.deploy.keys import read_site_keys
 
     if given.minimum < 2:
-        raise InputError(f"a sum of {given.minimum} sites hides nobody: give --minimum 2 or more.")
+        raise InputError(f"a sum over {given.minimum} sites hides no site: give --minimum 2 or more.")
+    if given.max_participations is not None and (given.sites is None or given.max_participations < 1):
+        raise InputError("--max-participations is at least 1, and needs --sites, by which sites are known.")
     pair = [given.certificate, given.certificate_key]
     tls = None
     if given.insecure:
         if any(pair) or not is_loopback(given.host):
             raise InputError("--insecure is for trials on this machine: use 127.0.0.1, and no certificate.")
     elif None in pair:
-        raise InputError("give --certificate and --certificate-key, such as offbeat keys makes them.")
+        raise InputError("give --certificate and --certificate-key, which 'offbeat keys' makes.")
     else:
         tls = TlsFiles(*map(Path, pair))
         check_tls(tls)
@@ -207,7 +245,7 @@ def helper_command(given: argparse.Namespace) -> int:
     sites = None if given.sites is None else read_site_keys(Path(given.sites))
     with bind_socket(given.host, given.port) as socket:
         key, store = service.open_key_and_store(Path(given.key), Path(given.store))
-        desk = HelperService(key, store, sites, given.minimum)
+        desk = HelperService(key, store, sites, given.minimum, given.max_participations)
         try:
             _interrupt_on_signals()
             _announce_helper(given, socket.getsockname()[1], desk.info.key.hex(), sites)
@@ -226,15 +264,18 @@ def _announce_helper(given: argparse.Namespace, port: int, key: str, sites: obje
         print(json.dumps({"url": url, "key": key, "signed": sites is not None}), flush=True)
         return
     print(
-        f"the helper serves at {url}; its public key, for sites to be given, is in {given.key}.pub",
+        f"the helper listens at {url}; its public key, which sites need, is in {given.key}.pub",
         flush=True,
     )
     if sites is None:
-        print("without --sites it cannot tell a site's report from one that the server made up", flush=True)
+        print(
+            "without --sites the helper cannot detect reports that the server made up",
+            flush=True,
+        )
 
 
 def _interrupt_on_signals() -> None:
-    """A service is stopped by SIGTERM as it is by Ctrl-C."""
+    """Let SIGTERM stop the service like an interrupt."""
 
     def stop(number: int, frame: object) -> NoReturn:
         raise KeyboardInterrupt
@@ -244,57 +285,75 @@ def _interrupt_on_signals() -> None:
 
 
 _SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_SITE_STOPPING = b"\noffbeat: the site signs off; the same again stops at once.\n"
+_SITE_STOPPING = b"\noffbeat: the site is disconnecting; interrupt again to stop at once.\n"
 
 
 def add_join_options(command: argparse.ArgumentParser) -> None:
-    """The words of this command."""
+    """Add the options of `offbeat join`."""
     function = "PACKAGE.MODULE:FUNCTION"
-    command.add_argument("--superlink", required=True, metavar="HOST:PORT", help="where the server is")
+    command.add_argument("--superlink", required=True, metavar="HOST:PORT", help="address of the server")
+    command.add_argument("--task", metavar=function, help="returns the task, an offbeat.LearningTask")
     command.add_argument(
-        "--data", required=True, metavar=function, help="gives the examples of a site, by its name"
+        "--data", metavar=function, help="in place of a task: loads the examples of a site by its name"
     )
-    command.add_argument("--module", metavar=function, help="gives the model [module, beside --data]")
+    command.add_argument("--module", metavar=function, help="makes the model [module, beside --data]")
     command.add_argument(
-        "--losses", metavar=function, help="losses by example [losses beside --data, or the cross entropy]"
+        "--losses",
+        metavar=function,
+        help="losses by example [losses beside --data, or cross entropy]",
     )
     command.add_argument("--name", metavar="NAME", help="of the site [this machine's]")
     command.add_argument(
-        "--folder", metavar="DIR", help="for what the site keeps [one of this user's, by name]"
+        "--folder", metavar="DIR", help="for the state of the site [a folder of this user, by name]"
     )
-    command.add_argument("--certificate", metavar="FILE", help="ca.crt, which vouches for the server")
+    command.add_argument("--certificate", metavar="FILE", help="ca.crt, which identifies the server")
     command.add_argument("--key", metavar="FILE", help="this site's private key")
     command.add_argument(
-        "--helper-key", metavar="FILE", help="the public key of the only secure-sum helper to trust"
+        "--helper-key",
+        metavar="FILE",
+        help="the public key of the only helper to trust; needed for secure aggregation, and kept",
     )
     command.add_argument(
         "--minimum",
         type=whole_number,
         metavar="N",
-        help="secure sums of so many sites or more, and nothing else",
+        help=f"accept only secure aggregation over at least N sites [{DEFAULT_MINIMUM}]",
     )
-    command.add_argument("--insecure", action="store_true", help="talk in plain sight; for a first try")
+    command.add_argument(
+        "--once", action="store_true", help="end when the run is over, instead of waiting for the next run"
+    )
+    command.add_argument("--insecure", action="store_true", help="no encryption; for trying it out")
 
 
 def join_command(given: argparse.Namespace) -> int:
-    """Check what can be checked, then serve."""
+    """Check the options, then run the site."""
     own, link = _site_options(given), _superlink_of_site(given)
     if importlib.util.find_spec("flwr") is None:
-        raise InputError("Flower is not there: install 'offbeat[deploy]'.")
+        raise InputError("Flower is not installed: install 'offbeat[deploy]'.")
+    from offbeat.deploy.flower.site import run_site  # imports Flower, which takes seconds
+
     with stop_signals(_SITE_STOPPING) as stop:
-        keep_joined(own, link, _print_message, stop, lambda facts: _print_ready(own, facts))
+        busy = run_site(own, link, _print_message, stop, lambda site: _print_ready(own, site))
         if given.json:
             print(json.dumps({"name": own.name, "folder": str(own.folder), "superlink": link.address}))
+        if busy is True:  # Python cannot end in order while a thread computes
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
         return 0
 
 
-def _site_options(given: argparse.Namespace) -> SiteOptions:
+def _site_options(given: argparse.Namespace) -> "SiteOptions":
+    from offbeat.deploy.site.site import SiteOptions, site_folder
+
     name = given.name or platform.node() or "site"
     if not _SITE_NAME.fullmatch(name):
         raise InputError(
             f"'{name}' cannot be the name of a site: use letters, digits, dots, hyphens and underscores, a "
             "letter or digit first, and 100 of them at most."
         )
+    if given.task is None and given.data is None:
+        raise InputError("--task is missing: give package.module:function, which returns the task.")
     folder = Path(given.folder) if given.folder else site_folder(name)
     key, helper_key = (None if path is None else Path(path) for path in (given.key, given.helper_key))
     if key is not None:
@@ -302,9 +361,10 @@ def _site_options(given: argparse.Namespace) -> SiteOptions:
     if helper_key is not None:
         check_readable(helper_key, "name the helper's public key")
     if given.minimum is not None and given.minimum < 2:
-        raise InputError(f"a secure sum of {given.minimum} sites hides nobody: give --minimum 2 or more.")
+        raise InputError(f"a secure sum over {given.minimum} sites hides no site: give --minimum 2 or more.")
     trust = key, helper_key, given.minimum
-    return SiteOptions(name, folder.absolute(), given.data, given.module, given.losses, *trust)
+    code = given.data, given.module, given.losses
+    return SiteOptions(name, folder.absolute(), *code, *trust, given.once, given.task)
 
 
 def _superlink_of_site(given: argparse.Namespace) -> SuperLinkAddress:
@@ -312,18 +372,18 @@ def _superlink_of_site(given: argparse.Namespace) -> SuperLinkAddress:
     if given.insecure:
         if given.certificate or given.key:
             raise InputError(
-                "--insecure goes with neither --certificate nor --key: leave it out, or both of them."
+                "--insecure excludes --certificate and --key: leave it out, or leave both of them out."
             )
         return SuperLinkAddress(given.superlink, None)
     if given.certificate is None:
-        raise InputError("--certificate is missing, by which the server is known: give it, or --insecure.")
+        raise InputError("--certificate is missing, which identifies the server: give it, or --insecure.")
     certificate = Path(given.certificate)
-    check_readable(certificate, "name the ca.crt that the server's keys came with")
+    check_readable(certificate, "name the ca.crt that was made with the server's keys")
     return SuperLinkAddress(given.superlink, certificate)
 
 
-def _print_ready(own: SiteOptions, facts: dict[str, Any]) -> None:
-    print(f"{own.name}: {facts['examples']:,} examples; what it keeps is in {own.folder}", flush=True)
+def _print_ready(own: "SiteOptions", site: "Site") -> None:
+    print(f"{own.name}: {site.examples:,} examples; its state is in {own.folder}", flush=True)
 
 
 def _print_message(sentence: str) -> None:
@@ -331,20 +391,23 @@ def _print_message(sentence: str) -> None:
 
 
 _SUPERLINK_HOST, _SUPERLINK_PORT = "127.0.0.1", 8000
-_SERVER_STOPPING = b"\noffbeat: the run is saved first; the same again stops at once.\n"
+_SERVER_STOPPING = b"\noffbeat: saving the run; interrupt again to stop at once.\n"
 _EVENT_SENTENCES = {
     "joined": "{name} joined as client {client}",
     "left": "client {client} left",
-    "aside": "client {client} failed, and gets no task for {seconds:.0f} s",
+    "aside": "client {client} failed and is not given a task for {seconds:.0f} s",
     "rejected": "rejected from node {node} ({reason}): {sentence}",
     "set_aside": "the upload of client {client} from version {version} is set aside",
-    "unreachable": "the network is away: {sentence}",
+    "unreachable": "the network is unreachable: {sentence}",
     "reachable": "the network is reachable again",
+    "helper_away": "{sentence}",
+    "helper_back": "the helper answers again",
+    "notice": "{sentence}",
 }
 
 
 def add_serve_options(command: argparse.ArgumentParser) -> None:
-    """The words of this command."""
+    """Add the options of `offbeat serve`."""
     command.add_argument("settings", metavar="SETTINGS", help="a TOML file; 'offbeat new' writes one")
     command.add_argument(
         "--out",
@@ -352,18 +415,18 @@ def add_serve_options(command: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="where to write; default: the next free folder in runs/",
     )
-    command.add_argument("--resume", action="store_true", help="go on with the run in --out")
+    command.add_argument("--resume", action="store_true", help="resume the run in --out")
     command.add_argument(
         "--set-aside",
         action="store_true",
         help="with --resume: do not use the uploads that wait in the buffer",
     )
     command.add_argument(
-        "--superlink", metavar="HOST:PORT", help="a SuperLink that runs on this machine already"
+        "--superlink", metavar="HOST:PORT", help="a SuperLink that is already running on this machine"
     )
-    command.add_argument("--start", action="store_true", help="start a SuperLink, too")
+    command.add_argument("--start", action="store_true", help="also start a SuperLink")
     command.add_argument(
-        "--host", metavar="HOST", help=f"with --start: where sites find it [{_SUPERLINK_HOST}]"
+        "--host", metavar="HOST", help=f"with --start: the address for sites [{_SUPERLINK_HOST}]"
     )
     command.add_argument(
         "--port", type=whole_number, metavar="PORT", help=f"with --start [{_SUPERLINK_PORT}]"
@@ -374,22 +437,22 @@ def add_serve_options(command: argparse.ArgumentParser) -> None:
 
 
 def serve_command(given: argparse.Namespace) -> int:
-    """Check everything, start what is to be started, and see the run through."""
+    """Check the settings, start the processes, and supervise the run."""
     settings = Path(given.settings)
     plan = ServeConfig.read(settings)
     out = None if given.out is None else Path(given.out)
     if given.set_aside and not given.resume:
-        raise InputError("--set-aside is for a run that goes on: give --resume and --out, or leave it out.")
+        raise InputError("--set-aside is for a resumed run: give --resume and --out, or leave it out.")
     check_run_folder(out, given.resume, plan)
     certificates = None if given.certificates is None else find_certificates(Path(given.certificates))
     superlink = _superlink_of_server(given, certificates)
     if importlib.util.find_spec("flwr") is None:
-        raise InputError("Flower is not there: install 'offbeat[deploy]'.")
+        raise InputError("Flower is not installed: install 'offbeat[deploy]'.")
     if out is not None and given.resume and (before := _finished_outcome(out)):
         print(f"offbeat: the run in {out} had finished already.", file=sys.stderr)
         return _finish_serve(given, plan, out, before, 0)
     if plan.secure is not None:
-        read_token(plan.near(plan.secure.token))  # or complains
+        read_token(plan.near(plan.secure.token))  # raises if it cannot be read
     stage = _check_stage(settings, plan, out if given.resume else None)
     if plan.page.port:
         check_port(plan.page.host, plan.page.port, "port of [watch]")
@@ -438,7 +501,7 @@ def _superlink_of_server(
     if certificates is not None:
         check_loopback_certificate(certificates)
     elif not is_loopback(host):
-        print("offbeat: without --certificates all travels in plain sight.", file=sys.stderr)
+        print("offbeat: without --certificates connections are not encrypted.", file=sys.stderr)
     return ListenAddress(host, port)
 
 
@@ -465,18 +528,16 @@ def _announce_server(
 ) -> None:
     experiment = plan.experiment
     address = format_address(*superlink) if isinstance(superlink, ListenAddress) else superlink.address
-    if isinstance(superlink, ListenAddress) and superlink.host in (
-        "0.0.0.0",
-        "::",
-    ):  # which is nobody's address
+    if isinstance(superlink, ListenAddress) and superlink.host in ("0.0.0.0", "::"):
         address = format_address(platform.node() or "SERVER", superlink.port)
-    home = plan.code.module.partition(":")[0]
+    code = plan.code
+    named = f"--task {code.function}" if code.function else f"--data {code.home}:load"
     trust = "--insecure" if certificates is None else "--certificate ca.crt --key key"
     lines = [
         f"{experiment.algorithm}: {experiment.rounds} server steps of {experiment.buffer} updates, "
         f"{experiment.clients} sites; the run is in {folder}",
         "a site joins by",
-        f"  offbeat join --superlink {address} {trust} --data {home}:load --name NAME",
+        f"  offbeat join --superlink {address} {trust} {named} --name NAME",
     ]
     if plan.page.port:
         lines.append(f"live page: http://{format_address(plan.page.host, plan.page.port)}/")
@@ -528,7 +589,7 @@ def _finish_serve(
     elif outcome.ended:
         print(f"offbeat: {outcome.ended}", file=sys.stderr)
     if again:
-        print(f"offbeat: what was saved is in {folder}; go on with:\n{again}", file=sys.stderr)
+        print(f"offbeat: what was saved is in {folder}; resume with:\n{again}", file=sys.stderr)
     if given.json:
         records = list(read_jsonl(folder, "records")) if (folder / "records.jsonl").exists() else []
         facts = outcome._asdict() | {

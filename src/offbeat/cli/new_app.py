@@ -1,4 +1,4 @@
-"""`offbeat new`: writes a small Flower app from the templates that ship with the package."""
+"""`offbeat new`: writes a small app from the templates that ship with the package."""
 
 import importlib.resources
 import importlib.util
@@ -15,11 +15,11 @@ from offbeat.errors import InputError
 from offbeat.files import atomic_dir, write_new
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*")
-_MAX_NAME = 32  # characters that Flower accepts
-# Folders that Flower leaves out of an app bundle.
-_FLOWER_EXCLUDES = frozenset({"build", "eggs", "env", "lib", "lib64", "parts", "venv"})
+_MAX_NAME = 32  # characters
+_FOLDER_NAMES = frozenset({"build", "env", "lib", "venv"})  # that tools take for their own
 _TEMPLATE_SUFFIX = ".txt"  # so that tools do not take a template for code of this project
 _PACKAGE = "package"  # stands for the name of the app's package
+_SERVICE = "service"  # the folder with systemd units and a container file
 _DOT_PREFIX = "dot-"  # stands for a leading dot
 
 
@@ -32,13 +32,15 @@ class NewApp(NamedTuple):
     commands: tuple[str, ...]
 
 
-def create_app(name: str, parent: Path) -> NewApp:
-    """Write the app `name` into a new folder of the same name."""
+def create_app(name: str, parent: Path, *, service: bool = False) -> NewApp:
+    """Write the app `name` into a new folder of the same name; `service` adds units and a container file."""
     package = _package_name(name)
     folder = parent / name
     values = {"name": name, "package": package}
     with atomic_dir(folder, 0o755) as part:
         for path, text in _templates():
+            if path.parts[0] == _SERVICE and not service:
+                continue
             target = Path(package, *path.parts[1:]) if path.parts[0] == _PACKAGE else path
             write_new(part / target, Template(text).substitute(values).encode())
     files = sorted(str(each.relative_to(folder)) for each in folder.rglob("*") if each.is_file())
@@ -46,7 +48,7 @@ def create_app(name: str, parent: Path) -> NewApp:
 
 
 def _commands(package: str) -> tuple[str, ...]:
-    join = f"offbeat join --superlink 127.0.0.1:8000 --insecure --data {package}.task:load --name"
+    join = f"offbeat join --superlink 127.0.0.1:8000 --insecure --task {package}.task:task --name"
     return ("offbeat serve serve.toml --start", *(f"{join} site-{number}" for number in range(3)))
 
 
@@ -60,8 +62,8 @@ def _package_name(name: str) -> str:
     package = name.replace("-", "_")
     found = importlib.util.find_spec(package)
     reserved = keyword.iskeyword(package) or package in sys.stdlib_module_names
-    if reserved or package in _FLOWER_EXCLUDES or (found and found.origin):
-        raise InputError(f"'{name}' has another meaning to Python or Flower: choose another name.")
+    if reserved or package in _FOLDER_NAMES or (found and found.origin):
+        raise InputError(f"'{name}' has another meaning to Python or its tools: choose another name.")
     return package
 
 

@@ -13,6 +13,7 @@ from typing import Any, Self, TypeVar, get_args
 
 from offbeat.algorithms import Setting, find
 from offbeat.errors import InputError, naming_settings, unknown_name
+from offbeat.privacy.secure.terms import DEFAULT_MINIMUM
 from offbeat.renamed import check_name
 from offbeat.training.experiment import Experiment
 from offbeat.training.schema import (
@@ -41,9 +42,21 @@ _seconds = partial(_network, metavar="SECONDS", within="(0, inf]", unit="seconds
 class CodeConfig:
     """Functions of the server, as `package.module:function`."""
 
-    module: str = _task(MISSING, "FUNCTION", "returns the model")
+    function: str | None = _task(None, "FUNCTION", "returns the task, an offbeat.LearningTask")
+    module: str | None = _task(None, "FUNCTION", "returns the model, in place of a task")
     losses: str | None = _task(None, "FUNCTION", "losses by example", default_text="the cross entropy")
     test: str | None = _task(None, "FUNCTION", "returns the server's test examples")
+
+    def __post_init__(self) -> None:
+        if self.function is not None and (self.module or self.losses or self.test):
+            raise InputError("function of [task] has model, losses and test data: leave the other keys out.")
+        if self.function is None and self.module is None:
+            raise InputError("[task] has no function, which returns the task: give it.")
+
+    @property
+    def home(self) -> str:
+        """The module that has the functions."""
+        return str(self.function or self.module).partition(":")[0]
 
 
 @dataclass(frozen=True)
@@ -53,7 +66,7 @@ class SecureConfig:
     helper: str = _secure(MISSING, "URL", "the helper's address, such as https://host:port")
     token: str = _secure(MISSING, "FILE", "the token by which the helper knows the server")
     certificate: str | None = _secure(None, "FILE", "the certificate by which the server knows the helper")
-    minimum: int = _secure(5, "N", "the fewest sites in a sum")
+    minimum: int = _secure(DEFAULT_MINIMUM, "N", "the fewest sites in a sum")
     signed: bool = _secure(True, "", "accept only reports that sites have signed")
 
 
@@ -139,6 +152,11 @@ class ServeConfig:
             _check_local_work(training, examples)
             if secure is not None:
                 _check_secure(secure, experiment)
+            if experiment.clip is not None and network.max_update_norm:
+                raise InputError(
+                    "max_update_norm of [network] would reject uploads that [privacy] clips, and the noise "
+                    "does not cover which ones: leave it out."
+                )
             return cls(folder, code, experiment, examples, secure, network, page)
 
     def __post_init__(self) -> None:
@@ -171,7 +189,10 @@ class ServeConfig:
         secure = (
             None if self.secure is None else {"minimum": self.secure.minimum, "signed": self.secure.signed}
         )
-        return own | {"task": dataclasses.asdict(self.code), "examples": self.examples, "secure_sums": secure}
+        code = dataclasses.asdict(self.code)
+        if self.code.function is None:
+            del code["function"]  # as earlier versions wrote it
+        return own | {"task": code, "examples": self.examples, "secure_sums": secure}
 
     def note(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """All that a site needs beyond its own code, for the message of a task."""

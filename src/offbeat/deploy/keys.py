@@ -3,6 +3,7 @@
 Sites sign their reports of secure aggregation with their keys, so that a helper knows which clients exist.
 """
 
+import hashlib
 import ipaddress
 import re
 import secrets
@@ -21,6 +22,7 @@ from cryptography.hazmat.primitives.serialization import (
     NoEncryption,
     PrivateFormat,
     PublicFormat,
+    load_pem_private_key,
     load_ssh_private_key,
     load_ssh_public_key,
 )
@@ -28,7 +30,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from offbeat.core import Task
 from offbeat.errors import InputError
-from offbeat.files import atomic_dir, write_new
+from offbeat.files import atomic_dir, write_atomic, write_new
 from offbeat.privacy.secure.terms import SecureTerms
 
 _MAX_DAYS = 3650
@@ -57,15 +59,17 @@ def create_keys(
     if not hosts or not helper_hosts:
         raise InputError("a certificate needs a host name: give at least one host.")
     _check_sites(sites)
-    if not 1 <= days <= _MAX_DAYS:
-        raise InputError(f"certificates cannot be valid for {days} days: give 1 to {_MAX_DAYS}.")
+    _check_days(days)
     with atomic_dir(folder, 0o700) as part:
         authority = _authority(days)
         write_new(part / "ca.crt", _pem(authority.certificate))
         write_new(part / "ca.key", _private(authority.key, PrivateFormat.PKCS8), secret=True)
         for name, names in (("server", (*hosts, *_LOOPBACK_HOSTS)), ("helper", helper_hosts)):
             key = ec.generate_private_key(ec.SECP256R1())
-            write_new(part / f"{name}.pem", _pem(_server_certificate(name, names, key, authority, days)))
+            write_new(
+                part / f"{name}.pem",
+                _pem(_server_certificate(name, names, key.public_key(), authority, days)),
+            )
             write_new(part / f"{name}.key", _private(key, PrivateFormat.PKCS8), secret=True)
         write_new(part / "helper.token", secrets.token_hex(_TOKEN_BYTES).encode() + b"\n", secret=True)
         for site in sites:
@@ -88,6 +92,61 @@ def add_site_keys(folder: Path, site: str) -> None:
         raise InputError(f"the site '{site}' already has a key in {folder}: name a new site.")
     with atomic_dir(place, 0o700) as part:
         _write_site(part, site, authority)
+
+
+def revoke_site_keys(folder: Path, site: str) -> None:
+    """Move a site out of those whose keys are accepted; its keys are kept in the folder `revoked`."""
+    place = folder / "sites" / site
+    if not _SITE_NAME.fullmatch(site) or not place.is_dir():
+        raise InputError(f"{folder} has no site '{site}': name one of those in {folder / 'sites'}.")
+    target = folder / "revoked" / site
+    number = 1
+    while target.exists():
+        number += 1
+        target = folder / "revoked" / f"{site}.{number}"
+    target.parent.mkdir(mode=0o700, exist_ok=True)
+    place.rename(target)
+
+
+def renew_certificates(folder: Path, days: int) -> None:
+    """Issue the certificates of a folder anew, for the same keys and hosts, by the same authority."""
+    _check_days(days)
+    old = _authority_of(folder)
+    authority = _authority(days, old.key)
+    issued = {"ca.crt": authority.certificate}
+    for name in ("server", "helper"):
+        last = x509.load_pem_x509_certificate((folder / f"{name}.pem").read_bytes())
+        names = last.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        hosts = [str(host.value) for host in names]
+        key = last.public_key()
+        assert isinstance(key, ec.EllipticCurvePublicKey)
+        issued[f"{name}.pem"] = _server_certificate(name, hosts, key, authority, days)
+    for name, certificate in issued.items():
+        write_atomic(folder / name, [_pem(certificate)])
+    for path in (folder / "sites").glob("*/ca.crt"):
+        write_atomic(path, [_pem(authority.certificate)])
+
+
+def _authority_of(folder: Path) -> _Authority:
+    try:
+        key = load_pem_private_key((folder / "ca.key").read_bytes(), password=None)
+        certificate = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
+        helper, server = (folder / name for name in ("helper.pem", "server.pem"))
+        if not (helper.exists() and server.exists()):
+            raise FileNotFoundError
+    except (OSError, ValueError, TypeError):
+        key = None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise InputError(
+            f"{folder} has no authority to renew certificates with: name the folder that 'offbeat keys' "
+            "wrote, with its ca.key."
+        )
+    return _Authority(key, certificate)
+
+
+def _check_days(days: int) -> None:
+    if not 1 <= days <= _MAX_DAYS:
+        raise InputError(f"certificates cannot be valid for {days} days: give 1 to {_MAX_DAYS}.")
 
 
 def _check_sites(sites: Sequence[str]) -> None:
@@ -113,8 +172,8 @@ def _write_site(folder: Path, site: str, authority: bytes) -> None:
     write_new(folder / "ca.crt", authority)
 
 
-def _authority(days: int) -> _Authority:
-    key = ec.generate_private_key(ec.SECP256R1())
+def _authority(days: int, key: ec.EllipticCurvePrivateKey | None = None) -> _Authority:
+    key = key or ec.generate_private_key(ec.SECP256R1())
     name = _name("offbeat certificate authority")
     known = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     builder = (
@@ -128,18 +187,18 @@ def _authority(days: int) -> _Authority:
 
 
 def _server_certificate(
-    name: str, hosts: Sequence[str], key: ec.EllipticCurvePrivateKey, authority: _Authority, days: int
+    name: str, hosts: Sequence[str], key: ec.EllipticCurvePublicKey, authority: _Authority, days: int
 ) -> x509.Certificate:
     issuer = authority.certificate
     known = issuer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     names = x509.SubjectAlternativeName([_general_name(host) for host in dict.fromkeys(hosts)])
     builder = (
-        _builder(_name(f"offbeat {name}"), issuer.subject, key.public_key(), days)
+        _builder(_name(f"offbeat {name}"), issuer.subject, key, days)
         .add_extension(names, critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(known), critical=False)
     )
     return builder.sign(authority.key, hashes.SHA256())
@@ -209,6 +268,19 @@ def signed_statement(terms: SecureTerms, task: Task, sealed: bytes) -> bytes:
     return b"offbeat signed report" + terms.binding(task) + sealed
 
 
+def reply_statement(message_id: str, header: str, payload: bytes) -> bytes:
+    """The statement that a site signs: this is its reply to a message."""
+    digests = (hashlib.sha384(part).digest() for part in (header.encode(), payload))
+    return b"offbeat signed reply\0" + message_id.encode() + b"\0" + b"".join(digests)
+
+
+def create_site_key(path: Path) -> Path:
+    """Create a key for a site that was given none, unless the file exists."""
+    if not path.exists():
+        write_new(path, _private(ec.generate_private_key(ec.SECP384R1()), PrivateFormat.OpenSSH), secret=True)
+    return path
+
+
 def load_site_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """Load the private key of a site."""
     try:
@@ -238,18 +310,24 @@ def read_signer(path: Path) -> tuple[str, Callable[[bytes], bytes]]:
     return fingerprint(private.public_key()), sign
 
 
+def read_public_key(path: Path) -> ec.EllipticCurvePublicKey:
+    """The public key of a site."""
+    try:
+        key = load_ssh_public_key(path.read_bytes())
+    except (OSError, ValueError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
+        raise InputError(f"{path} is not an OpenSSH public key of the curve P-384: remove it.")
+    return key
+
+
 def read_site_keys(folder: Path) -> Mapping[str, ec.EllipticCurvePublicKey]:
     """The public keys in a folder and its subfolders, by fingerprint."""
     if not folder.is_dir():
         raise InputError(f"there is no folder {folder}: name the one that holds the sites' public keys.")
     found: dict[str, ec.EllipticCurvePublicKey] = {}
     for path in sorted(folder.rglob("*.pub")):
-        try:
-            key = load_ssh_public_key(path.read_bytes())
-        except (ValueError, UnsupportedAlgorithm):
-            key = None
-        if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
-            raise InputError(f"{path} is not an OpenSSH public key of the curve P-384: remove it.")
+        key = read_public_key(path)
         if found.setdefault(fingerprint(key), key) is not key:
             raise InputError(f"the key in {path} appears twice: every site needs its own key.")
     if not found or len(found) > _MAX_KEYS:

@@ -1,14 +1,19 @@
 """Addresses, ports, TLS files and HTTP servers on this machine."""
 
 import asyncio
+import collections
 import contextlib
 import errno
 import ipaddress
+import math
 import socket
 import ssl
+import struct
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +23,8 @@ if TYPE_CHECKING:
     import uvicorn
     from uvicorn.protocols.http.h11_impl import RequestResponseCycle
 
-_KEEP_ALIVE_TIMEOUT, _SHUTDOWN_TIMEOUT = 5, 10  # seconds
+_SHUTDOWN_TIMEOUT = 10  # seconds
+_ACCEPT_PAUSE = 0.5  # seconds
 _START_TIMEOUT, _START_POLL = 10.0, 0.005  # seconds
 
 
@@ -99,49 +105,240 @@ def check_tls(tls: TlsFiles) -> None:
         ) from None
 
 
+class HttpLimits(NamedTuple):
+    """The limits of an HTTP server; times are in seconds."""
+
+    connections: int  # of clients that the application has not identified
+    per_address: int  # of these, from one address
+    per_identity: int  # connections of one client that it has identified
+    head: float  # for the TLS handshake, and for the head of a request, also on an idle connection
+    head_bytes: int = 16 * 1024
+    linger: float = 2.0  # for the end of TLS
+
+
+class Connection:
+    """One accepted connection, from its TLS handshake to its end.
+
+    An application finds it as `scope["state"]["connection"]`.
+    """
+
+    def __init__(self, address: str, table: "ConnectionTable") -> None:
+        self.address = address
+        self.identity: str | None = None
+        self.busy = False  # a busy connection does not make room for another
+        self.close: Callable[[], object] = lambda: None  # aborts it, set by the server
+        self._table = table
+
+    def identify(self, identity: str) -> bool:
+        """Count the connection by who its client is; whether that client may have one more."""
+        return self._table.identify(self, identity)
+
+
+class ConnectionTable:
+    """The open connections: of unknown clients by address, of known ones by identity.
+
+    Where unknown clients have too many, the one that was accepted first and is not busy makes room. A client
+    that identifies itself quickly is therefore served, however many others are silent.
+    """
+
+    def __init__(self, limits: HttpLimits) -> None:
+        self._limits = limits
+        self._unknown: dict[Connection, None] = {}  # in order of arrival
+        self._addresses: collections.Counter[str] = collections.Counter()
+        self._identities: collections.Counter[str] = collections.Counter()
+
+    def admit(self, connection: Connection) -> str | None:
+        """Add a connection, or say why there is no room for it; `remove` follows in either case."""
+        full = None
+        if self._addresses[connection.address] >= self._limits.per_address:
+            full = connection.address
+        elif len(self._unknown) >= self._limits.connections:
+            full = self._addresses.most_common(1)[0][0]  # so that a few addresses cannot occupy everything
+        if full is not None:
+            silent = (each for each in self._unknown if each.address == full and not each.busy)
+            oldest = next(silent, None)
+            if oldest is None:
+                return "full"
+            self.remove(oldest)
+            oldest.close()
+        self._unknown[connection] = None
+        self._addresses[connection.address] += 1
+        return None if full is None else "dropped"
+
+    def identify(self, connection: Connection, identity: str) -> bool:
+        if connection.identity == identity:
+            return True
+        if self._identities[identity] >= self._limits.per_identity:
+            return False
+        self.remove(connection)
+        connection.identity = identity
+        self._identities[identity] += 1
+        return True
+
+    def remove(self, connection: Connection) -> None:
+        counter, name = self._addresses, connection.address
+        if connection.identity is not None:
+            counter, name = self._identities, connection.identity
+            connection.identity = None
+        elif connection in self._unknown:
+            del self._unknown[connection]
+        else:
+            return
+        counter[name] -= 1
+        if not counter[name]:
+            del counter[name]
+
+
 def http_server(
-    app: Any, tls: TlsFiles | None, *, max_connections: int, idle_timeout: float
+    app: Any,
+    tls: TlsFiles | None,
+    limits: HttpLimits,
+    note: Callable[[str, str], None] = lambda kind, what: None,
 ) -> "uvicorn.Server":
     """Configure a uvicorn server, to be run on a socket that is bound already.
 
-    It closes a connection that sends no request for `idle_timeout` seconds. Without that limit, a few
-    silent clients could occupy all of the `max_connections`.
+    It accepts connections itself, because uvicorn has no limit for the TLS handshake nor for the connections
+    of one address. `note` is called with the kind and a description of what was refused.
     """
     # Imported here, because addresses are needed without the extra that brings uvicorn.
     import uvicorn
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
-    class IdleTimeoutProtocol(H11Protocol):  # type: ignore[misc, unused-ignore]
+    table = ConnectionTable(limits)
+
+    class Protocol(H11Protocol):  # type: ignore[misc, unused-ignore]
+        """Closes a connection that sends no complete head of a request in time."""
+
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override, unused-ignore]
             super().connection_made(transport)
+            connection: Connection = self.app_state["connection"]
+            connection.close = transport.abort
+            self._peer = connection.address
             self._expect_request_after(None)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            table.remove(self.app_state["connection"])
+            super().connection_lost(exc)
 
         def on_response_complete(self) -> None:
             answered = self.cycle
+            self._end_in_order(True)
             super().on_response_complete()  # may start the next request of the connection
-            self._expect_request_after(answered)
+            if not self.transport.is_closing():
+                self._end_in_order(False)
+                self._expect_request_after(answered)
+
+        def send_400_response(self, msg: str) -> None:
+            note("malformed", f"what {self._peer} sent is not HTTP/1.1")
+            self._end_in_order(True)
+            error = sys.exception()
+            if getattr(error, "error_status_hint", 400) == 431:
+                body = b"the head of a request has at most %d bytes" % limits.head_bytes
+                head = b"HTTP/1.1 431 \r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+                self.transport.write(head + body)
+                self.transport.close()
+            else:
+                super().send_400_response(msg)
 
         def _expect_request_after(self, last: "RequestResponseCycle | None") -> None:
-            self.loop.call_later(idle_timeout, lambda: self.transport.close() if self.cycle is last else None)
+            def close() -> None:
+                if self.cycle is last and not self.transport.is_closing():
+                    if self.conn.trailing_data[0]:
+                        note("slow", f"a request from {self._peer} was not completed in time")
+                    self._end_in_order(True)
+                    self.transport.close()
+
+            self.loop.call_later(limits.head, close)
+
+        def _end_in_order(self, in_order: bool) -> None:
+            _set_linger(self.transport.get_extra_info("socket"), reset=not in_order)
+
+    class Server(uvicorn.Server):  # type: ignore[misc, unused-ignore]
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await self.lifespan.startup()
+            self.servers: list[asyncio.Server] = []
+            loop = asyncio.get_running_loop()
+            self._accepting = [loop.create_task(self._accept(each)) for each in sockets or ()]
+            self._handshakes: set[asyncio.Task[bool]] = set()
+            self.started = True
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            for task in (*self._accepting, *self._handshakes):
+                task.cancel()
+            await super().shutdown(sockets)  # also tells the application
+
+        async def _accept(self, listener: socket.socket) -> None:
+            listener.setblocking(False)
+            loop = asyncio.get_running_loop()
+            while True:
+                try:
+                    accepted, address = await loop.sock_accept(listener)
+                except ConnectionError:
+                    continue
+                except OSError:  # out of file descriptors
+                    await asyncio.sleep(_ACCEPT_PAUSE)
+                    continue
+                connection = Connection(str(address[0]), table)
+                if refused := table.admit(connection):
+                    note("full", f"too many connections; the last one is from {connection.address}")
+                if refused == "full":
+                    accepted.close()
+                    continue
+                task = loop.create_task(self._open(accepted, connection))
+                connection.close = task.cancel
+                self._handshakes.add(task)
+                task.add_done_callback(partial(self._opened, accepted, connection))
+
+        def _opened(self, accepted: socket.socket, connection: Connection, task: asyncio.Task[bool]) -> None:
+            self._handshakes.discard(task)
+            if task.cancelled() or not task.result():
+                accepted.close()
+                table.remove(connection)
+
+        async def _open(self, accepted: socket.socket, connection: Connection) -> bool:
+            # A peer sees a reset however this process ends: Flower's nodes take a plain end in the middle of
+            # TLS for broken TLS, and do not retry.
+            _set_linger(accepted, reset=True)
+            seconds = None if self.config.ssl is None else limits.head
+            protocol = Protocol(self.config, self.server_state, {"connection": connection})
+            try:
+                await asyncio.get_running_loop().connect_accepted_socket(
+                    lambda: protocol,
+                    accepted,
+                    ssl=self.config.ssl,
+                    ssl_handshake_timeout=seconds,
+                    ssl_shutdown_timeout=seconds and limits.linger,
+                )
+            except OSError:
+                note("malformed", f"{connection.address} failed the TLS handshake")
+                return False
+            return True
 
     tls_options: dict[str, Any] = (
         {} if tls is None else {"ssl_certfile": str(tls.certificate), "ssl_keyfile": str(tls.key)}
     )
-    return uvicorn.Server(
+    return Server(
         uvicorn.Config(
             app,
-            http=IdleTimeoutProtocol,
+            loop="asyncio",
             ws="none",
-            lifespan="off",
+            lifespan="auto",
             log_config=None,
+            log_level="error",
             access_log=False,
             server_header=False,
-            limit_concurrency=max_connections,
-            timeout_keep_alive=_KEEP_ALIVE_TIMEOUT,
+            date_header=False,
+            h11_max_incomplete_event_size=limits.head_bytes,
+            timeout_keep_alive=math.ceil(limits.head),
             timeout_graceful_shutdown=_SHUTDOWN_TIMEOUT,
             **tls_options,
         )
     )
+
+
+def _set_linger(line: Any, *, reset: bool) -> None:
+    with contextlib.suppress(OSError):
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", reset, 0))
 
 
 @contextlib.contextmanager

@@ -1,22 +1,19 @@
 """The user's own functions, imported by name: a site's data, model and losses."""
 
 import hashlib
-import importlib
 import sys
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import nn
 
-from offbeat.data.partition import LazyBlocks
-from offbeat.data.population import Examples, Population, Steps
+from offbeat.data.population import Examples, check_examples
 from offbeat.errors import InputError
 from offbeat.nn.problem import Loss, cross_entropies
+from offbeat.training.task import MakeModule, first_line, import_function, load_task, seeded_module
 
 LoadData: TypeAlias = Callable[[str], Examples]  # from the site's name
-MakeModule: TypeAlias = Callable[[], nn.Module]
 
 
 class UserCode(NamedTuple):
@@ -27,33 +24,28 @@ class UserCode(NamedTuple):
     losses: Loss
 
 
-def import_function(text: str, option: str) -> Callable[..., Any]:
-    """Import the function that `package.module:function` names; the current folder is searched as well."""
-    name, colon, attribute = text.partition(":")
-    if not (name and colon and attribute):
-        raise InputError(f"{option} '{text}' does not name a function: write package.module:function.")
-    module = _import_module(name, option)
-    try:
-        found = getattr(module, attribute)
-    except AttributeError:
-        raise InputError(
-            f"{option} '{text}' does not exist: the module '{name}' has no '{attribute}'; "
-            "define it, or name another function."
-        ) from None
-    if not callable(found):
-        raise InputError(f"{option} '{text}' is a {type(found).__name__}, not a function: name a function.")
-    function: Callable[..., Any] = found
-    return function
+def import_user_code(
+    data: str | None, module: str | None = None, losses: str | None = None, task: str | None = None
+) -> UserCode:
+    """Import a site's task or functions; model and losses are in the module of the data unless named."""
+    if task is not None:
+        if data or module or losses:
+            raise InputError("--task has data, model and losses: leave out --data, --module and --losses.")
+        loaded = load_task(task, option="--task")
 
+        def make() -> nn.Module:
+            seed = torch.initial_seed()  # the module is made after torch was seeded
+            return load_task(task, seed, "--task").make_module(seed)
 
-def import_user_code(data: str, module: str | None = None, losses: str | None = None) -> UserCode:
-    """Import a site's functions; model and losses are in the module of the data unless they are named."""
+        return UserCode(loaded.site_examples, make, loaded.loss)
+    if data is None:
+        raise InputError("--task is missing: give package.module:function, which returns the task.")
     load = import_function(data, "--data")
     data_module = data.partition(":")[0]
-    make = import_function(module or f"{data_module}:module", "--module")
+    make_model = import_function(module or f"{data_module}:module", "--module")
     if losses is None and not hasattr(sys.modules[data_module], "losses"):
-        return UserCode(load, make, cross_entropies)
-    return UserCode(load, make, import_function(losses or f"{data_module}:losses", "--losses"))
+        return UserCode(load, make_model, cross_entropies)
+    return UserCode(load, make_model, import_function(losses or f"{data_module}:losses", "--losses"))
 
 
 def load_examples(load: LoadData, name: str) -> Examples:
@@ -61,29 +53,11 @@ def load_examples(load: LoadData, name: str) -> Examples:
     try:
         given = load(name)
     except Exception as error:
-        raise InputError(f"the data of site '{name}' could not be loaded: {_first_line(error)}") from error
-    data = Population(given, LazyBlocks(1, 1, 1), Steps(1, 1)).data  # raises if these are not examples
+        raise InputError(f"the data of site '{name}' could not be loaded: {first_line(error)}") from error
+    data = check_examples(given)
     if not data.total:
         raise InputError(f"the data of site '{name}' is empty: a site needs at least one example.")
     return data
-
-
-def make_module(make: MakeModule) -> nn.Module:
-    """Make a site's model; any problem is raised as an `InputError`."""
-    try:
-        module = make()
-    except Exception as error:
-        raise InputError(f"the model could not be created: {_first_line(error)}") from error
-    if not isinstance(module, nn.Module):
-        raise InputError(f"the model is a {type(module).__name__}: return a torch.nn.Module.")
-    return module
-
-
-def seeded_module(make: MakeModule, seed: int) -> nn.Module:
-    """Make a module whose initial weights follow from a seed, unless it loads them from elsewhere."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return make_module(make)
 
 
 def frozen_weights_digest(module: nn.Module) -> str | None:
@@ -106,32 +80,3 @@ def prepare_module(module: nn.Module, make: MakeModule, seed: int, frozen: str |
             "or draw them from torch's generator."
         )
     return module
-
-
-def _import_module(name: str, option: str) -> Any:
-    current = str(Path.cwd())
-    if current not in sys.path:
-        sys.path.insert(0, current)
-    importlib.invalidate_caches()
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name and (name == error.name or name.startswith(f"{error.name}.")):
-            raise InputError(
-                f"there is no module '{error.name}' for {option}: neither in {current} nor among the "
-                "installed packages."
-            ) from None
-        raise InputError(
-            f"the module '{name}' of {option} cannot be imported: {_first_line(error)}"
-        ) from error
-    except (Exception, SystemExit) as error:
-        raise InputError(
-            f"the module '{name}' of {option} cannot be imported: {_first_line(error)}"
-        ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    """Return an error's type and the first line of its message."""
-    lines = str(error).strip().splitlines()
-    message = f": {lines[0]}" if lines else ""
-    return f"{type(error).__name__}{message}".rstrip(".") + "."

@@ -1,12 +1,7 @@
-"""Flower's commands: what they are given, the processes that they start, and requests to a SuperLink.
-
-`flower-superlink` and `flower-supernode` run as child processes; `flwr` submits, lists and stops runs and
-registers the public keys of sites.
-"""
+"""The processes of a server: how they are started, and what a SuperLink is given."""
 
 import contextlib
 import ctypes
-import json
 import os
 import shutil
 import signal
@@ -18,57 +13,26 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from offbeat.deploy.flower.private_api import KEY_IN_USE
-from offbeat.deploy.network import free_port
+from offbeat.deploy.keys import read_public_key
 from offbeat.errors import InputError
 
-CONNECTION = "serve"  # the name of the SuperLink in the configuration of Flower's commands
 LOOPBACK = "127.0.0.1"  # where a SuperLink that is started here listens
-# Unless the user has set them otherwise: no telemetry, and tasks start soon.
+# Unless the user has set them otherwise: no telemetry, nothing is installed, and logs stay short.
 _DEFAULT_ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+    "FLWR_LOG_LEVEL": "WARNING",  # otherwise the SuperLink logs every request
 }
 _HEALTH_TIMEOUT = 5.0  # seconds for an answer
 _HEALTH_INTERVAL = 0.2  # seconds between two requests
-_COMMAND_TIMEOUT = 120.0  # seconds for one command
 _PR_SET_PDEATHSIG = 1  # from Linux's sys/prctl.h
 _EXIT_POLL = 0.05  # seconds
-_PACKAGE = "offbeat_app"
-_PROJECT = f"""\
-[project]
-name = "offbeat-run"
-version = "1.0.0"
-description = "A run of offbeat"
-license = "Apache-2.0"
-dependencies = []
-
-[tool.flwr.app]
-publisher = "offbeat"
-
-[tool.flwr.app.components]
-serverapp = "{_PACKAGE}.server:app"
-clientapp = "{_PACKAGE}.client:app"
-
-[tool.flwr.app.config]
-settings = ""
-folder = ""
-resume = false
-authenticated = false
-sites = ""
-"""
-_SERVER = "from offbeat.deploy.flower.server import server_app\n\napp = server_app()\n"
-_CLIENT = "from offbeat.deploy.flower.client import client_app\n\napp = client_app()\n"
-
-
-class FlowerError(Exception):
-    """A Flower command failed; the text is Flower's own message."""
 
 
 class SuperLinkAddress(NamedTuple):
@@ -175,42 +139,6 @@ def flower_environment(home: Path) -> dict[str, str]:
     return _DEFAULT_ENVIRONMENT | own | {"FLWR_HOME": str(home.absolute()), "PATH": os.pathsep.join(path)}
 
 
-def write_flower_home(home: Path, link: SuperLinkAddress) -> None:
-    """Write the folder in which Flower's commands find the address of their SuperLink."""
-    home.mkdir(parents=True, exist_ok=True)
-    security = (
-        "insecure = true"
-        if link.authority is None
-        else _toml_line("root-certificates", str(link.authority.absolute()))
-    )
-    (home / "config.toml").write_text(
-        f"[superlink]\n{_toml_line('default', CONNECTION)}\n\n"
-        f"[superlink.{CONNECTION}]\n{_toml_line('address', link.address)}\n{security}\n"
-    )
-
-
-def write_flower_app(folder: Path, config: Mapping[str, Any]) -> tuple[Path, Path]:
-    """Write the app that is submitted and its run config; return both paths."""
-    package = folder / "app" / _PACKAGE
-    package.mkdir(parents=True, exist_ok=True)
-    (package.parent / "pyproject.toml").write_text(_PROJECT)
-    for name, text in (("__init__", ""), ("server", _SERVER), ("client", _CLIENT)):
-        (package / f"{name}.py").write_text(text)
-    run_config = folder / "run.toml"
-    run_config.write_text("".join(f"{_toml_line(name, value)}\n" for name, value in config.items()))
-    return package.parent, run_config
-
-
-def _toml_line(name: str, value: str | bool) -> str:
-    if isinstance(value, bool):
-        return f"{name} = {str(value).lower()}"
-    escaped = "".join(
-        f"\\u{ord(character):04x}" if character in '"\\' or not character.isprintable() else character
-        for character in value
-    )
-    return f'{name} = "{escaped}"'
-
-
 class Certificates(NamedTuple):
     """The files that `offbeat keys` wrote for a server."""
 
@@ -219,9 +147,13 @@ class Certificates(NamedTuple):
     key: Path
     sites: Path  # contains one folder for each site
 
-    def public_keys(self) -> list[Path]:
-        """Return the sites' public keys, sorted by site name."""
-        return sorted(self.sites.glob("*/key.pub"))
+    def public_keys(self) -> dict[bytes, str]:
+        """Return the sites' public keys as PEM, and the sites' names."""
+        encoding = Encoding.PEM, PublicFormat.SubjectPublicKeyInfo
+        return {
+            read_public_key(path).public_bytes(*encoding): path.parent.name
+            for path in sorted(self.sites.glob("*/key.pub"))
+        }
 
 
 def find_certificates(folder: Path) -> Certificates:
@@ -269,6 +201,7 @@ def start_superlink(host: str, port: int, folder: Path, certificates: Certificat
     """Start a SuperLink whose database and log are in `folder`."""
     command = [find_command("flower-superlink"), "--host", host, "--port", str(port)]
     command += ["--database", str(folder / "superlink.db"), "--disable-runtime-dependency-installation"]
+    command += ["--isolation", "process"]  # the server acquires its task itself, so Flower starts no process
     if certificates is None:
         command += ["--insecure"]
     else:
@@ -276,20 +209,6 @@ def start_superlink(host: str, port: int, folder: Path, certificates: Certificat
         command += ["--ssl-certfile", str(certificates.server.absolute())]
         command += ["--ssl-keyfile", str(certificates.key.absolute()), "--enable-supernode-auth"]
     return ChildProcess(command, flower_environment(folder / "home"), folder / "superlink.log")
-
-
-def start_supernode(
-    link: SuperLinkAddress, home: Path, key: Path | None, variables: Mapping[str, str], log: Path
-) -> ChildProcess:
-    """Start a SuperNode; the apps that it starts inherit the environment `variables`."""
-    command = [find_command("flower-supernode"), "--superlink", link.address, "--port", str(free_port())]
-    if link.authority is None:
-        command += ["--insecure"]
-    else:
-        command += ["--root-certificates", str(link.authority.absolute())]
-    if key is not None:
-        command += ["--auth-supernode-private-key", str(key.absolute())]
-    return ChildProcess(command, flower_environment(home) | dict(variables), log)
 
 
 def superlink_problem(link: SuperLinkAddress) -> str | None:
@@ -317,58 +236,3 @@ def wait_for_superlink(
         if time.monotonic() > deadline:
             raise InputError(f"the SuperLink at {link.address} does not answer ({problem}){hint}.")
         time.sleep(_HEALTH_INTERVAL)
-
-
-def submit_run(home: Path, app: Path, run_config: Path) -> str:
-    """Start a run and return its ID."""
-    return str(_flwr(home, "run", str(app), CONNECTION, "--run-config", str(run_config))["run-id"])
-
-
-def is_run_finished(home: Path, run_id: str) -> bool:
-    """Whether a run has finished, successfully or not."""
-    runs = _flwr(home, "ls", CONNECTION, "--run-id", run_id).get("runs") or [{}]
-    return str(runs[0].get("status", "")).startswith("finished")
-
-
-def stop_run(home: Path, run_id: str) -> None:
-    """Stop a run."""
-    _flwr(home, "stop", run_id, CONNECTION)
-
-
-def register_key(home: Path, key: Path) -> None:
-    """Let a SuperNode with this public key connect; a key that is registered already is fine."""
-    try:
-        _flwr(home, "supernode", "register", str(key), CONNECTION)
-    except FlowerError as error:
-        if KEY_IN_USE not in str(error):
-            raise InputError(f"the key {key} cannot be registered ({error}): check the file.") from None
-
-
-def _flwr(home: Path, *arguments: str) -> dict[str, Any]:
-    try:
-        done = subprocess.run(
-            [find_command("flwr"), *arguments, "--format", "json"],
-            env=flower_environment(home),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_COMMAND_TIMEOUT,
-            check=False,
-            start_new_session=True,  # so that Ctrl-C in the terminal does not reach it
-        )
-    except subprocess.TimeoutExpired:
-        raise FlowerError(f"no answer within {_COMMAND_TIMEOUT:.0f} s") from None
-    try:
-        output = json.loads(done.stdout)
-    except ValueError:
-        output = {}
-    if done.returncode != 0 or not isinstance(output, dict) or not output.get("success"):
-        message = output.get("error-message") if isinstance(output, dict) else None
-        raise FlowerError(_last_line(message or done.stderr.strip() or done.stdout))
-    return output
-
-
-def _last_line(text: str) -> str:
-    """Return the last line that has text, which in Flower's output is the reason."""
-    lines = [line.strip(" │╭╮╰╯─") for line in text.splitlines()]
-    return next((line for line in reversed(lines) if line), "no reason given")

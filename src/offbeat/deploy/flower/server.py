@@ -1,44 +1,64 @@
-"""The server as a Flower app: the grid as a transport, and the ServerApp that runs on it."""
+"""The server's process: Flower's grid as a transport, and the run on it.
 
+`offbeat serve` starts this process. It submits a run to the SuperLink and acquires the task of that run
+itself, so that Flower starts no process.
+"""
+
+import argparse
+import contextlib
 import logging
+import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import Context, Message
-from flwr.serverapp import Grid, ServerApp
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
+from flwr.app import Message
 
 from offbeat.deploy.flower import private_api
-from offbeat.deploy.flower.client import RecordError, from_records, to_records
-from offbeat.deploy.flower.private_api import GridClient, MissingObjectError, PendingReply
+from offbeat.deploy.flower.commands import SuperLinkAddress
+from offbeat.deploy.flower.content import (
+    KINDS,
+    PARALLEL_PULLS,
+    Content,
+    ContentError,
+    MessageDownload,
+    to_records,
+)
+from offbeat.deploy.flower.private_api import (
+    ControlClient,
+    FlowerError,
+    GridClient,
+    MissingObjectError,
+    PendingReply,
+    ServerTask,
+    acquire_server_task,
+)
+from offbeat.deploy.keys import reply_statement, verify_signature
 from offbeat.deploy.protocol.transport import Reply, TransportClosedError, TransportError
-from offbeat.deploy.server.run import ServeRequest, serve
+from offbeat.deploy.server.run import ServeOutcome, ServeRequest, serve, write_outcome
 from offbeat.errors import InputError
-from offbeat.training.folder import claim_folder
 
-_MESSAGE_TYPES = {"hello": "query.hello", "task": "train.task"}
-_OVERHEAD_BYTES = 256 * 1024  # bytes of a message beyond its payload
-_OVERHEAD_OBJECTS = 64  # objects of a message beyond those of its payload
-_OBJECT_BYTES = (
-    1024 * 1024
-)  # bytes of payload in an object, at least; Flower's chunks have five times as many
-_PARALLEL_PULLS = 4
+_MESSAGE_TYPES = {kind: name for name, kind in KINDS.items()}
+_ACQUIRE_TIMEOUT, _ACQUIRE_PAUSE = 30.0, 0.2  # seconds
 _MAX_THREADS = 4  # for torch: the server has little to compute between two steps
+_RUN_FILE = "flower/run"  # in the folder of the run: Flower's ID of its run
 _LOG = logging.getLogger("offbeat")
 
 
 @dataclass
-class _Download:
+class _Arriving:
     """A reply whose objects are being fetched."""
 
     reply: PendingReply
-    missing: list[str]
-    objects: dict[str, bytes] = field(default_factory=dict)
+    download: MessageDownload
 
 
 class FlowerTransport:
@@ -51,38 +71,40 @@ class FlowerTransport:
         self._client = GridClient(grid, timeout)
         self._grid = grid
         self._max_bytes = max_bytes
-        self._keys: dict[int, bytes] = {}  # public keys of the connected nodes
-        self._downloads: dict[str, _Download] = {}  # by the ID of the message that is answered
-        self._pool = ThreadPoolExecutor(_PARALLEL_PULLS)
+        self._keys: dict[int, bytes] = {}  # public keys of the nodes that were connected
+        self._arriving: dict[str, _Arriving] = {}  # by the ID of the message that is answered
+        self._pool = ThreadPoolExecutor(PARALLEL_PULLS)
 
     def nodes(self) -> frozenset[int]:
         with _transport_errors():
-            self._keys = {node.node_id: node.public_key for node in self._grid.get_nodes()}
-        return frozenset(self._keys)
+            connected = {node.node_id: node.public_key for node in self._grid.get_nodes()}
+        self._keys |= connected  # a node that leaves may have sent a reply before
+        return frozenset(connected)
 
     def key(self, node: int) -> bytes:
         return self._keys.get(node, b"")
 
     def push(self, node: int, kind: str, header: str, payload: bytes, timeout: float) -> str:
         with _transport_errors():
-            message = Message(to_records(header, payload), node, _MESSAGE_TYPES[kind], ttl=timeout)
+            records = to_records(Content(header, payload))
+            message = Message(records, node, _MESSAGE_TYPES[kind], ttl=timeout)
             message_ids = list(self._grid.push_messages([message]))
         if len(message_ids) != 1 or not message_ids[0]:
             raise TransportError(f"the SuperLink accepted no message for node {node}")
         return str(message_ids[0])
 
     def pull(self, message_ids: Sequence[str]) -> list[Reply]:
-        self._downloads = {key: each for key, each in self._downloads.items() if key in set(message_ids)}
-        replies = self._list_replies([key for key in message_ids if key not in self._downloads])
-        for message_id, download in list(self._downloads.items()):
+        self._arriving = {key: each for key, each in self._arriving.items() if key in set(message_ids)}
+        replies = self._list_replies([key for key in message_ids if key not in self._arriving])
+        for message_id, arriving in list(self._arriving.items()):
             try:
-                reply = self._fetch(download)
+                reply = self._fetch(arriving)
             except TransportError:
                 if not replies:
                     raise
                 break  # return what has arrived; the next call will report a problem that persists
             if reply is not None:
-                del self._downloads[message_id]
+                del self._arriving[message_id]
                 replies.append(reply)
         return replies
 
@@ -96,54 +118,46 @@ class FlowerTransport:
         for reply in found:
             if reply.reply_to not in message_ids:
                 continue
-            count, error = len(reply.object_ids), reply.error
-            if error is None and count > _OVERHEAD_OBJECTS + self._max_bytes // _OBJECT_BYTES:
-                error = f"the reply has {count} objects"
+            error = reply.error
+            if error is None:
+                try:
+                    download = MessageDownload(reply.message_id, reply.object_ids, self._max_bytes)
+                    self._arriving[reply.reply_to] = _Arriving(reply, download)
+                except ContentError as problem:
+                    error = str(problem)
             if error is not None:
                 errors.append(Reply(reply.reply_to, reply.node, "", b"", error))
-            else:
-                self._downloads[reply.reply_to] = _Download(reply, list(reply.object_ids))
         return errors
 
-    def _fetch(self, download: _Download) -> Reply | None:
+    def _fetch(self, arriving: _Arriving) -> Reply | None:
         """Return the reply, or None while its sender is still sending."""
-        header, payload, error = "", b"", None
+        content, error, reply = Content("", b""), None, arriving.reply
         try:
-            if not self._download(download):
+            found = arriving.download.fetch(self._pull_object, self._pool)
+            if found is None:
                 return None
-            header, payload = self._read(download)
+            content = found
         except TransportError:
             raise
         except Exception as failure:  # the bytes come from outside and may cause any error
             error = f"the reply cannot be read: {failure}"
-        reply = download.reply
         with _transport_errors():
             self._client.confirm(reply)
-        return Reply(reply.reply_to, reply.node, header, payload, error)
+        authentic = error is not None or self._is_authentic(reply, content)
+        return Reply(reply.reply_to, reply.node, content.header, content.payload, error, authentic)
 
-    def _download(self, download: _Download) -> bool:
-        """Fetch the objects that are available; return whether that was all."""
-        while download.missing:
-            object_ids = download.missing[:_PARALLEL_PULLS]
-            with _transport_errors():
-                contents = list(self._pool.map(self._client.pull_object, object_ids))
-            for object_id, content in zip(object_ids, contents, strict=True):
-                if content is None:
-                    return False
-                download.missing.remove(object_id)
-                download.objects[object_id] = content
-            if sum(map(len, download.objects.values())) > self._max_bytes + _OVERHEAD_BYTES:
-                raise RecordError(f"it has more than {self._max_bytes} bytes.")
-        return True
+    def _pull_object(self, object_id: str) -> bytes | None:
+        with _transport_errors():
+            return self._client.pull_object(object_id)
 
-    def _read(self, download: _Download) -> tuple[str, bytes]:
-        private_api.validate_objects(download.objects)
-        if private_api.array_bytes(download.objects) > self._max_bytes + _OVERHEAD_BYTES:
-            raise RecordError(f"its arrays have more than {self._max_bytes} bytes.")
-        message = private_api.build_message(download.reply.message_id, download.objects)
-        if not isinstance(message, Message) or not message.has_content():
-            raise RecordError("the message has no content.")
-        return from_records(message.content, self._max_bytes)
+    def _is_authentic(self, reply: PendingReply, content: Content) -> bool:
+        """Whether a reply has the signature of its node; Flower does not check who sent a reply."""
+        statement = reply_statement(reply.reply_to, content.header, content.payload)
+        try:
+            key: Any = load_pem_public_key(self.key(reply.node))
+            return verify_signature(key, statement, content.signature)
+        except (ValueError, UnsupportedAlgorithm):
+            return False
 
 
 @contextmanager
@@ -159,53 +173,75 @@ def _transport_errors() -> Iterator[None]:
         raise TransportError(f"{type(error).__name__}: {error}") from error
 
 
-def server_app() -> ServerApp:
-    """Return the ServerApp that runs what `settings`, `folder` and `resume` of its run config name."""
-    app = ServerApp()
+def begin_task(link: SuperLinkAddress, run_file: Path) -> ServerTask:
+    """Submit a run and acquire its task; the run that `run_file` names is ended first."""
+    with contextlib.closing(ControlClient(link.address, link.authority)) as control:
+        with contextlib.suppress(OSError, ValueError, FlowerError):
+            control.stop_run(int(run_file.read_text()))
+        control.submit_run()
+    deadline = time.monotonic() + _ACQUIRE_TIMEOUT
+    while (task := acquire_server_task(link.address, link.authority)) is None:
+        if time.monotonic() > deadline:
+            raise InputError(
+                f"the SuperLink at {link.address} has no task for the server: start it with "
+                "--isolation process, so that the server can acquire its own."
+            )
+        time.sleep(_ACQUIRE_PAUSE)
+    run_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    run_file.write_text(str(task.run_id))
+    return task
 
-    @app.main()  # type: ignore[untyped-decorator]
-    def main(grid: Grid, context: Context) -> None:
-        torch.set_num_threads(min(_MAX_THREADS, torch.get_num_threads()))
-        request = request_from_config(context.run_config)
-        _log_to(request.folder / "server.log")
-        try:
-            outcome = serve(request, lambda max_bytes: FlowerTransport(grid, max_bytes))
-        except Exception:
-            _LOG.exception("the server failed")
-            raise
-        if outcome.error is not None:
-            _LOG.error("%s", outcome.error)
 
-    return app
-
-
-def request_from_config(config: Mapping[str, Any]) -> ServeRequest:
-    """Read a run config.
-
-    A relative settings file is looked for beside the app first, then in the current folder. Without a
-    `folder`, a new one is made in `runs`.
-    """
-    name = Path(str(config.get("settings") or "serve.toml")).expanduser()
-    candidates = [Path(folder) / name for folder in (*sys.path, ".")]
-    settings = next((path for path in candidates if path.is_file()), name)
-    folder, resume = str(config.get("folder") or ""), bool(config.get("resume", False))
-    if resume and not folder:
-        raise InputError("resume needs the folder of the run to resume: give both.")
-    run_folder = Path(folder).expanduser() if folder else claim_folder(Path("runs"), "serve")
-    sites = str(config.get("sites") or "")
-    return ServeRequest(
-        settings.absolute(),
-        run_folder.absolute(),
-        resume,
-        bool(config.get("authenticated", False)),
-        Path(sites) if sites else None,
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the server from start to end; the outcome is in the folder of the run."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent process
+    options = _parse_arguments(arguments)
+    _log_to(options.folder / "server.log")
+    torch.set_num_threads(min(_MAX_THREADS, torch.get_num_threads()))
+    link = SuperLinkAddress(options.superlink, options.authority)
+    request = ServeRequest(
+        options.settings, options.folder, options.resume, options.sites is not None, options.sites
     )
+    try:
+        task = begin_task(link, options.folder / _RUN_FILE)
+    except InputError as problem:
+        write_outcome(request.folder, ServeOutcome(None, error=str(problem)))
+        return 1
+    except FlowerError as problem:
+        _LOG.error("the server cannot begin its run: %s", problem)
+        return 1
+    error: str | None = "the server failed"
+    try:
+        outcome = serve(request, lambda max_bytes: FlowerTransport(task.grid, max_bytes))
+        error = outcome.error
+        if error is not None:
+            _LOG.error("%s", error)
+    except Exception:
+        _LOG.exception("the server failed")
+        return 1
+    finally:
+        task.finish(error)
+    return 0
+
+
+def _parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m offbeat.deploy.flower.server", description=__doc__)
+    parser.add_argument("--superlink", required=True, metavar="HOST:PORT")
+    parser.add_argument("--authority", type=Path, metavar="FILE")
+    parser.add_argument("--settings", required=True, type=Path)
+    parser.add_argument("--folder", required=True, type=Path)
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--sites", type=Path, help="a folder with the public keys of sites, by name")
+    return parser.parse_args(arguments)
 
 
 def _log_to(path: Path) -> None:
-    """Log to a file, because Flower discards what its apps print."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     _LOG.addHandler(handler)
     _LOG.setLevel(logging.INFO)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,7 +1,7 @@
 """Keeps a deployed run going: restarts the SuperLink, the gateway in front of it, and the server.
 
 A SuperLink that is started here listens on loopback only, behind a gateway for sites. One that was running
-already is only given requests. The server is a Flower run; it is submitted again, from what was saved, until
+already is only given requests. The server is a child process; it is started again, from what was saved, until
 it finishes, is stopped, or has failed many times without progress.
 """
 
@@ -16,45 +16,36 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from offbeat.deploy.flower import commands
 from offbeat.deploy.flower.commands import (
     LOOPBACK,
     Certificates,
     ChildProcess,
-    FlowerError,
     SuperLinkAddress,
     flower_environment,
     start_superlink,
     wait_for_superlink,
-    write_flower_app,
-    write_flower_home,
 )
+from offbeat.deploy.flower.private_api import ControlClient, FlowerError, Refusal
 from offbeat.deploy.network import bind_socket, format_address, free_port
 from offbeat.deploy.protocol.transport import Backoff
 from offbeat.deploy.server.run import (
     STOP_FILE,
     ServeOutcome,
-    is_running,
     read_outcome,
-    read_server,
     remove_outcome,
-    remove_server,
 )
 from offbeat.errors import InputError
-from offbeat.files import JsonlTail
+from offbeat.files import JsonlTail, disk_full
 
 _FIRST_GATEWAY_PAUSE, _MAX_GATEWAY_PAUSE = 0.5, 30.0  # seconds between two starts
 _GATEWAY_STABLE = 60.0  # seconds after which a start counts as successful
 _FIRST_SUPERLINK_PAUSE, _MAX_SUPERLINK_PAUSE = 2.0, 30.0
 _SUPERLINK_TIMEOUT = 60.0  # seconds for a SuperLink to answer
-_KEY_INTERVAL = 10.0  # seconds between two searches for keys of new sites
+_KEY_INTERVAL = 5.0  # seconds between two searches for new and revoked keys
 _POLL_INTERVAL = 0.25
 _MAX_RETRIES = 20  # in a row without progress
 _MAX_RETRY_PAUSE = 30.0  # seconds
-_START_TIMEOUT = (
-    60.0  # seconds for a server to report its process, before Flower is asked for the run's status
-)
-_STATUS_INTERVAL = 30.0  # seconds between two such requests
+_SPACE_INTERVAL = 5.0  # seconds between two looks whether the disk is full
 _SAVE_TIMEOUT = 120.0  # seconds for a server to save and end
 
 
@@ -116,6 +107,7 @@ class GatewayProcess:
             command += ["--authority", str(self._certificates.authority.absolute())]
             command += ["--certificate", str(self._certificates.server.absolute())]
             command += ["--key", str(self._certificates.key.absolute())]
+            command += ["--sites", str(self._certificates.sites.absolute())]
         environment = flower_environment(self._folder / "home")
         return ChildProcess(command, environment, self.log, stdin=subprocess.PIPE, pass_fds=(listener,))
 
@@ -132,6 +124,7 @@ class LocalSuperLink:
         self._gateway = GatewayProcess(self._listener, folder, certificates)
         self._port = free_port()
         self._child: ChildProcess | None = None
+        self._certificate = 0
         self._change_port = False  # after a failed start, another process may use the port
         self._backoff = Backoff(_FIRST_SUPERLINK_PAUSE, _MAX_SUPERLINK_PAUSE)
 
@@ -142,13 +135,19 @@ class LocalSuperLink:
         return SuperLinkAddress(format_address(LOOPBACK, self._port), authority)
 
     def start(self) -> None:
-        """Start it for the first time; a failure is an `InputError`."""
-        self._gateway.forward_to(self.link)
+        """Start it for the first time, without its gateway; a failure is an `InputError`."""
         self._start()
+
+    def open(self) -> None:
+        """Start the gateway, where sites connect."""
+        self._gateway.forward_to(self.link)
         self._gateway.check_started()
 
     def keep_alive(self) -> bool:
-        """Restart what has ended; return whether the SuperLink was restarted."""
+        """Restart what has ended or has an old certificate; return whether the SuperLink was restarted."""
+        if self._child is not None and self._certificate_date() != self._certificate:
+            self._child.kill()
+            self._gateway.forward_to(self.link)
         self._gateway.keep_alive()
         if self.is_alive() or not self._backoff.due:
             return False
@@ -160,13 +159,25 @@ class LocalSuperLink:
         try:
             self._start()
         except InputError as error:
-            raise FlowerError(str(error)) from None
+            raise FlowerError(Refusal.AWAY, str(error)) from None
         self._change_port = False
         self._backoff.reset()
         return True
 
     def is_alive(self) -> bool:
         return self._child is not None and self._child.is_alive()
+
+    def kill(self) -> None:
+        """End the SuperLink alone; `keep_alive` starts it again."""
+        if self._child is not None:
+            self._child.kill()
+
+    def _certificate_date(self) -> int:
+        """When the certificate was issued, by its file; it is renewed while the run goes on."""
+        try:
+            return 0 if self._certificates is None else self._certificates.server.stat().st_mtime_ns
+        except OSError:
+            return self._certificate
 
     def stop(self, *, kill: bool) -> None:
         self._gateway.stop()
@@ -177,6 +188,9 @@ class LocalSuperLink:
     def _start(self) -> None:
         if self._child is not None:
             self._child.kill()
+        self._certificate = self._certificate_date()
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # its database holds client updates
+        (self._folder / "superlink.address").write_text(self.link.address)  # for another 'offbeat serve'
         self._child = start_superlink(LOOPBACK, self._port, self._folder, self._certificates)
         wait_for_superlink(
             self.link, _SUPERLINK_TIMEOUT, self._child.is_alive, self._folder / "superlink.log"
@@ -184,9 +198,9 @@ class LocalSuperLink:
 
 
 class SuperLinkBackend:
-    """A SuperLink that executes the run; `running_backend` starts and stops it.
+    """A SuperLink that carries the run, and the server's process; `running_backend` starts and stops them.
 
-    Requests to it may raise a `FlowerError`.
+    Requests to the SuperLink may raise a `FlowerError`.
     """
 
     def __init__(
@@ -197,77 +211,99 @@ class SuperLinkBackend:
         certificates: Certificates | None,
     ) -> None:
         self._folder = folder
-        self._flower = folder / "flower"
-        self._home = self._flower / "home"
         self._settings = settings
         self._superlink = superlink
         self._local = superlink if isinstance(superlink, LocalSuperLink) else None
         self._certificates = certificates
-        self._registered: set[Path] = set()
+        self._control: tuple[SuperLinkAddress, ControlClient] | None = None
+        self._server: ChildProcess | None = None
         self._next_key_search = 0.0
+        self._missing: set[bytes] = set()  # registered keys that the last search did not find
 
     @property
-    def is_local(self) -> bool:
-        """Whether it was started here: then it ends with this process, and the server with it."""
-        return self._local is not None
+    def link(self) -> SuperLinkAddress:
+        """How this machine reaches the SuperLink."""
+        return self._local.link if self._local is not None else self._superlink  # type: ignore[return-value]
 
     def start(self) -> None:
-        """Start it, or wait until it answers; a failure is an `InputError`."""
-        if isinstance(self._superlink, LocalSuperLink):
-            write_flower_home(self._home, self._superlink.link)
-            self._superlink.start()
+        """Start it, or wait until it answers, and register all keys before sites can connect."""
+        if self._local is not None:
+            self._local.start()
         else:
-            write_flower_home(self._home, self._superlink)
-            wait_for_superlink(self._superlink, _SUPERLINK_TIMEOUT, lambda: True)
-        self._register_keys()
+            wait_for_superlink(self.link, _SUPERLINK_TIMEOUT, lambda: True)
+        try:
+            self._update_keys()
+        except FlowerError as error:
+            raise InputError(f"the keys of the sites cannot be registered: {error}.") from None
+        if self._local is not None:
+            self._local.open()
 
     def keep_alive(self) -> None:
-        """Restart what was started here and has ended, and register the keys of new sites."""
+        """Restart what was started here and has ended; register new keys and revoke those that are gone."""
+        now = time.monotonic()
         if self._local is not None:
             if self._local.keep_alive():
-                write_flower_home(self._home, self._local.link)
+                self._next_key_search = now
             if not self._local.is_alive():
                 return
-        now = time.monotonic()
-        if now > self._next_key_search:
+        if now >= self._next_key_search:
             self._next_key_search = now + _KEY_INTERVAL
-            with contextlib.suppress(InputError):  # raised when the key was first tried
-                self._register_keys()
+            with contextlib.suppress(InputError, FlowerError):  # it is tried again
+                self._update_keys()
 
-    def submit(self, *, resume: bool) -> str:
-        """Have the server started; return the ID of its run."""
-        sites = "" if self._certificates is None else str(self._certificates.sites.absolute())
-        app, run_config = write_flower_app(
-            self._flower,
-            {
-                "settings": str(self._settings.absolute()),
-                "folder": str(self._folder.absolute()),
-                "resume": resume,
-                "authenticated": self._certificates is not None,
-                "sites": sites,
-            },
+    def restart_superlink(self) -> None:
+        """End a SuperLink that was started here: `keep_alive` starts it again."""
+        if self._local is not None:
+            self._local.kill()
+
+    def start_server(self, *, resume: bool) -> None:
+        """Start the server's process."""
+        link = self.link
+        command = [sys.executable, "-m", "offbeat.deploy.flower.server", "--superlink", link.address]
+        if link.authority is not None:
+            command += ["--authority", str(link.authority.absolute())]
+        command += ["--settings", str(self._settings.absolute()), "--folder", str(self._folder.absolute())]
+        if self._certificates is not None:
+            command += ["--sites", str(self._certificates.sites.absolute())]
+        flower = self._folder / "flower"
+        self._server = ChildProcess(
+            [*command, *(["--resume"] if resume else [])],
+            flower_environment(flower / "home"),
+            self._folder / "server.log",
         )
-        return commands.submit_run(self._home, app, run_config)
 
-    def is_finished(self, run_id: str) -> bool:
-        return commands.is_run_finished(self._home, run_id)
+    def is_server_alive(self) -> bool:
+        return self._server is not None and self._server.is_alive()
 
-    def stop_run(self, run_id: str) -> None:
-        if self._local is None or self._local.is_alive():
-            commands.stop_run(self._home, run_id)
+    def stop_server(self) -> None:
+        """End the server's process, which saves nothing any more."""
+        if self._server is not None:
+            self._server.stop()
 
     def stop(self, *, kill: bool) -> None:
-        """Stop the SuperLink, if it was started here."""
+        """Stop everything that was started here."""
+        if self._server is not None:
+            self._server.kill() if kill else self._server.stop()
         if self._local is not None:
             self._local.stop(kill=kill)
 
-    def _register_keys(self) -> None:
+    def _update_keys(self) -> None:
+        """Register the keys of all sites at once, and unregister those that are no longer in the folder."""
         if self._certificates is None:
             return
-        for key in self._certificates.public_keys():
-            if key not in self._registered:
-                self._registered.add(key)
-                commands.register_key(self._home, key)
+        link, wanted = self.link, self._certificates.public_keys()
+        if self._control is None or self._control[0] != link:
+            self._control = link, ControlClient(link.address, link.authority)
+        control = self._control[1]
+        registered = control.registered_keys()
+        for key in wanted.keys() - registered.keys():
+            control.register_key(key)
+        # In a SuperLink of somebody else, other keys may be for other runs. Flower never accepts a key again
+        # that was revoked, so one that is missing only while files are copied must not be.
+        missing = registered.keys() - wanted.keys() if wanted and self._local is not None else set()
+        for key in missing & self._missing:
+            control.unregister_key(registered[key])
+        self._missing = set(missing)
 
 
 @contextmanager
@@ -331,8 +367,11 @@ class Supervisor:
             self._show_progress()
             if outcome is not None:
                 return outcome
+            had_no_space = self._wait_for_space()
             if self.should_stop():
                 return ServeOutcome(None, stopped=True)
+            if had_no_space:
+                continue
             before, progress = progress, self._progress()
             retries = 1 if progress != before else retries + 1
             problem = "the server ended unexpectedly" if failure is None else f"Flower failed ({failure})"
@@ -349,51 +388,48 @@ class Supervisor:
     def _attempt(self) -> ServeOutcome | None:
         """Run one server from start to end; None if it ended without an outcome."""
         remove_outcome(self.folder)
-        remove_server(self.folder)
         self.backend.keep_alive()
-        run_id = self.backend.submit(resume=(self.folder / "settings.json").exists())
+        self.backend.start_server(resume=(self.folder / "settings.json").exists())
         try:
-            outcome = self._follow(run_id)
-        except KeyboardInterrupt:
-            if not self.backend.is_local:
-                self._stop_run(run_id)
-            raise
-        except FlowerError:
-            self._stop_run(run_id)  # otherwise it would continue beside the next one
-            raise
-        if outcome is None:
-            self._stop_run(run_id)
-        return outcome
+            return self._follow()
+        finally:
+            self.backend.stop_server()
 
-    def _follow(self, run_id: str) -> ServeOutcome | None:
-        next_status, stop_requested = self.clock() + _START_TIMEOUT, None
+    def _wait_for_space(self) -> bool:
+        """Wait while the disk is full, and restart the SuperLink after it; return whether it was full."""
+        if not disk_full(self.folder):
+            return False
+        self.display.message(
+            f"the disk of {self.folder} is full: free some space, and the run continues by itself."
+        )
+        while disk_full(self.folder) and not self.should_stop():
+            self._pause(_SPACE_INTERVAL)
+        if not self.should_stop():
+            self.display.message("there is space again: the run continues from what was saved.")
+            self.backend.restart_superlink()
+        return True
+
+    def _follow(self) -> ServeOutcome | None:
+        stop_requested, next_probe = None, self.clock() + _SPACE_INTERVAL
         while True:
+            if self.clock() >= next_probe:
+                next_probe = self.clock() + _SPACE_INTERVAL
+                if disk_full(self.folder, quick=True):  # the SuperLink has stopped working, too
+                    return None
             self.backend.keep_alive()
             self._show_progress()
-            server = read_server(self.folder)
-            ended = server is not None and not is_running(server)
+            ended = not self.backend.is_server_alive()
             outcome = read_outcome(self.folder)  # read last, because a server writes it just before it ends
-            if outcome is not None or ended:
+            if ended:
                 return outcome
             now = self.clock()
             if stop_requested is None and self.should_stop():
                 (self.folder / STOP_FILE).touch()
                 stop_requested = now
-            if stop_requested is not None and now - stop_requested > (
-                _SAVE_TIMEOUT if server else _START_TIMEOUT
-            ):
+            if stop_requested is not None and now - stop_requested > _SAVE_TIMEOUT:
                 self.display.message("the server did not react to the stop request and is ended.")
                 return None
-            if server is None and now > next_status:
-                if self.backend.is_finished(run_id):
-                    return None
-                next_status = now + _STATUS_INTERVAL
             self.sleep(_POLL_INTERVAL)
-
-    def _stop_run(self, run_id: str) -> None:
-        """Stop the run, so that sites do not go on working for a server that has ended."""
-        with contextlib.suppress(FlowerError):  # it ended by itself, or its SuperLink is down
-            self.backend.stop_run(run_id)
 
     def _pause(self, seconds: float) -> None:
         until = self.clock() + seconds

@@ -14,11 +14,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
-import numpy as np
 
 from offbeat.aggregate.secure import HelperInfo
 from offbeat.core import Task
-from offbeat.deploy.helper.protocol import HelperRequest, write_request
+from offbeat.deploy.helper.protocol import HelperRequest, answer_size, read_answer, write_request
 from offbeat.deploy.network import is_loopback
 from offbeat.deploy.protocol.transport import Backoff
 from offbeat.errors import InputError
@@ -43,6 +42,8 @@ _REFUSAL_TYPES = {
         terms.LongBatchError,
         terms.WeightError,
         terms.BindingError,
+        terms.MessageError,
+        terms.ParticipationError,
         terms.SignatureError,
     )
 }
@@ -65,6 +66,8 @@ class HttpsHelperConnection:
     patience: float = 600.0  # seconds
     clock: Callable[[], float] = field(default=time.monotonic, repr=False)
     sleep: Callable[[float], None] = field(default=time.sleep, repr=False)
+    on_failure: Callable[[str], None] = field(default=lambda sentence: None, repr=False)  # while it is down
+    on_recovery: Callable[[], None] = field(default=lambda: None, repr=False)
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
@@ -79,24 +82,27 @@ class HttpsHelperConnection:
 
     def known(self) -> HelperInfo:
         facts = _json_object(self.request("GET", "key", b"", _MAX_ANSWER_BYTES))
-        key, signed, minimum = (facts.get(name) for name in HelperInfo._fields)
+        key, signed, minimum, sums = (facts.get(name) for name in HelperInfo._fields)
         try:
             public = bytes.fromhex(key)  # type: ignore[arg-type]
         except (TypeError, ValueError):
             public = b""
-        if len(public) != 32 or type(signed) is not bool or type(minimum) is not int:
+        if len(public) != 32 or type(signed) is not bool or type(minimum) is not int or type(sums) is not int:
             raise InputError(f"the server at {self.url} is not a helper: check the address.")
-        return HelperInfo(public, signed, minimum)
+        return HelperInfo(public, signed, minimum, sums)
 
     def under(self, terms: SecureTerms) -> "RemoteHelper":
         return RemoteHelper(self, terms)
 
     def request(self, method: str, path: str, body: bytes, max_bytes: int) -> bytes:
         """Return the answer or raise the refusal; a helper that is down is retried for `patience` seconds."""
-        began, backoff = self.clock(), Backoff(_FIRST_PAUSE, _MAX_PAUSE, self.clock)
+        began, backoff, failed = self.clock(), Backoff(_FIRST_PAUSE, _MAX_PAUSE, self.clock), False
         while True:
             try:
-                return self._attempt(method, path, body, max_bytes)
+                answer = self._attempt(method, path, body, max_bytes)
+                if failed:
+                    self.on_recovery()
+                return answer
             except _UnavailableError as error:
                 waited, pause = self.clock() - began, backoff.fail()
                 if waited + pause > self.patience:
@@ -104,7 +110,10 @@ class HttpsHelperConnection:
                         f"the helper at {self.url} has not answered for {waited:.0f} seconds ({error}): "
                         "start it and resume the run; no sum is computed without it."
                     ) from None
-                _LOG.warning("the helper at %s does not answer (%s): trying again", self.url, error)
+                failed = True
+                sentence = f"the helper at {self.url} does not answer ({error}); the run waits for it"
+                _LOG.warning("%s", sentence)
+                self.on_failure(sentence)
             self.sleep(pause)
 
     def _attempt(self, method: str, path: str, body: bytes, max_bytes: int) -> bytes:
@@ -127,7 +136,8 @@ class HttpsHelperConnection:
         if status == 200:
             return data
         self._raise_refusal(status, data)
-        raise _UnavailableError(f"status {status}")
+        sentence = str(_json_object(data).get("sentence", ""))[:200]
+        raise _UnavailableError(f"status {status}{': ' if sentence else ''}{sentence}")
 
     def _raise_refusal(self, status: int, data: bytes) -> None:
         """Raise an error that no further attempt would change."""
@@ -172,14 +182,8 @@ class RemoteHelper:
     terms: SecureTerms
 
     def add(self, request: SumRequest) -> Residues:
-        size = 4 * request.length
-        data = self.connection.request("POST", "add", write_request(HelperRequest(self.terms, request)), size)
-        if len(data) != size:
-            raise InputError(
-                f"the helper's sum has {len(data)} bytes, not {size}: "
-                "install the same version of offbeat on both."
-            )
-        return np.frombuffer(bytearray(data), "<u4").astype(np.uint32, copy=False)
+        body = write_request(HelperRequest(self.terms, request))
+        return read_answer(self.connection.request("POST", "add", body, answer_size(self.terms)), self.terms)
 
     def examine(self, task: Task, sealed: bytes, signature: bytes) -> None:
         request = SumRequest(

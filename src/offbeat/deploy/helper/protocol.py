@@ -1,23 +1,26 @@
 """Requests of a leader to a helper as bytes, and the token that they share."""
 
+import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import numpy as np
 from msgspec import Meta, Struct
 
-from offbeat.aggregate.secure import TERM_NAMES, read_terms, write_terms
+from offbeat.aggregate.secure import TERM_NAMES, read_noise, read_terms, write_noise, write_terms
 from offbeat.core import Task
 from offbeat.deploy.keys import SIGNATURE_BYTES
 from offbeat.deploy.protocol.strict_json import Rejected, convert, decode_json
 from offbeat.errors import InputError
-from offbeat.privacy.secure.encoding import SEALED_BYTES
+from offbeat.privacy.secure.encoding import SEALED_BYTES, Residues
 from offbeat.privacy.secure.servers import SealedSeed, SumRequest, check_request
 from offbeat.privacy.secure.terms import MalformedError, SecureTerms, WeightError
 
 MAX_REQUEST_BYTES = 8 << 20  # tens of thousands of reports
 MAX_SUM_LENGTH = 1 << 27  # numbers of a sum: half a gigabyte
+_DIGEST_BYTES = 32  # of the noise in an answer
 _LENGTH_BYTES = 4  # for the length of the header
 _MIN_TOKEN_CHARS, _MAX_TOKEN_CHARS = 16, 1024
 _Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
@@ -31,6 +34,7 @@ class _RequestFields(Struct, frozen=True):
     tasks: list[tuple[_Count, _Count, _Count]]
     counts: list[int]
     signed: bool
+    noise: Any
 
 
 class HelperRequest(NamedTuple):
@@ -50,6 +54,7 @@ def write_request(helper_request: HelperRequest) -> bytes:
         "tasks": [list(task) for task in tasks],
         "counts": [terms.weight(task, request.version) for task in tasks],
         "signed": any(request.signatures),
+        "noise": write_noise(terms.noise),
     }
     text = json.dumps(header, separators=(",", ":")).encode()
     seeds = b"".join(seed for _, seed in request.reports)
@@ -62,6 +67,35 @@ def read_request(data: bytes) -> HelperRequest:
         return _decode_request(data)
     except Rejected as error:
         raise MalformedError(f"the request cannot be read: {error.sentence}") from None
+
+
+def write_answer(terms: SecureTerms, total: Residues) -> bytes:
+    """Encode a sum: a digest of the noise that was added, and little-endian 32-bit integers."""
+    return _noise_digest(terms) + total.astype("<u4", copy=False).tobytes()
+
+
+def read_answer(data: bytes, terms: SecureTerms) -> Residues:
+    """Decode a sum, or refuse one that is not of these terms."""
+    if len(data) != answer_size(terms):
+        raise InputError(
+            f"the helper's sum has {len(data)} bytes, not {answer_size(terms)}: "
+            "install the same version of offbeat on both."
+        )
+    if data[:_DIGEST_BYTES] != _noise_digest(terms):
+        raise InputError(
+            "the helper added other noise to a sum than the terms of this run have, so nothing was released: "
+            "use a helper that knows the terms."
+        )
+    return np.frombuffer(bytearray(data[_DIGEST_BYTES:]), "<u4").astype(np.uint32, copy=False)
+
+
+def answer_size(terms: SecureTerms) -> int:
+    """The bytes of an answer."""
+    return _DIGEST_BYTES + 4 * terms.length
+
+
+def _noise_digest(terms: SecureTerms) -> bytes:
+    return hashlib.sha256(("" if terms.noise is None else terms.noise.text()).encode()).digest()
 
 
 def read_token(path: Path) -> str:
@@ -87,7 +121,7 @@ def _decode_request(data: bytes) -> HelperRequest:
     if set(header) != {*TERM_NAMES, *_RequestFields.__struct_fields__}:
         raise MalformedError("the request has other fields than it should.")
     try:
-        terms = replace(read_terms(header), clipping=fields.clipping)
+        terms = replace(read_terms(header), clipping=fields.clipping, noise=read_noise(fields.noise))
     except InputError as error:
         raise MalformedError(f"the request's terms are invalid: {error}") from None
     if terms.length > MAX_SUM_LENGTH:

@@ -6,6 +6,7 @@ Anybody may ask for its public key; sums are given only to the leader that knows
 import asyncio
 import hmac
 import logging
+import sqlite3
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -27,15 +28,17 @@ from starlette.routing import Route
 
 from offbeat.aggregate.secure import HelperInfo
 from offbeat.core import Task
-from offbeat.deploy.helper.protocol import MAX_REQUEST_BYTES, HelperRequest, read_request
+from offbeat.deploy.helper.protocol import MAX_REQUEST_BYTES, HelperRequest, read_request, write_answer
 from offbeat.deploy.helper.store import HelperStore, RunTransaction, request_digest
 from offbeat.deploy.keys import signed_statement, verify_signature
-from offbeat.deploy.network import TlsFiles, http_server
+from offbeat.deploy.network import HttpLimits, TlsFiles, http_server
 from offbeat.errors import InputError
-from offbeat.files import replace_file
-from offbeat.privacy.secure.encoding import unseal
-from offbeat.privacy.secure.servers import SeenReportRanges, SeenReports, add_shares
+from offbeat.files import is_disk_full, replace_file
+from offbeat.privacy.mechanism import subkey
+from offbeat.privacy.secure.encoding import answered_message, unseal
+from offbeat.privacy.secure.servers import SeenReportRanges, SeenReports, add_noise, add_shares
 from offbeat.privacy.secure.terms import (
+    DEFAULT_MINIMUM,
     OverlapError,
     RefusedError,
     ReplayError,
@@ -47,7 +50,7 @@ from offbeat.privacy.secure.terms import (
 
 _BODY_TIMEOUT = 60.0  # seconds to receive a request
 _IDLE_TIMEOUT = 10.0  # seconds without a request after which a connection is closed
-_MAX_CONNECTIONS = 32
+_MAX_CONNECTIONS, _MAX_LEADER_CONNECTIONS = 32, 32  # of clients without and with the token
 _OCTET_STREAM = "application/octet-stream"
 _LOG = logging.getLogger(__name__)
 
@@ -60,9 +63,17 @@ class HelperService:
     clients in order to single out one upload. The reports of one sum must have been clipped to the same
     bounds, and a run whose sums may be of fewer clients than `minimum` is refused.
 
+    All reports of one version must answer the same message, model and plan, and no other run may have sent
+    that message. So a leader cannot send all sites but one a model for which their updates vanish, and cannot
+    subtract the sums of two runs from each other.
+
     Beyond that, the helper relies on a leader that follows the protocol. The leader chooses which of the
-    real reports are summed and what sites are sent: if it sends some sites other models or plans, whose
-    updates are zero, a sum reveals more about the rest. Sites that collude with it count as real ones.
+    real reports are summed, and the model of each version: if the reports of a sum are from different
+    versions, some of these models may be made such that updates vanish. Sites that collude with the leader
+    count as real ones. Against such a leader only noise helps: where the terms of a run, to which sites seal
+    their reports, have noise, the helper adds it to its part of each sum, and refuses reports of clients that
+    have contributed as often as the noise covers. With `max_participations` it also bounds the reports of a
+    site in all runs together.
     """
 
     def __init__(
@@ -70,9 +81,13 @@ class HelperService:
         key: X25519PrivateKey,
         store: HelperStore,
         sites: Mapping[str, EllipticCurvePublicKey] | None = None,
-        minimum: int = 2,
+        minimum: int = DEFAULT_MINIMUM,
+        max_participations: int | None = None,
     ) -> None:
         self._key = key
+        # From the key, so that a helper that is started again gives a lost answer with the same noise.
+        self._noise_key = subkey(key.private_bytes_raw(), "helper noise")
+        self._max_participations = max_participations
         self._store = store
         self._sites = sites
         self._minimum = minimum
@@ -81,34 +96,53 @@ class HelperService:
     @property
     def info(self) -> HelperInfo:
         """What anybody may know about the helper."""
-        return HelperInfo(self._key.public_key().public_bytes_raw(), self._sites is not None, self._minimum)
+        return HelperInfo(
+            self._key.public_key().public_bytes_raw(),
+            self._sites is not None,
+            self._minimum,
+            self._store.sums,
+        )
 
     def close(self) -> None:
         """Close the store."""
         self._store.close()
 
     def add(self, request: HelperRequest) -> bytes:
-        """Return the sum as little-endian 32-bit integers, or raise a refusal that changes nothing."""
+        """Return the sum with the helper's noise, or raise a refusal that changes nothing.
+
+        The noise follows from the request: the answer to a request that is repeated is the same.
+        """
         terms, summation = request
         self._check_minimum(terms)
         digest = request_digest(summation, terms)
         with self._lock, self._store.transaction(terms) as run:
             repeated = run.was_answered(digest)
             seen: SeenReports = SeenReportRanges() if repeated else run
-            run.bind_signers(self._signers(request, run))
+            signers = self._signers(request, run)
+            run.bind_signers(signers)
+            run.bind_messages(_answered_messages(request), terms.noise is not None)
             total = add_shares(summation, terms, self._key, seen)
             if not repeated:
+                for task, _ in summation.reports:
+                    key = signers.get(task, "")
+                    run.check_participation(
+                        task, key, terms.noise, self._max_participations, summation.version
+                    )
+                    run.count_participation(task, key, summation.version)
                 run.mark_answered(digest)
-        return total.astype("<u4", copy=False).tobytes()
+        return write_answer(terms, add_noise(total, terms.noise, self._noise_key, digest))
 
     def examine(self, request: HelperRequest) -> None:
         """Raise a refusal if the reports could not be added; nothing is counted."""
         terms, summation = request
         self._check_minimum(terms)
         with self._lock, self._store.transaction(terms) as run:
-            run.bind_signers(self._signers(request, run))
+            signers = self._signers(request, run)
+            run.bind_signers(signers)
             for task, seed in summation.reports:
                 unseal(seed, task, terms, self._key)
+                run.check_participation(task, signers.get(task, ""), terms.noise, self._max_participations)
+            run.bind_messages(_answered_messages(request), terms.noise is not None)
 
     def _check_minimum(self, terms: SecureTerms) -> None:
         if terms.minimum < self._minimum:
@@ -140,12 +174,20 @@ class HelperService:
         return signers
 
 
+def _answered_messages(request: HelperRequest) -> dict[Task, bytes]:
+    """The digest of the message that each report answers."""
+    return {task: answered_message(seed) for task, seed in request.request.reports}
+
+
 def build_app(service: HelperService, token: str) -> Starlette:
     """Return the HTTP application of a helper."""
 
     async def key(request: Request) -> Response:
         info = service.info
         return JSONResponse(info._asdict() | {"key": info.key.hex()})
+
+    async def health(request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
 
     async def add(request: Request) -> Response:
         return await _answer(
@@ -162,6 +204,7 @@ def build_app(service: HelperService, token: str) -> Starlette:
     return Starlette(
         routes=[
             Route("/key", key, methods=["GET"]),
+            Route("/health", health, methods=["GET"]),
             Route("/add", add, methods=["POST"]),
             Route("/examine", examine, methods=["POST"]),
         ]
@@ -170,15 +213,16 @@ def build_app(service: HelperService, token: str) -> Starlette:
 
 def build_server(service: HelperService, token: str, tls: TlsFiles | None) -> uvicorn.Server:
     """Return the HTTP server of a helper, to be run on a bound socket."""
-    return http_server(
-        build_app(service, token), tls, max_connections=_MAX_CONNECTIONS, idle_timeout=_IDLE_TIMEOUT
-    )
+    limits = HttpLimits(_MAX_CONNECTIONS, _MAX_CONNECTIONS, _MAX_LEADER_CONNECTIONS, _IDLE_TIMEOUT)
+    return http_server(build_app(service, token), tls, limits)
 
 
 async def _answer(request: Request, token: str, action: Callable[[HelperRequest], Response]) -> Response:
     given = request.headers.get("authorization", "")
     if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
         return JSONResponse({"sentence": "the token is not the one of this helper."}, 401)
+    if not request.state.connection.identify("leader"):
+        return JSONResponse({"sentence": "there are too many connections with this token."}, 503)
     size = request.headers.get("content-length", "")
     if not size.isdecimal() or len(size) > 12:
         return JSONResponse({"sentence": "a request must have a Content-Length."}, 411)
@@ -196,6 +240,13 @@ async def _answer(request: Request, token: str, action: Callable[[HelperRequest]
         return JSONResponse({"sentence": "the request took too long to arrive."}, 408)
     except ClientDisconnect:
         return JSONResponse({}, 400)
+    except (sqlite3.Error, OSError) as error:  # the transaction was undone: the request may be repeated
+        full = "full" in str(error) or (isinstance(error, OSError) and is_disk_full(error))
+        sentence = (
+            "the helper's disk is full." if full else f"the helper's store cannot be written ({error})."
+        )
+        _LOG.error("%s", sentence)
+        return JSONResponse({"sentence": sentence}, 507 if full else 500)
     except RefusedError as refusal:
         kind = type(refusal).__name__
         _LOG.warning("refused (%s): %s", kind, refusal)
@@ -204,7 +255,11 @@ async def _answer(request: Request, token: str, action: Callable[[HelperRequest]
 
 
 def open_key_and_store(key_file: Path, store: Path) -> tuple[X25519PrivateKey, HelperStore]:
-    """Open the helper's key and store, or create both; the public key is written beside the private key."""
+    """Open the helper's key and store, or create both.
+
+    The public key and the number of sums are written beside the private key.
+    """
+    counter = key_file.with_name(f"{key_file.name}.sums")
     if key_file.exists():
         if not store.exists():
             raise InputError(
@@ -212,10 +267,11 @@ def open_key_and_store(key_file: Path, store: Path) -> tuple[X25519PrivateKey, H
                 "this key: restore the store, or name a key file that does not exist yet."
             )
         key = _read_key(key_file)
-        return key, HelperStore(store, key.public_key().public_bytes_raw().hex())
+        return key, HelperStore(store, key.public_key().public_bytes_raw().hex(), counter)
     key = X25519PrivateKey.generate()
     public = key.public_key().public_bytes_raw().hex()
-    opened = HelperStore(store, public)  # first, because a key without its store is refused
+    counter.unlink(missing_ok=True)  # of an earlier key
+    opened = HelperStore(store, public, counter)  # first, because a key without its store is refused
     try:
         replace_file(key_file.with_name(f"{key_file.name}.pub"), f"{public}\n".encode(), 0o644)
         replace_file(key_file, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600)

@@ -1,9 +1,17 @@
 """The helper's database: which reports it has counted, and under which terms.
 
+Within a run, all reports of one version must answer the same message of the server, and no other run may ask
+for sums over answers to that message without noise: the sums of two runs over almost the same answers could
+be subtracted from each other. How often each site contributed is counted over all runs.
+
 A report is in one sum only. The one exception is a request that is repeated exactly, because its answer was
 lost: the sum is a function of the request, so a repeated answer reveals nothing new. Only the digest of a
 request is kept, and the sum is computed again. Counts and digest are on disk, in one transaction, before the
 sum leaves the helper.
+
+A store that was restored from a backup has forgotten reports that were counted since, and would let them be
+summed again. The number of sums is therefore also written to a file beside the helper's key, which a store
+may not fall behind.
 """
 
 import hashlib
@@ -17,10 +25,21 @@ from typing import NamedTuple
 from offbeat.aggregate.secure import TERM_NUMBERS, write_terms
 from offbeat.core import Task
 from offbeat.errors import InputError
+from offbeat.files import replace_file
+from offbeat.privacy.secure.encoding import NO_MESSAGE
 from offbeat.privacy.secure.servers import SumRequest
-from offbeat.privacy.secure.terms import LengthError, RunError, SecureTerms, SignatureError, report_name
+from offbeat.privacy.secure.terms import (
+    HelperNoise,
+    LengthError,
+    MessageError,
+    ParticipationError,
+    RunError,
+    SecureTerms,
+    SignatureError,
+    report_name,
+)
 
-_SCHEMA_VERSION = 1
+_SCHEMA_VERSION = 2
 _LOCK_TIMEOUT = 30.0  # seconds for another process that is writing
 _TABLES = (
     "CREATE TABLE helper (key TEXT NOT NULL)",
@@ -30,6 +49,16 @@ _TABLES = (
     "CREATE TABLE answered (run BLOB, digest BLOB, PRIMARY KEY (run, digest)) WITHOUT ROWID",
     "CREATE TABLE sites (run BLOB, client INTEGER, key TEXT NOT NULL, PRIMARY KEY (run, client),"
     " UNIQUE (run, key)) WITHOUT ROWID",
+)
+_TABLES_2 = (
+    "CREATE TABLE messages (run BLOB, version INTEGER, digest BLOB, PRIMARY KEY (run, version, digest))"
+    " WITHOUT ROWID",
+    "CREATE INDEX digests ON messages (digest)",
+    "CREATE TABLE participations (run BLOB, client INTEGER, visit INTEGER, version INTEGER NOT NULL,"
+    " key TEXT NOT NULL, PRIMARY KEY (run, client, visit)) WITHOUT ROWID",
+    "CREATE INDEX contributors ON participations (key)",
+    "CREATE TABLE sums (count INTEGER NOT NULL)",
+    "INSERT INTO sums VALUES (0)",
 )
 
 
@@ -55,6 +84,80 @@ class RunTransaction(NamedTuple):
 
     def mark_answered(self, digest: bytes) -> None:
         self.connection.execute("INSERT INTO answered VALUES (?, ?)", (self.run, digest))
+        self.connection.execute("UPDATE sums SET count = count + 1")
+
+    def bind_messages(self, messages: Mapping[Task, bytes], shared: bool = False) -> None:
+        """Bind each version to the message that its reports answer, and each message to this run.
+
+        Version 0 may have a second message, in a sum of its own: that of the full-participation start. A
+        message may be `shared` with other runs where noise hides the difference of two sums.
+        """
+        together: dict[int, bytes] = {}
+        for task, digest in messages.items():
+            query = "SELECT digest FROM messages WHERE run = ? AND version = ?"
+            found = {row[0] for row in self.connection.execute(query, (self.run, task.version))}
+            fits = digest in found or len(found) < (2 if task.version == 0 else 1)
+            if not fits or together.setdefault(task.version, digest) != digest:
+                raise MessageError(
+                    f"{report_name(task)} answers another model or other settings than other reports from "
+                    f"version {task.version}: leave that report out.",
+                    [task],
+                )
+            if digest not in found:
+                if not shared:
+                    self._check_other_runs(task, digest)
+                self.connection.execute(
+                    "INSERT INTO messages VALUES (?, ?, ?)", (self.run, task.version, digest)
+                )
+
+    def _check_other_runs(self, task: Task, digest: bytes) -> None:
+        query = "SELECT 1 FROM messages WHERE digest = ? AND run != ?"
+        found = self.connection.execute(query, (digest, self.run)).fetchone()
+        if found is not None and digest != NO_MESSAGE:
+            raise RunError(
+                f"{report_name(task)} answers a model and settings that another run has sent, and the sums "
+                "of two runs over the same model could be subtracted from each other: start a run with "
+                "another seed or another initial model.",
+                [task],
+            )
+
+    def check_participation(
+        self, task: Task, key: str, noise: HelperNoise | None, most: int | None, version: int | None = None
+    ) -> None:
+        """Refuse a report of a client that may not contribute again, to the sum of this version if given.
+
+        `noise` bounds the participations in this run, and `most` those of the site with this key in all runs.
+        """
+        execute = self.connection.execute
+        if noise is not None:
+            query = "SELECT count(*), max(version) FROM participations WHERE run = ? AND client = ?"
+            count, last = execute(query, (self.run, task.client)).fetchone()
+            if count >= noise.max_participations:
+                raise ParticipationError(
+                    f"client {task.client} has contributed {count} times, as often as the noise of this run "
+                    f"covers: leave {report_name(task)} out.",
+                    [task],
+                )
+            if version is not None and last is not None and version - last < noise.min_separation:
+                raise ParticipationError(
+                    f"client {task.client} contributed to the sum of version {last}, and the noise of this "
+                    f"run covers contributions {noise.min_separation} server steps apart: leave "
+                    f"{report_name(task)} out.",
+                    [task],
+                )
+        if most is not None and key:
+            (count,) = execute("SELECT count(*) FROM participations WHERE key = ?", (key,)).fetchone()
+            if count >= most:
+                raise ParticipationError(
+                    f"the site of client {task.client} has contributed {count} times in all runs, as often "
+                    f"as this helper allows: leave {report_name(task)} out.",
+                    [task],
+                )
+
+    def count_participation(self, task: Task, key: str, version: int) -> None:
+        """A report is in the sum of a version."""
+        row = (self.run, task.client, task.visit, version, key)
+        self.connection.execute("INSERT INTO participations VALUES (?, ?, ?, ?, ?)", row)
 
     def signer(self, client: int) -> str | None:
         """Return the key that a client is bound to, if it has signed before."""
@@ -80,9 +183,13 @@ class RunTransaction(NamedTuple):
 class HelperStore:
     """The database of one helper; threads and processes take turns."""
 
-    def __init__(self, path: Path, key: str) -> None:
-        """Create the database for this key, or open one that belongs to it."""
-        self.path = path
+    def __init__(self, path: Path, key: str, counter: Path | None = None) -> None:
+        """Create the database for this key, or open one that belongs to it.
+
+        `counter` is a file outside the database with the number of sums.
+        """
+        self.path, self._counter = path, counter
+        self.sums = 0  # given away so far, in all runs
         try:
             path.touch(0o600)
             self._connection = sqlite3.connect(
@@ -94,7 +201,8 @@ class HelperStore:
             # With a weaker setting, a power failure just after a commit may undo it.
             self._connection.execute("PRAGMA synchronous = EXTRA")
             self._open(key)
-        except sqlite3.Error as error:
+            self._check_count(_read_counter(counter))
+        except (OSError, sqlite3.Error) as error:
             self.close()
             raise _unusable(path, error) from None
         except InputError:
@@ -108,8 +216,10 @@ class HelperStore:
     def transaction(self, terms: SecureTerms) -> Iterator[RunTransaction]:
         """Open a run; what the block does is on disk when it ends, and undone if it raises."""
         with self._transaction():
+            self._check_count(self.sums)
             self._check_terms(terms)
             yield RunTransaction(self._connection, terms.run)
+        self._check_count(self.sums)
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -121,6 +231,19 @@ class HelperStore:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
             raise
+
+    def _check_count(self, least: int) -> None:
+        """Refuse a database with fewer sums than were given away, and write down how many there are."""
+        (count,) = self._connection.execute("SELECT count FROM sums").fetchone()
+        if count < least:
+            raise RunError(
+                f"{self.path} knows of {count} sums, and this helper has given {least} away: it was restored "
+                "from a backup, and reports could be summed twice; restore the newest copy, or start a "
+                "helper with a new key and a new store."
+            )
+        if self._counter is not None and (count > self.sums or not self._counter.exists()):
+            replace_file(self._counter, f"{count}\n".encode(), 0o600)
+        self.sums = count
 
     def _check_terms(self, terms: SecureTerms) -> None:
         """Refuse terms other than those that the run began with."""
@@ -141,9 +264,13 @@ class HelperStore:
             execute = self._connection.execute
             (version,) = execute("PRAGMA user_version").fetchone()
             if version == 0 and not execute("SELECT 1 FROM sqlite_master").fetchone():
-                for table in _TABLES:
+                for table in (*_TABLES, *_TABLES_2):
                     execute(table)
                 execute("INSERT INTO helper VALUES (?)", (key,))
+                execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+            elif version == 1:
+                for table in _TABLES_2:
+                    execute(table)
                 execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
             elif version != _SCHEMA_VERSION:
                 raise InputError(f"{self.path} is not the store of a helper: name another file.")
@@ -153,6 +280,17 @@ class HelperStore:
                     f"{self.path} is the store of a helper with another key: give two that belong together."
                 )
             execute("UPDATE helper SET key = ?", (key,))
+
+
+def _read_counter(path: Path | None) -> int:
+    if path is None or not path.exists():
+        return 0
+    try:
+        return int(path.read_text("ascii"))
+    except (OSError, ValueError):
+        raise InputError(
+            f"{path}, the number of sums that this helper has given away, cannot be read: restore it."
+        ) from None
 
 
 def request_digest(request: SumRequest, terms: SecureTerms) -> bytes:

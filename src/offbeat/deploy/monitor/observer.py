@@ -53,6 +53,15 @@ class Observer:
     def reachable(self) -> None:
         """The transport works again."""
 
+    def helper_away(self, sentence: str) -> None:
+        """The helper of secure aggregation does not answer at the moment."""
+
+    def helper_back(self) -> None:
+        """The helper answers again."""
+
+    def notice(self, sentence: str) -> None:
+        """Something that the operator should know, such as what was lost."""
+
 
 METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -258,7 +267,7 @@ class Monitor(Observer):
 
     def unreachable(self, sentence: str) -> None:
         with self._lock:
-            self._board.trouble = printable(sentence)
+            self._board.trouble = printable(f"the network is unreachable: {sentence}")
             self._metrics.unreachable.inc()
             self._events.tell_once("unreachable", "unreachable", sentence, sentence=sentence)
 
@@ -268,14 +277,28 @@ class Monitor(Observer):
                 self._board.trouble = None
                 self._events.tell("reachable", "the network is reachable again")
 
+    def helper_away(self, sentence: str) -> None:
+        with self._lock:
+            self._board.trouble = printable(sentence)
+            self._events.tell_once("helper_away", "helper_away", sentence, sentence=sentence)
+
+    def helper_back(self) -> None:
+        with self._lock:
+            self._board.trouble = None
+            self._events.tell("helper_back", "the helper answers again")
+
+    def notice(self, sentence: str) -> None:
+        with self._lock:
+            self._events.tell("notice", sentence, sentence=sentence)
+
     def stepped(self, progress: Progress, staleness: Sequence[int]) -> None:
         """The server took a step with updates of this staleness."""
         with self._lock:
             board = self._board
             board.step(progress.version, progress.time, progress.record)
-            used = board.waiting if self._trips is None else progress.trips - self._trips
+            used = board.waiting if self._trips is None else progress.client_updates - self._trips
             board.waiting = max(0, board.waiting - used)
-            self._trips = progress.trips
+            self._trips = progress.client_updates
             for age in staleness:
                 board.staleness.add(age)
                 self._metrics.staleness.observe(age)

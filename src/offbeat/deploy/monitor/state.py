@@ -251,7 +251,7 @@ class RunStatus:
     counted: int = 0  # the version that epsilon was computed for
     ended: bool = False
     sentence: str | None = None  # why it ended
-    trouble: str | None = None  # why the network cannot be reached
+    trouble: str | None = None  # what the run waits for
     accepted: int = 0
     sent: int = 0
     lost: int = 0
@@ -288,12 +288,12 @@ class RunStatus:
         known = None if client is None else self.clients.get(client)
         if known:
             known.rejected += 1
-        told = {"node": str(node), "client": client, "reason": reason.value, "sentence": printable(sentence)}
+        entry = {"node": str(node), "client": client, "reason": reason.value, "sentence": printable(sentence)}
         last = self.recent[-1] if self.recent else None
-        if last and all(last[key] == told[key] for key in ("node", "client", "reason")):
-            self.recent[-1] = told | {"time": timestamp(now), "times": last["times"] + 1}
+        if last and all(last[key] == entry[key] for key in ("node", "client", "reason")):
+            self.recent[-1] = entry | {"time": timestamp(now), "times": last["times"] + 1}
         else:
-            self.recent.append(told | {"time": timestamp(now), "times": 1})
+            self.recent.append(entry | {"time": timestamp(now), "times": 1})
 
     def step(self, version: int, time: float, record: Mapping[str, Any] | None) -> None:
         self.begun, self.version, self.time = True, version, time

@@ -5,6 +5,7 @@ in C order and little endian; the header has their dtypes and shapes. Whoever de
 in it.
 """
 
+import hashlib
 import json
 import math
 import sys
@@ -99,9 +100,7 @@ def encode_message(message: AnyMessage) -> str:
         fields["error"] = _one_line(fields["error"])
     try:
         text = json.dumps(fields, allow_nan=False, separators=(",", ":"))
-        {TaskMessage: decode_task, UploadMessage: decode_upload, HelloReply: decode_hello}[type(message)](
-            text
-        )
+        _DECODERS[type(message)](text)
     except (Rejected, TypeError, ValueError) as error:
         raise InputError(f"a {type(message).__name__} cannot be sent: {error}") from None
     return text
@@ -133,6 +132,23 @@ def encode_greeting(refused: str | None) -> str:
 def decode_greeting(text: str) -> str | None:
     """Why the server refused this site last, if it did."""
     return _decode(text, _Greeting).refused if text else None
+
+
+class RunEnd(Struct, frozen=True, forbid_unknown_fields=True):
+    """Server to client: the server ends."""
+
+    finished: bool  # whether the run is over; otherwise it may be resumed
+    sentence: _Error
+
+
+def encode_end(end: RunEnd) -> str:
+    """The header of the message that ends a run."""
+    return json.dumps({"finished": end.finished, "sentence": _one_line(end.sentence)})
+
+
+def decode_end(text: str) -> RunEnd:
+    """How the server ended."""
+    return _decode(text, RunEnd)
 
 
 _DECODERS = {TaskMessage: decode_task, UploadMessage: decode_upload, HelloReply: decode_hello}
@@ -191,6 +207,12 @@ def pack(tree: Tree) -> bytes:
     """The bytes of the leaves, and nothing else."""
     specs_of(tree)  # raises for dtypes that cannot be sent
     return b"".join(_to_bytes(leaf.detach().cpu().contiguous()).data for leaf in trees.leaves(tree))
+
+
+def message_digest(task: TaskMessage, payload: bytes) -> bytes:
+    """What identifies a server's message for clients of one version: plan, kind of task, tensors."""
+    head = json.dumps([task.plan, task.start, task.form], sort_keys=True)
+    return hashlib.sha256(head.encode() + b"\0" + payload).digest()
 
 
 def unpack(data: bytes | memoryview, specs: TensorSpecs) -> list[Tensor]:

@@ -25,6 +25,7 @@ class Reason(Enum):
 
     MALFORMED = "malformed"  # a message that cannot be read
     RUN = "run"  # belongs to another run
+    SIGNATURE = "signature"  # not signed with the key of the node
     TASK = "task"  # not expected, or given to another node
     REPEATED = "repeated"
     VERSION = "version"  # a version that does not exist yet

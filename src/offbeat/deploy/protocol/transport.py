@@ -8,6 +8,7 @@ from offbeat.errors import InputError
 
 _FIRST_PAUSE, _MAX_PAUSE = 0.5, 30.0  # seconds between two calls to a transport that fails
 _MAX_COOLDOWN = 600.0  # seconds
+_MIN_POLL, _POLL_FRACTION = 0.02, 0.1
 
 _T = TypeVar("_T")
 
@@ -20,6 +21,7 @@ class Reply(NamedTuple):
     header: str
     payload: bytes
     error: str | None  # why there is no reply, in the transport's own words
+    authentic: bool = True  # whether it was signed with the key of the node
 
 
 class TransportError(Exception):
@@ -53,6 +55,11 @@ class KeyedTransport(Protocol):
     def key(self, node: int) -> bytes:
         """The public key of a connected node as PEM; empty if it has none."""
         ...
+
+
+def polling_pause(idle: float, longest: float) -> float:
+    """The seconds until the next poll after `idle` seconds without news: a tenth of them, within limits."""
+    return min(longest, max(_MIN_POLL, _POLL_FRACTION * idle))
 
 
 class Backoff:

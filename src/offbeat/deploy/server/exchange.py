@@ -40,7 +40,7 @@ class SessionConfig:
     clients: int
     deadline: float = 600.0  # for a task
     greeting_timeout: float = 120.0
-    poll: float = 0.5  # between two polls of the transport
+    poll: float = 0.5  # at most, between two polls of the transport
     refresh: float = 2.0  # between two requests for the list of nodes
     grace: float = 10.0  # how long a node may be missing from the list, or a task wait to be sent
     patience: float = 600.0  # without the network before the run is saved and ends
@@ -67,6 +67,7 @@ class InFlightTask:
     message_id: str | None = None
     node: int | None = None
     sent: float = 0.0
+    digest: bytes = b""  # of the message that was sent
 
 
 class InFlightTasks:
@@ -131,15 +132,26 @@ class BroadcastCache:
 
     def __init__(self, x: Vector, statistics: Statistics) -> None:
         self._model = x, statistics
+        self.private = False  # whether uploads are clipped when they are summed, so no norm is checked
         self._encoding: SecureEncoding | None = None
         self._newest = 0
         self._algorithm: AnyAlgorithm | None = None
         self._two_phases = False
         self._validators: dict[int, UploadValidator] = {}
         self._broadcasts: dict[int, Broadcast] = {}
+        self._digests: dict[tuple[int, bool], bytes] = {}
 
     def __getitem__(self, version: int) -> Broadcast:
         return self._broadcasts[version]
+
+    def digest(self, task: TaskMessage) -> bytes:
+        """What reports under secure aggregation must answer; empty where uploads are plain."""
+        if task.secure is None:
+            return b""
+        key = (task.task.version, task.start)
+        if key not in self._digests:
+            self._digests[key] = messages.message_digest(task, self._broadcasts[task.task.version].payload)
+        return self._digests[key]
 
     def add(
         self,
@@ -159,6 +171,7 @@ class BroadcastCache:
         tree = (message, statistics)
         kept = {old: self._broadcasts[old] for old in needed if old in self._broadcasts}
         self._broadcasts = kept | {version: Broadcast(pack(tree), specs_of(tree), secure)}
+        self._digests = {key: digest for key, digest in self._digests.items() if key[0] in kept}
 
     def validator(self, version: int) -> UploadValidator:
         """What uploads of tasks from this version must satisfy."""
@@ -167,7 +180,9 @@ class BroadcastCache:
         assert self._algorithm is not None
         kind = version % 2 if self._two_phases else 0
         if kind not in self._validators:
-            self._validators[kind] = plain_validator(self._algorithm, *self._model, version)
+            self._validators[kind] = plain_validator(
+                self._algorithm, *self._model, version, private=self.private
+            )
         return self._validators[kind]
 
 
@@ -240,7 +255,8 @@ class Exchange:
             if pending.message_id is not None or node is None or not self._cooldown.is_over(client):
                 continue
             payload = self._broadcasts[pending.task.version].payload
-            header = messages.encode_message(self._task_message(pending))
+            message = self._task_message(pending)
+            header, pending.digest = messages.encode_message(message), self._broadcasts.digest(message)
             message_id = self._transport.push(node, "task", header, payload, self._config.deadline)
             if message_id is None:
                 return
@@ -285,6 +301,8 @@ class Exchange:
         try:
             if reply.error is not None:
                 raise Rejected(Reason.FAILED, f"there is no upload: {one_line(reply.error)}")
+            if not reply.authentic:
+                raise Rejected(Reason.SIGNATURE, "the reply was not signed with the key of its node.")
             self._accept(pending, reply, now)
         except Rejected as rejected:
             self._give_up(pending, rejected, now)
@@ -304,7 +322,7 @@ class Exchange:
             norms = norms._replace(kind=f"start {norms.kind}")
         self.norms.check(norms)
         if isinstance(validator, SecureUploadValidator):
-            validator.examine(task, leaves)
+            validator.examine(task, leaves, pending.digest)
         self._journal.accept(AcceptedUpload(task, now, validator.form, reply.payload))
         self.norms.add(norms)
         self.in_flight.remove(pending)

@@ -1,14 +1,16 @@
 """What a deployment must not lose between two checkpoints: accepted uploads, and the scheduler's state.
 
 Each upload is a file of its own, and moving that file into place is the moment of acceptance. The scheduler's
-state is a line of JSON; the last line of an epoch counts, and every checkpoint begins a new epoch.
+state is a line of JSON; the last line of an epoch counts, and every checkpoint begins a new epoch. Everything
+has a checksum. What is damaged or missing is an `InputError` that says how to continue.
 """
 
 import json
 import os
+import re
 import secrets
 import zlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +21,7 @@ from offbeat.deploy.protocol.messages import TensorSpecs
 from offbeat.errors import InputError
 
 _UPLOAD_SUFFIX = ".upload"
+_MISSING = b"missing\n"  # is not JSON
 _MAX_LINES = 256  # before all but the last line of each epoch are removed
 
 
@@ -41,13 +44,20 @@ class Journal:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # nobody else may read a client's update
             for part in folder.glob(f"*{files.PART_SUFFIX}"):
                 part.unlink()
+            if (folder / "run").exists() and not self._path.exists():
+                self._path.write_bytes(_MISSING)  # so that a later start knows of it, too
             self._file = files.open_jsonl(self._path)
             self._lines = self._path.read_bytes().count(b"\n")
         except OSError as error:
             raise files.unwritable(folder, error) from None
-        # The tasks whose upload is here, numbered in order of acceptance.
-        self.orders = {_task_of(path): _order_of(path) for path in folder.glob(f"*{_UPLOAD_SUFFIX}")}
-        self.run = self._run_id()
+        try:
+            # The tasks whose upload is here, numbered in order of acceptance.
+            self.orders = {_task_of(path): _order_of(path) for path in folder.glob(f"*{_UPLOAD_SUFFIX}")}
+            self.newest = max(self.orders.values(), default=0)  # the order of the last upload of the run
+            self.run = self._run_id()
+        except InputError:
+            self.close()
+            raise
 
     @property
     def tasks(self) -> set[Task]:
@@ -56,7 +66,7 @@ class Journal:
 
     def accept(self, upload: AcceptedUpload) -> None:
         """Write an upload to disk; it cannot be lost after this returns."""
-        order = 1 + max(self.orders.values(), default=0)
+        order = self.newest + 1
         header = {
             "task": upload.task,
             "order": order,
@@ -67,7 +77,7 @@ class Journal:
         files.write_atomic(
             self._upload_path(upload.task), [json.dumps(header).encode(), b"\n", upload.payload]
         )
-        self.orders[upload.task] = order
+        self.orders[upload.task] = self.newest = order
 
     def read(self, task: Task) -> AcceptedUpload:
         """An upload that was accepted."""
@@ -82,6 +92,16 @@ class Journal:
         form = tuple((name, tuple(shape)) for name, shape in facts["form"])
         return AcceptedUpload(task, facts["arrived"], form, payload)
 
+    def damaged(self, tasks: Iterable[Task]) -> dict[Task, str]:
+        """Of these accepted uploads, the ones that are missing or damaged, each with a sentence."""
+        found = {}
+        for task in sorted(tasks):
+            try:
+                self.read(task)
+            except InputError as error:
+                found[task] = str(error)
+        return found
+
     def drop(self, tasks: Iterable[Task]) -> None:
         """Remove uploads that a checkpoint includes, or that will never be used."""
         for task in tasks:
@@ -94,16 +114,20 @@ class Journal:
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
             for task in tasks:
-                copy = folder / self._upload_path(task).name
-                copy.unlink(missing_ok=True)
-                os.link(self._upload_path(task), copy)
+                upload = self._upload_path(task)
+                if upload.exists():  # otherwise it was deleted, which is why it is left out
+                    copy = folder / upload.name
+                    copy.unlink(missing_ok=True)
+                    os.link(upload, copy)
             files.fsync_dir(folder)
         except OSError as error:
             raise files.unwritable(folder, error) from None
 
     def append(self, epoch: int, facts: dict[str, Any]) -> None:
         """Write one more line; it is on disk when this returns."""
-        line = json.dumps(facts | {"epoch": epoch}, separators=(",", ":")).encode() + b"\n"
+        line = (
+            json.dumps(files.with_checksum(facts | {"epoch": epoch}), separators=(",", ":")).encode() + b"\n"
+        )
         if self._lines >= _MAX_LINES:  # a step that loses most of its tasks may take any number of lines
             self._rewrite([*(self._last_lines() | {epoch: line}).values()])
             return
@@ -117,20 +141,44 @@ class Journal:
     def last(self, epoch: int) -> dict[str, Any] | None:
         """The last line of this epoch."""
         line = self._last_lines().get(epoch)
-        return None if line is None else json.loads(line)
+        return None if line is None else files.without_checksum(json.loads(line))
+
+    def epochs(self) -> set[int]:
+        """The epochs that have a line."""
+        return set(self._last_lines())
 
     def discard_before(self, epoch: int) -> None:
-        """Remove the lines of earlier epochs, which a checkpoint has made superfluous."""
+        """Remove the lines of earlier epochs, which two checkpoints have made superfluous."""
         if self._lines:
             self._rewrite([line for each, line in self._last_lines().items() if each >= epoch])
+
+    def discard_after(self, epoch: int) -> None:
+        """Remove the lines of later epochs: the run continues from an earlier checkpoint."""
+        self._rewrite([line for each, line in self._last_lines().items() if each <= epoch])
+
+    def clear(self) -> None:
+        """Remove all lines, whether they can be read or not."""
+        self._rewrite([])
 
     def close(self) -> None:
         self._file.close()
 
     def _last_lines(self) -> dict[int, bytes]:
         """The last line of each epoch."""
-        lines = self._path.read_bytes().splitlines(keepends=True)
-        return {json.loads(line)["epoch"]: line for line in lines}
+        found = {}
+        for number, line in enumerate(self._path.read_bytes().splitlines(keepends=True), 1):
+            try:
+                found[files.without_checksum(json.loads(line))["epoch"]] = line
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                problem = "was missing" if line == _MISSING else f"is damaged in line {number}"
+                raise self._unusable(problem) from None
+        return found
+
+    def _unusable(self, problem: str) -> InputError:
+        return InputError(
+            f"the journal {self._path} {problem}: restore it from a backup, or resume with --set-aside to "
+            "continue from the last checkpoint without the uploads that were accepted since."
+        )
 
     def _rewrite(self, lines: list[bytes]) -> None:
         self._file.close()
@@ -145,25 +193,42 @@ class Journal:
         """A random id, so that uploads of another run are recognised."""
         path = self._folder / "run"
         if not path.exists():
-            files.write_atomic(path, [secrets.token_hex(16).encode()])
-        return path.read_text()
+            if self.orders or self._lines:
+                raise InputError(
+                    f"{path} is missing, by which sites know this run: restore it from a backup."
+                )
+            run = secrets.token_hex(16)
+            files.write_atomic(path, [f"{run} {zlib.crc32(run.encode()):08x}".encode()])
+        # Earlier versions wrote no checksum.
+        found = re.fullmatch(r"([0-9a-f]{32})(?: ([0-9a-f]{8}))?", path.read_bytes().decode("latin-1"))
+        if found is None or found[2] not in (None, f"{zlib.crc32(found[1].encode()):08x}"):
+            raise InputError(f"{path} is damaged, by which sites know this run: restore it from a backup.")
+        return found[1]
 
 
 def _task_of(path: Path) -> Task:
-    client, version, visit = path.name.removesuffix(_UPLOAD_SUFFIX).split("-")
-    return Task(int(client), int(version), int(visit))
+    try:
+        client, version, visit = map(int, path.name.removesuffix(_UPLOAD_SUFFIX).split("-"))
+    except ValueError:
+        raise InputError(f"{path} is not an upload of this run: move it away.") from None
+    return Task(client, version, visit)
 
 
 def _order_of(path: Path) -> int:
+    """The order of acceptance; 0 where the file is damaged, which `Journal.read` finds."""
     try:
         with path.open("rb") as file:
             return int(json.loads(file.readline())["order"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _unreadable(path, error) from None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return 0
 
 
 def _unreadable(path: Path, error: Exception) -> InputError:
-    return InputError(f"the accepted upload {path} cannot be read ({error}): restore it.")
+    problem = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error})"
+    return InputError(
+        f"the accepted upload {path} {problem}: restore it from a backup, or resume with --set-aside to "
+        "continue without it."
+    )
 
 
 class SetAside:
@@ -175,9 +240,13 @@ class SetAside:
     def __init__(self, request: Path, journal: Journal, observer: Observer) -> None:
         self._request, self._journal, self._observer = request, journal, observer
 
-    def empty(self, state: dict[str, Any]) -> dict[str, Any]:
-        """The scheduler's state with an empty buffer; once it is written the uploads may be dropped."""
-        tasks = sorted(buffered_tasks(state))
+    def empty(self, state: dict[str, Any], damaged: Collection[Task] = ()) -> dict[str, Any]:
+        """The scheduler's state without the damaged uploads of its buffer, or without all if none is.
+
+        Once it is written, these uploads may be dropped.
+        """
+        buffered = buffered_tasks(state)
+        tasks = sorted(buffered.intersection(damaged) if damaged else buffered)
         if not tasks:
             return state
         if "turns" in state:
@@ -204,7 +273,8 @@ def _mark_lost(state: dict[str, Any], tasks: Iterable[Task]) -> dict[str, Any]:
     started, consumed, dropped, lost = state["counts"]
     buffer = state["buffer"]
     removed = [list(task) for task in tasks]
+    waiting = [arrival for arrival in buffer["waiting"] if list(arrival[:3]) not in removed]
     return state | {
         "counts": [started, consumed, dropped, lost + len(removed)],
-        "buffer": buffer | {"waiting": [], "lost": [*buffer["lost"], *removed]},
+        "buffer": buffer | {"waiting": waiting, "lost": [*buffer["lost"], *removed]},
     }

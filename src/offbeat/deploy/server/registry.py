@@ -13,14 +13,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    PublicFormat,
-    load_pem_public_key,
-    load_ssh_public_key,
-)
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 from offbeat import files
+from offbeat.deploy.keys import fingerprint, read_public_key
 from offbeat.deploy.monitor.observer import Observer
 from offbeat.deploy.protocol import messages
 from offbeat.deploy.protocol.messages import HelloReply, TensorSpecs, describe_difference
@@ -38,7 +35,7 @@ class RegisteredSite(NamedTuple):
 
     name: str
     site: str  # its own id, drawn once in its folder
-    node: int | None  # the only node it may use, where nodes have keys
+    key: str | None  # the only public key it may use, in hexadecimal, where nodes have registered keys
 
 
 class ClientRegistry:
@@ -49,44 +46,45 @@ class ClientRegistry:
         self.members: dict[int, RegisteredSite] = _read_registry(path, clients) if path.exists() else {}
         self._numbers = {member.site: client for client, member in self.members.items()}
 
-    def admit(self, node: int, name: str, site: str) -> int:
-        """The client number of a site; `Rejected` if it cannot have one."""
+    def admit(self, key: str | None, name: str, site: str) -> int:
+        """The client number of a site with this public key; `Rejected` if it cannot have one."""
         client = self._numbers.get(site)
         if client is None:
-            return self._add(node, name, site)
+            return self._add(key, name, site)
         member = self.members[client]
         if member.name != name:
             raise _refused(f"the site {name} first joined as {member.name}: let it join under that name.")
-        if self._bound and member.node != node:
-            if member.node is not None:
+        if self._bound and member.key != key:
+            if member.key is not None:
                 raise _refused(f"the site {name} joined with another key before: let it join with that one.")
-            self._check_node(node, name)
-            self._write(client, member._replace(node=node))
+            self._check_key(key, name)
+            self._write(client, member._replace(key=key))
         return client
 
-    def _add(self, node: int, name: str, site: str) -> int:
+    def _add(self, key: str | None, name: str, site: str) -> int:
         if any(member.name == name for member in self.members.values()):
             raise _refused(
                 f"this run has another site {name}: join with the folder it had, or under another name."
             )
         if self._bound:
-            self._check_node(node, name)
+            self._check_key(key, name)
         if len(self.members) >= self._clients:
             raise _refused(f"the run already has its {self._clients} sites, so {name} cannot join.")
         client = len(self.members)
-        self._write(client, RegisteredSite(name, site, node if self._bound else None))
+        self._write(client, RegisteredSite(name, site, key if self._bound else None))
         return client
 
-    def _check_node(self, node: int, name: str) -> None:
+    def _check_key(self, key: str | None, name: str) -> None:
+        if key is None:
+            raise _refused(f"the node that calls itself {name} has no key: join with one.")
         for member in self.members.values():
-            if member.node == node:
-                raise _refused(
-                    f"the key of {name} belongs to the node of {member.name}: join with the folder it had."
-                )
+            if member.key == key:
+                raise _refused(f"the key of {name} belongs to {member.name}: join with the folder it had.")
 
     def _write(self, client: int, member: RegisteredSite) -> None:
         members = self.members | {client: member}
-        text = json.dumps({str(number): each._asdict() for number, each in members.items()}, indent=1)
+        facts = {str(number): each._asdict() for number, each in members.items()}
+        text = json.dumps(files.with_checksum(facts), indent=1)
         files.write_atomic(self._path, [text.encode(), b"\n"])
         self.members = members
         self._numbers[member.site] = client
@@ -94,10 +92,13 @@ class ClientRegistry:
 
 def _read_registry(path: Path, clients: int) -> dict[int, RegisteredSite]:
     try:
-        known = json.loads(path.read_bytes())
+        known = files.without_checksum(json.loads(path.read_bytes()))
         members = {int(client): _registered_site(each) for client, each in known.items()}
     except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
-        raise InputError(f"{path} cannot be read ({error}): restore it.") from None
+        raise InputError(
+            f"{path}, which says which site is which client, cannot be read ({error}): restore it "
+            "from a backup."
+        ) from None
     if sorted(members) != list(range(len(members))) or len(members) > clients:
         raise InputError(f"{path} does not belong to a run of {clients} clients: restore it.")
     return members
@@ -106,31 +107,42 @@ def _read_registry(path: Path, clients: int) -> dict[int, RegisteredSite]:
 def _registered_site(each: dict[str, Any]) -> RegisteredSite:
     if not isinstance(each["name"], str) or not isinstance(each["site"], str):
         raise ValueError("a site has no name")
-    return RegisteredSite(each["name"], each["site"], each["node"])
+    # A roster of before has Flower's number of the node, which changes with Flower's database.
+    return RegisteredSite(each["name"], each["site"], each.get("key"))
 
 
 @dataclass(frozen=True)
 class NameBinding:
-    """Site names that belong to public keys: `sites` has a folder with a `key.pub` for each name."""
+    """The public keys of nodes, and site names that belong to keys.
 
-    sites: Path
+    `sites` has a folder with a `key.pub` for each such name.
+    """
+
+    sites: Path | None
     transport: KeyedTransport
 
-    def check(self, node: int, name: str) -> None:
+    def key(self, node: int) -> str | None:
+        """The public key of a node in hexadecimal; None if it has none."""
+        try:
+            key = load_pem_public_key(self.transport.key(node))
+        except (ValueError, UnsupportedAlgorithm):
+            return None
+        return fingerprint(key) if isinstance(key, ec.EllipticCurvePublicKey) else None
+
+    def check(self, key: str | None, name: str) -> None:
         """Reject a node that uses the name of a site whose key it does not have."""
+        if self.sites is None or not _SITE_NAME.fullmatch(name):
+            return
         path = self.sites / name / "key.pub"
-        if not _SITE_NAME.fullmatch(name) or not path.exists():
+        if not path.exists():
             return
         try:
-            expected = load_ssh_public_key(path.read_bytes())
-        except (OSError, ValueError, UnsupportedAlgorithm):
+            expected = fingerprint(read_public_key(path))
+        except InputError:
             raise _refused(f"the server cannot read its key.pub of {name}: restore it there.") from None
-        try:
-            actual = load_pem_public_key(self.transport.key(node))
-        except (ValueError, UnsupportedAlgorithm):
+        if key is None:
             raise _refused(f"the node that calls itself {name} has no key: join with one.") from None
-        encoding = Encoding.DER, PublicFormat.SubjectPublicKeyInfo
-        if actual.public_bytes(*encoding) != expected.public_bytes(*encoding):
+        if key != expected:
             raise _refused(
                 f"the name {name} belongs to another key: join under the name that your key was made for."
             )
@@ -226,6 +238,8 @@ class ConnectedNodes:
         try:
             if reply.error is not None:
                 raise Rejected(Reason.FAILED, f"it could not answer the greeting: {one_line(reply.error)}")
+            if not reply.authentic:
+                raise Rejected(Reason.SIGNATURE, "its greeting was not signed with the key of its node.")
             if reply.node != node:
                 raise Rejected(Reason.TASK, "it answered a greeting that was sent to another node.")
             hello = messages.decode_hello(reply.header)
@@ -252,15 +266,17 @@ class ConnectedNodes:
             raise _refused(f"{hello.name} has another model than the server: {difference}.")
         if not hello.examples:
             raise _refused(f"{hello.name} has no examples: give it some.")
+        key = None
         if self._binding is not None:
-            self._binding.check(node, hello.name)
+            key = self._binding.key(node)
+            self._binding.check(key, hello.name)
         for other, known in self._nodes.items():
             if known.client is None or other == node:
                 continue
             member = self._registry.members[known.client]
             if hello.site == member.site or hello.name == member.name:
                 raise _refused(f"{hello.name} is already connected through another node.")
-        return self._registry.admit(node, hello.name, hello.site)
+        return self._registry.admit(key, hello.name, hello.site)
 
     def _refuse(self, node: int, rejected: Rejected) -> None:
         self._forget_greeting(self._nodes[node])

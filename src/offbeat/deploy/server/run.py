@@ -1,15 +1,14 @@
 """One run at the server: the loop of a simulation, with sites at the other end of a transport.
 
-The run's folder also tells whoever started the server that it is running (`server.json`), and how the run
-ended (`outcome.json`); a file `stop` in it asks the server to save and end.
+The run's folder also tells how the run ended (`outcome.json`); a file `stop` in it asks the server to save
+and end. Sites are told when the server ends.
 """
 
 import contextlib
 import json
 import logging
-import math
-import os
 import secrets
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,23 +17,24 @@ from typing import Any, NamedTuple
 from filelock import FileLock, Timeout
 
 from offbeat import trees
-from offbeat.aggregate.mean import PrivacyCost
 from offbeat.core import AnyAlgorithm
 from offbeat.deploy.config import ServeConfig
 from offbeat.deploy.monitor.http import serve_page
 from offbeat.deploy.monitor.observer import Monitor
 from offbeat.deploy.monitor.state import RunInfo
-from offbeat.deploy.protocol.transport import Transport
+from offbeat.deploy.protocol import messages
+from offbeat.deploy.protocol.transport import Transport, TransportError
 from offbeat.deploy.server.exchange import SessionConfig
 from offbeat.deploy.server.registry import ClientRegistry
 from offbeat.deploy.server.session import DeployedEngine, StopRequested, max_upload_bytes
 from offbeat.deploy.server.setup import ServerSetup, secure_summation, set_up
-from offbeat.errors import DivergedError, InputError
-from offbeat.files import replace_file
+from offbeat.errors import DiskFullError, DivergedError, InputError
+from offbeat.files import is_disk_full, replace_file, unwritable
 from offbeat.nn.problem import Problem
 from offbeat.training import checkpoint, settings_file
 from offbeat.training.build import resolved_settings
 from offbeat.training.checkpoint import Checkpoint
+from offbeat.training.experiment import is_deployment
 from offbeat.training.folder import RunFolder, check_free, read_jsonl
 from offbeat.training.runner import Progress, run_experiment, saved_outcome
 
@@ -51,13 +51,13 @@ def check_run_folder(folder: Path | None, resume: bool, config: ServeConfig) -> 
         check_free(folder)
         return
     if (folder / "settings.json").exists():  # otherwise it was stopped before it began
-        known, now = settings_file.read(folder), config.settings()
+        known, now = settings_file.read(folder, verify=True), config.settings()
         different = [
             f"{name} was {known.get(name)} and is now {now[name]}"
             for name in now
             if known.get(name) != now[name]
         ]
-        if "task" not in known:
+        if not is_deployment(known):
             raise InputError(f"the run in {folder} is a simulation: resume it with 'offbeat run'.")
         if different:
             raise InputError(
@@ -65,14 +65,14 @@ def check_run_folder(folder: Path | None, resume: bool, config: ServeConfig) -> 
                 "restore them to resume it, or name another --out."
             )
     elif not (folder / "flower").is_dir():
-        raise InputError(f"{folder} holds no run to resume: leave out --resume to start one there.")
+        raise InputError(f"{folder} contains no run to resume: leave out --resume to start one there.")
 
 
 def resumed_noise(folder: Path) -> float | None:
     """The noise multiplier that an earlier start of the run was calibrated to."""
     if not (folder / "settings.json").exists():
         return None
-    noise = settings_file.read(folder).get("resolved", {}).get("noise")
+    noise = settings_file.read(folder, verify=True).get("resolved", {}).get("noise")
     return None if noise is None else float(noise)
 
 
@@ -97,7 +97,6 @@ def lock_run_folder(folder: Path) -> Iterator[None]:
 STOP_FILE = "stop"  # asks the server to save and end
 SET_ASIDE_FILE = "set-aside"  # asks a resumed server not to use the uploads in its buffer, once
 _OUTCOME_FILE = "outcome.json"
-_SERVER_FILE = "server.json"
 
 
 class ServeOutcome(NamedTuple):
@@ -108,13 +107,6 @@ class ServeOutcome(NamedTuple):
     error: str | None = None  # what went wrong, in a sentence
     stopped: bool = False  # on request; it can be resumed
     spent: dict[str, Any] | None = None  # the privacy cost, if the run is private
-
-
-class ServerProcess(NamedTuple):
-    """The process that runs the server."""
-
-    pid: int
-    born: str | None  # its start time by the operating system, because process ids are reused
 
 
 def write_outcome(folder: Path, outcome: ServeOutcome) -> None:
@@ -131,52 +123,6 @@ def read_outcome(folder: Path) -> ServeOutcome | None:
 def remove_outcome(folder: Path) -> None:
     """Remove the outcome of an earlier server."""
     (folder / _OUTCOME_FILE).unlink(missing_ok=True)
-
-
-def write_server(folder: Path) -> None:
-    """Record this process as the server."""
-    _write_json(folder / _SERVER_FILE, ServerProcess(os.getpid(), _start_time(os.getpid()))._asdict())
-
-
-def read_server(folder: Path) -> ServerProcess | None:
-    """The server's process, or None while none has started."""
-    facts = _read_json(folder / _SERVER_FILE)
-    return None if facts is None else ServerProcess(**facts)
-
-
-def remove_server(folder: Path) -> None:
-    """Remove the record of a server that has ended."""
-    (folder / _SERVER_FILE).unlink(missing_ok=True)
-
-
-def is_running(server: ServerProcess) -> bool:
-    """Whether exactly this process still runs and is not a zombie."""
-    try:
-        os.kill(server.pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return _process_state(server.pid) not in ("Z", "X") and _start_time(server.pid) == server.born
-
-
-def _process_state(pid: int) -> str | None:
-    fields = _proc_stat(pid)
-    return fields[0] if fields else None
-
-
-def _start_time(pid: int) -> str | None:
-    fields = _proc_stat(pid)
-    return fields[19] if fields else None
-
-
-def _proc_stat(pid: int) -> list[str] | None:
-    """The fields of its stat file from the state on; None on systems without /proc."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    return text.rpartition(")")[2].split()
 
 
 def _write_json(path: Path, facts: dict[str, Any]) -> None:
@@ -208,6 +154,7 @@ def write_model(folder: Path, algorithm: AnyAlgorithm, problem: Problem) -> None
 
 _LOG = logging.getLogger("offbeat")
 _LOCK_TIMEOUT = 90.0  # seconds for an earlier server to end
+_END_TIMEOUT, _END_POLL = 5.0, 0.1  # seconds for sites to answer that they know of the end
 
 
 class ServeRequest(NamedTuple):
@@ -223,23 +170,22 @@ class ServeRequest(NamedTuple):
 def serve(request: ServeRequest, connect: Callable[[int], Transport]) -> ServeOutcome:
     """Run until the end, a stop or a failure, and write the outcome.
 
-    `connect` makes the transport, given the most bytes that an upload may have. A crash leaves no outcome:
-    the run can be resumed.
+    `connect` makes the transport, given the most bytes that an upload may have. A crash and a full disk leave
+    no outcome: the run can be resumed.
     """
     request.folder.mkdir(parents=True, exist_ok=True)
     with FileLock(request.folder / "server.lock").acquire(timeout=_LOCK_TIMEOUT):
         remove_outcome(request.folder)
-        write_server(request.folder)
         try:
             outcome = _serve(request, connect)
+        except DiskFullError as error:
+            return ServeOutcome(None, error=str(error))
         except InputError as error:
             outcome = ServeOutcome(None, error=str(error))
         except OSError as error:  # of the disk: errors of the network are the transport's
-            outcome = ServeOutcome(
-                None,
-                error=f"{error.filename or request.folder} cannot be written ({error.strerror or error}): "
-                "check the disk, then resume the run.",
-            )
+            outcome = ServeOutcome(None, error=str(unwritable(Path(error.filename or request.folder), error)))
+            if is_disk_full(error):
+                return outcome
         for name in (STOP_FILE, SET_ASIDE_FILE):
             (request.folder / name).unlink(missing_ok=True)
         write_outcome(request.folder, outcome)
@@ -248,16 +194,17 @@ def serve(request: ServeRequest, connect: Callable[[int], Transport]) -> ServeOu
 
 def _serve(request: ServeRequest, connect: Callable[[int], Transport]) -> ServeOutcome:
     config = ServeConfig.read(request.settings)
-    known = settings_file.read(request.folder).get("resolved", {}) if request.resume else {}
+    known = settings_file.read(request.folder, verify=True).get("resolved", {}) if request.resume else {}
     _check_registry(config, request)
     run_id = known.get("run") or secrets.token_hex(16)
-    setup = set_up(config, known.get("noise"), secure_summation(config, bytes.fromhex(run_id)))
-    session = _session_config(config, setup, request.authenticated)
     stop = (request.folder / STOP_FILE).exists
-    monitor = Monitor(_run_info(request.folder, config), request.folder)
-    with contextlib.closing(monitor):
+    with contextlib.closing(Monitor(_run_info(request.folder, config), request.folder)) as monitor:
+        summation = secure_summation(config, bytes.fromhex(run_id), monitor)
+        setup = set_up(config, known.get("noise"), summation)
+        session = _session_config(config, setup, request.authenticated)
+        transport = connect(max_upload_bytes(setup.algorithm, setup.problem, session))
         engine = DeployedEngine(
-            connect(max_upload_bytes(setup.algorithm, setup.problem, session)),
+            transport,
             setup.problem,
             session,
             request.folder,
@@ -275,11 +222,36 @@ def _serve(request: ServeRequest, connect: Callable[[int], Transport]) -> ServeO
         with opened as folder, _live_page(config, monitor):
             if request.resume:
                 monitor.recall(read_jsonl(request.folder, "records"))
+            if folder.notice is not None:
+                monitor.notice(folder.notice)
             outcome = _train(setup, engine, folder, monitor, stop)
             monitor.ended(outcome.ended or outcome.error)
+            announce_end(transport, outcome)
             if folder.version is not None:
                 write_model(request.folder, setup.algorithm, setup.problem)
             return outcome
+
+
+def announce_end(
+    transport: Transport,
+    outcome: ServeOutcome,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Tell all connected sites that the server ends, and wait a few seconds for their answers."""
+    finished = not outcome.stopped and outcome.error is None
+    if finished:
+        sentence = f"the run is over after {outcome.version} server steps."
+    else:
+        sentence = "the server saved its run and ended; it can be resumed."
+    header = messages.encode_end(messages.RunEnd(finished, sentence))
+    with contextlib.suppress(TransportError):
+        nodes = transport.nodes()
+        waiting = {transport.push(node, "end", header, b"", _END_TIMEOUT) for node in nodes}
+        deadline = clock() + _END_TIMEOUT
+        while waiting and clock() < deadline:
+            waiting -= {reply.message_id for reply in transport.pull(sorted(waiting))}
+            sleep(_END_POLL if waiting else 0.0)
 
 
 def _train(
@@ -288,7 +260,9 @@ def _train(
     experiment = setup.experiment
     before = saved_outcome(folder.resumed)
     if before.ended or folder.version == experiment.rounds:
-        return ServeOutcome(folder.version, before.ended, spent=_privacy_facts(before.spent))
+        return ServeOutcome(
+            folder.version, before.ended, spent=before.spent.as_json() if before.spent else None
+        )
     last: Progress | None = None
     error, stopped = None, False
     try:
@@ -300,6 +274,8 @@ def _train(
                 monitor.spent(progress.record.get("epsilon"))
     except StopRequested:
         stopped = True
+    except DiskFullError:
+        raise
     except DivergedError as failure:
         error = _divergence_advice(str(failure))
     except InputError as failure:
@@ -309,7 +285,11 @@ def _train(
         return ServeOutcome(folder.version, error=error, stopped=stopped)
     finished = outcome.ended is not None or folder.version == experiment.rounds
     return ServeOutcome(
-        folder.version, outcome.ended, error, not finished and error is None, _privacy_facts(outcome.spent)
+        folder.version,
+        outcome.ended,
+        error,
+        not finished and error is None,
+        outcome.spent.as_json() if outcome.spent else None,
     )
 
 
@@ -326,21 +306,17 @@ def _check_registry(config: ServeConfig, request: ServeRequest) -> None:
     path = request.folder / "roster.json"
     members = ClientRegistry(path, config.experiment.clients, bound=False).members
     lines = read_jsonl(request.folder, "trace") if (request.folder / "trace.jsonl").exists() else ()
-    if any(task[0] not in members for line in lines for task in line["tasks"]):
-        raise InputError(f"{path} does not have all clients of this run: restore it.")
-    keyed = any(member.node is not None for member in members.values())
+    clients = {int(task[0]) for line in lines for task in line["tasks"]}
+    uploads = (request.folder / "journal").glob("*.upload")  # a run may have some before its first step
+    clients |= {int(path.name.split("-")[0]) for path in uploads if path.name.split("-")[0].isdecimal()}
+    if not clients <= members.keys():
+        raise InputError(f"{path} does not have all clients of this run: restore it from a backup.")
+    keyed = any(member.key is not None for member in members.values())
     if keyed and not request.authenticated and config.network.bind_names is None:
         raise InputError(
             "the sites of this run are known by their keys: resume it with --certificates, or set "
             "bind_names = false in [network] if any node may use their names from now on."
         )
-
-
-def _privacy_facts(spent: PrivacyCost | None) -> dict[str, Any] | None:
-    """As JSON, which has no infinity."""
-    if spent is None:
-        return None
-    return spent._asdict() | {"epsilon": spent.epsilon if math.isfinite(spent.epsilon) else None}
 
 
 def _session_config(config: ServeConfig, setup: ServerSetup, authenticated: bool) -> SessionConfig:

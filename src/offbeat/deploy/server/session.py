@@ -5,10 +5,11 @@ scheduler's state, sends it. So a server that was killed at any moment knows of 
 have been given. Tasks in flight are lost in a kill, except for those whose upload had been accepted.
 """
 
+import math
 import time
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from offbeat.aggregate.uploads import clients_read_staleness
 from offbeat.core import AnyAlgorithm, SavedState, Task, Vector
 from offbeat.deploy.monitor.observer import Observer
 from offbeat.deploy.protocol.messages import specs_of, unpack
-from offbeat.deploy.protocol.transport import KeyedTransport, RetryingTransport, Transport
+from offbeat.deploy.protocol.transport import KeyedTransport, RetryingTransport, Transport, polling_pause
 from offbeat.deploy.server.exchange import (
     BroadcastCache,
     Exchange,
@@ -30,7 +31,8 @@ from offbeat.deploy.server.journal import Journal, SetAside, buffered_tasks
 from offbeat.deploy.server.registry import ClientRegistry, ConnectedNodes, NameBinding
 from offbeat.deploy.server.validation import NormGuard, plain_validator
 from offbeat.engines.engine import ClientUpdates
-from offbeat.errors import InputError
+from offbeat.errors import DiskFullError, InputError
+from offbeat.files import disk_full
 from offbeat.nn.problem import Problem, Statistics
 from offbeat.schedule.availability import NextAvailable
 from offbeat.schedule.clock import Arrival
@@ -74,13 +76,16 @@ class DeployedSession:
         clock: Callable[[], float],
         sleep: Callable[[float], None],
         set_aside: SetAside | None = None,
+        observer: Observer | None = None,
     ) -> None:
         self._config, self._exchange = config, exchange
+        self._observer = observer or Observer()
         self._broadcasts, self._journal = broadcasts, journal
         self._stop, self._clock, self._sleep = stop, clock, sleep
         self._set_aside = set_aside
         self._zero = clock()  # when the run began, by this clock
         self._idle: set[int] = set()  # the idle clients when `next` looked last
+        self._active = 0.0  # when the last upload arrived
         self._epoch = 0  # the number of saves
         self._has_start = False  # whether a task of the full-participation start was seen
         self._gathered = 0  # clients whose upload of that start was gathered
@@ -118,31 +123,33 @@ class DeployedSession:
         else:
             self._exchange.in_flight.add(InFlightTask(task, self.now, sure))
 
-    def next(self) -> Arrival | None:
-        if not self.busy:
+    def next(self, until: float = math.inf) -> Arrival | None:
+        if not self.busy and math.isinf(until):
             raise InputError("no task is in flight, so nothing can arrive: start a task first.")
         while not self._exchange.arrivals:
             self._poll()
             idle, before = self.idle(), self._idle
             self._idle = idle
             if not self._exchange.arrivals:
-                if idle - before:
+                rest = until - self.now
+                if idle - before or rest <= 0:
                     return None
-                self._sleep(self._config.poll)
+                self._sleep(min(self._pause, rest))
+        self._active = self.now
         return self._exchange.arrivals.popleft()
 
     def wait(self, until: float) -> None:
         self._poll()
         while (rest := until - self.now) > 0:
-            self._sleep(min(self._config.poll, rest))
+            self._sleep(min(self._pause, rest))
             self._poll()
 
     def publish(self, version: int, algorithm: AnyAlgorithm, message: Tree, statistics: Statistics) -> None:
         needed = {each.task.version for each in self._exchange.in_flight if each.message_id is None}
         self._broadcasts.add(version, algorithm, message, statistics, self._encoding(), needed)
 
-    def set_secure_encoding(self, encoding: Callable[[], SecureEncoding | None]) -> None:
-        self._encoding = encoding
+    def set_secure_encoding(self, encoding: Callable[[], SecureEncoding | None], private: bool) -> None:
+        self._encoding, self._broadcasts.private = encoding, private
 
     def gather(self, tasks: Sequence[Task], version: int) -> ClientUpdates:
         validator = self._broadcasts.validator(version)
@@ -166,7 +173,8 @@ class DeployedSession:
     def save_progress(self, flow: dict[str, Any]) -> None:
         for task in buffered_tasks(flow):
             self._exchange.commit(task)
-        self._append(flow, self._exchange.pending, self.now)
+        accepted = {each.task for each in self._exchange.arrivals if not each.lost}
+        self._append(flow, self._exchange.pending, self.now, accepted)
         self._exchange.send(self.now)
 
     def saved_progress(self) -> dict[str, Any] | None:
@@ -183,12 +191,14 @@ class DeployedSession:
             "committed": sorted(self._exchange.committed.items()),
             "begun": self._gathered,
             "norms": self._exchange.norms.save(),
+            "order": self._journal.newest,
         }
         return SavedState(facts, {})
 
     def confirm(self) -> None:
-        self._journal.discard_before(self._epoch)
-        self._journal.drop(self._superfluous)
+        # What the checkpoint before this one needs is kept, in case this one is damaged.
+        self._journal.drop(self._superfluous - _tasks_of(self._journal.last(self._epoch - 1)))
+        self._journal.discard_before(self._epoch - 1)
         self._superfluous = set()
 
     def load(self, saved: SavedState) -> None:
@@ -199,23 +209,71 @@ class DeployedSession:
         if self._in_start:  # every client's upload of the start was found, or is requested again
             self._zero = min(self._zero, self._clock() - facts["now"])
             return
-        line = self._journal.last(self._epoch)
+        line = self._last_line()
         last = facts if line is None else line
         self._kept = None if line is None else line["flow"]
         self._zero = self._clock() - last["now"]
         self._exchange.committed |= dict(last.get("committed", ()))
         for task in buffered_tasks(self._kept or {}):
             self._exchange.commit(task)
-        if self._set_aside is not None:
-            if self._kept is not None:
-                self._kept = self._set_aside.empty(self._kept)
-                self._append(self._kept, last["flying"], last["now"])
-            self._set_aside.done()
+        self._check_uploads(last)
         pending = [(Task(*task), started) for *task, started in last["flying"]]
         needed = buffered_tasks(self._kept or {}) | {task for task, _ in pending}
+        later = {epoch for epoch in self._journal.epochs() if epoch > self._epoch}
+        if later:  # the newest checkpoint was lost or damaged, and this is the one before it
+            self._report_set_aside(self._journal.tasks - needed)
+            self._journal.discard_after(self._epoch)
+        needed |= _tasks_of(self._journal.last(self._epoch - 1))
         self._journal.drop(self._journal.tasks - needed)
         arrivals = [self._recover(task, started) for task, started in pending]
         self._exchange.arrivals = deque(sorted(arrivals, key=lambda arrival: arrival.time))
+
+    def _last_line(self) -> dict[str, Any] | None:
+        """The last line of the epoch; none if the journal is unusable and the operator accepts that."""
+        try:
+            return self._journal.last(self._epoch)
+        except InputError:
+            if self._set_aside is None:
+                raise
+            self._report_set_aside(self._journal.tasks)
+            self._journal.drop(self._journal.tasks)
+            self._journal.clear()
+            return None
+
+    def _check_uploads(self, last: dict[str, Any]) -> None:
+        """Find accepted uploads that are missing or damaged, and set aside what the operator said."""
+        known = {Task(*task) for *task, _ in last["flying"]} | buffered_tasks(self._kept or {})
+        unknown = [
+            task
+            for task in self._journal.tasks - known
+            if self._journal.orders[task] > last.get("order", math.inf)
+        ]
+        if unknown and self._set_aside is None:
+            raise InputError(
+                f"the journal has lost its last lines: the upload of client {unknown[0].client} from version "
+                f"{unknown[0].version} was accepted after the ones that are left. Restore kept.jsonl from a "
+                "backup, or resume with --set-aside to continue without such uploads."
+            )
+        self._journal.newest = max(self._journal.newest, last.get("order", 0))
+        accepted = {Task(*task) for task in last.get("accepted", ())}
+        damaged = self._journal.damaged((accepted & known) | buffered_tasks(self._kept or {}))
+        if self._set_aside is None:
+            if damaged:
+                raise InputError(next(iter(damaged.values())))
+            return
+        if self._kept is not None:
+            self._kept = self._set_aside.empty(self._kept, damaged.keys())
+            self._append(self._kept, last["flying"], last["now"], accepted - damaged.keys())
+        self._report_set_aside({*unknown, *(damaged.keys() & accepted)})
+        self._journal.drop([*unknown, *damaged])
+        self._set_aside.done()
+
+    def _report_set_aside(self, tasks: Iterable[Task]) -> None:
+        tasks = sorted(tasks)
+        if tasks:
+            self._journal.copy_aside(tasks)
+        for task in tasks:
+            self._observer.set_aside(task.client, task)
 
     def close(self) -> None:
         self._journal.close()
@@ -225,9 +283,17 @@ class DeployedSession:
         """Whether the full-participation start is not over: an interrupted run repeats all of it."""
         return self._has_start and self._gathered < self._config.clients
 
-    def _append(self, state: dict[str, Any], pending: list[list[float]], now: float) -> None:
-        committed = sorted(self._exchange.committed.items())
-        facts = {"flow": state, "flying": pending, "now": now, "committed": committed}
+    def _append(
+        self, state: dict[str, Any], pending: list[list[float]], now: float, accepted: Iterable[Task]
+    ) -> None:
+        facts = {
+            "flow": state,
+            "flying": pending,
+            "now": now,
+            "committed": sorted(self._exchange.committed.items()),
+            "accepted": [list(task) for task in sorted(accepted)],
+            "order": self._journal.newest,
+        }
         self._journal.append(self._epoch, facts)
 
     def _recover(self, task: Task, started: float) -> Arrival:
@@ -236,10 +302,22 @@ class DeployedSession:
             return Arrival(task, started, self._journal.read(task).arrived, False)
         return Arrival(task, started, self.now, True)
 
+    @property
+    def _pause(self) -> float:
+        """The seconds until the next poll, which are few when uploads arrive often."""
+        return polling_pause(self.now - self._active, self._config.poll)
+
     def _poll(self) -> None:
         if self._stop():
             raise StopRequested
         self._exchange.poll(self.now)
+
+
+def _tasks_of(line: dict[str, Any] | None) -> set[Task]:
+    """The tasks that a line of the journal needs the uploads of, as far as they have any."""
+    if line is None:
+        return set()
+    return buffered_tasks(line["flow"]) | {Task(*task) for *task, _ in line["flying"]}
 
 
 @dataclass(frozen=True)
@@ -270,6 +348,12 @@ class DeployedEngine:
     def initial(self) -> tuple[Vector, Statistics]:
         return self.problem.initial()
 
+    def _report_unreachable(self, sentence: str) -> None:
+        """A SuperLink answers with an error of its own when the disk is full."""
+        if disk_full(self.folder):
+            raise DiskFullError(self.folder)
+        self.observer.unreachable(sentence)
+
     def open(self, algorithm: AnyAlgorithm, seed: int, rng: Rng) -> DeployedSession:
         if clients_read_staleness(algorithm):
             raise InputError(
@@ -279,7 +363,7 @@ class DeployedEngine:
         x, statistics = self.problem.initial()
         config, observer, clock = self.config, self.observer, self.clock
         binding = None
-        if config.bind_names and self.sites is not None and isinstance(self.transport, KeyedTransport):
+        if config.bind_names and isinstance(self.transport, KeyedTransport):
             binding = NameBinding(self.sites, self.transport)
         nodes = ConnectedNodes(
             ClientRegistry(self.folder / "roster.json", self.clients, config.bind_names),
@@ -293,7 +377,7 @@ class DeployedEngine:
         broadcasts = BroadcastCache(x, statistics)
         journal = Journal(self.folder / "journal")
         transport = RetryingTransport(
-            self.transport, config.patience, clock, observer.unreachable, observer.reachable
+            self.transport, config.patience, clock, self._report_unreachable, observer.reachable
         )
         norms = NormGuard(config.max_update_norm, float(x.double().norm()))
         exchange = Exchange(config, transport, nodes, broadcasts, journal, norms, observer, clock)
@@ -301,7 +385,7 @@ class DeployedEngine:
         if self.set_aside is not None and self.set_aside.exists():
             set_aside = SetAside(self.set_aside, journal, observer)
         session = DeployedSession(
-            config, exchange, broadcasts, journal, self.stop, clock, self.sleep, set_aside
+            config, exchange, broadcasts, journal, self.stop, clock, self.sleep, set_aside, observer
         )
         self.availability.follow(session.idle, config.poll)
         return session

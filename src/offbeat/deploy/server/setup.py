@@ -4,12 +4,13 @@
 all sites in one population.
 """
 
+import copy
 import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -17,24 +18,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from offbeat import trees
-from offbeat.aggregate.mean import Aggregator, Mean, Summation
+from offbeat.aggregate.mean import Aggregator, PlainSum, Summation
 from offbeat.aggregate.private import Private
 from offbeat.aggregate.secure import RemoteSecure, Secure
 from offbeat.aggregate.uploads import clients_read_staleness
 from offbeat.algorithms import build
 from offbeat.core import AnyAlgorithm, traits_of
-from offbeat.data.population import Epochs, Examples, Population, Steps
+from offbeat.data.population import Epochs, Examples, ExampleSource, Population, Steps
+from offbeat.data.sources import ClientData
 from offbeat.deploy.config import CodeConfig, ServeConfig
 from offbeat.deploy.helper.client import HttpsHelperConnection
 from offbeat.deploy.helper.protocol import read_token
+from offbeat.deploy.monitor.observer import Observer
 from offbeat.deploy.server.registry import ClientRegistry
 from offbeat.deploy.user_code import (
     LoadData,
     frozen_weights_digest,
-    import_function,
     import_user_code,
     load_examples,
-    seeded_module,
 )
 from offbeat.engines.engine import Engine
 from offbeat.engines.simulation import Sequential, Vectorised
@@ -50,7 +51,9 @@ from offbeat.training.build import (
     parameters_under_noise,
     with_calibrated_noise,
 )
+from offbeat.training.evaluate import accuracy
 from offbeat.training.experiment import Experiment, build_dispatch
+from offbeat.training.task import LearningTask, import_function, load_task, seeded_module
 
 
 class ServerSetup(NamedTuple):
@@ -61,9 +64,10 @@ class ServerSetup(NamedTuple):
     algorithm: AnyAlgorithm
     dispatch: Dispatch
     weights: StalenessWeights
-    limit: float
+    max_staleness: float
     problem: Problem
-    test: Examples | None
+    task: LearningTask
+    test: Examples | ExampleSource | ClientData | None
     aggregate: Aggregator
     parameters: dict[str, Any]
 
@@ -85,10 +89,10 @@ class ServerSetup(NamedTuple):
             engine,
             self.dispatch,
             self.weights,
-            self.limit,
+            self.max_staleness,
             self.problem,
             self.test,
-            None,
+            self.task,
             self.aggregate,
             self.parameters,
         )
@@ -102,17 +106,18 @@ def set_up(
     with naming_settings(str):  # as the keys of the settings file
         dispatch, weights = build_dispatch(experiment), parse_weights(experiment.weights)
         opening = dry_run(experiment, dispatch, weights)
-        method, limit = opening.algorithm, opening.max_staleness
+        method, max_staleness = opening.algorithm, opening.max_staleness
         check_deployable(experiment.algorithm, method)
-        plain = dataclasses.replace(experiment, secure=False)
+        sums = PlainSum() if summation is None else summation
         known = (
-            with_calibrated_noise(plain, opening)
+            with_calibrated_noise(experiment, opening, sums)
             if noise is None
-            else dataclasses.replace(plain, noise=noise)
+            else dataclasses.replace(experiment, noise=noise)
         )
-        aggregate = _with_summation(build_aggregate(known, method), summation)
+        aggregate = build_aggregate(known, method, sums)
         check_privacy(aggregate, opening)
-        problem = build_problem(config)
+        task = load_server_task(config)
+        problem = build_problem(config, task)
         if problem.tracks_statistics and (experiment.clip is not None or experiment.secure):
             raise InputError(
                 "the model has running statistics, which sites would send unprotected: "
@@ -120,22 +125,55 @@ def set_up(
             )
         parameters = parameters_under_noise(experiment, aggregate)
         algorithm = build(experiment.algorithm, config.setting, parameters)
-    test = _load_test_data(config, problem)
+    test = task.test_data()
+    test = test.to(problem.device) if isinstance(test, Examples) else test
     return ServerSetup(
-        config, experiment, algorithm, dispatch, weights, limit, problem, test, aggregate, parameters
+        config,
+        experiment,
+        algorithm,
+        dispatch,
+        weights,
+        max_staleness,
+        problem,
+        task,
+        test,
+        aggregate,
+        parameters,
     )
 
 
-def build_problem(config: ServeConfig) -> Problem:
-    """The model and losses; the initial weights follow from the seed."""
+def load_server_task(config: ServeConfig) -> LearningTask:
+    """The task that the settings name, or one of the functions that they name."""
     _add_to_path(config.folder)
-    experiment, code = config.experiment, config.code
+    code = config.code
+    if code.function is not None:
+        return load_task(code.function, config.experiment.seed, "function of [task]")
+    assert code.module is not None
+    make = import_function(code.module, "module of [task]")
+    losses = _find_losses(code.module, code.losses)
+    test = None if code.test is None else import_function(code.test, "test of [task]")
+    return LearningTask(
+        module=make,
+        data=_no_site_data,
+        loss=losses,
+        metrics={"accuracy": accuracy},
+        test=None if test is None else lambda: load_examples(lambda name: test(), "server"),
+    )
+
+
+def _no_site_data(name: str) -> NoReturn:
+    raise InputError(f"the server does not have the data of site '{name}': they are at the site.")
+
+
+def build_problem(config: ServeConfig, task: LearningTask) -> Problem:
+    """The model and losses; the initial weights follow from the seed."""
+    experiment = config.experiment
     device = _find_device(experiment.device)
     precision = Precision[experiment.precision.upper()]
     if precision is Precision.TF32 and device.type == "cpu":
         raise InputError("tf32 is not available on a CPU: use device = 'cuda', or no precision.")
-    module = seeded_module(import_function(code.module, "module of [task]"), experiment.seed).to(device)
-    return Problem(module, _find_losses(code.module, code.losses), experiment.weight_decay, precision)
+    module = copy.deepcopy(task.make_module(experiment.seed)).to(device)
+    return Problem(module, task.loss, experiment.weight_decay, precision)
 
 
 def check_deployable(name: str, algorithm: AnyAlgorithm) -> None:
@@ -152,13 +190,6 @@ def check_deployable(name: str, algorithm: AnyAlgorithm) -> None:
         )
 
 
-def _with_summation(aggregate: Aggregator, summation: Summation | None) -> Aggregator:
-    if summation is None:
-        return aggregate
-    assert isinstance(aggregate, Mean | Private)
-    return dataclasses.replace(aggregate, summation=summation)
-
-
 def _add_to_path(folder: Path) -> None:
     """Modules may lie beside the settings file."""
     if str(folder) not in sys.path:
@@ -173,13 +204,6 @@ def _find_losses(module: str, losses: str | None) -> Loss:
     return import_function(losses or f"{home}:losses", "losses of [task]")
 
 
-def _load_test_data(config: ServeConfig, problem: Problem) -> Examples | None:
-    if config.code.test is None:
-        return None
-    function = import_function(config.code.test, "test of [task]")
-    return load_examples(lambda name: function(), "server").to(problem.device)
-
-
 def _find_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
@@ -189,37 +213,43 @@ def _find_device(name: str) -> torch.device:
     return device
 
 
-def secure_summation(config: ServeConfig, run: bytes) -> Summation | None:
+def secure_summation(config: ServeConfig, run: bytes, observer: Observer = Observer()) -> Summation | None:
     """Secure aggregation with the helper of the settings, under the run's id; None if it is not used."""
     secure = config.secure
     if secure is None:
         return None
     certificate = None if secure.certificate is None else config.near(secure.certificate)
-    helper = HttpsHelperConnection(secure.helper, read_token(config.near(secure.token)), certificate)
+    helper = HttpsHelperConnection(
+        secure.helper,
+        read_token(config.near(secure.token)),
+        certificate,
+        on_failure=observer.helper_away,
+        on_recovery=observer.helper_back,
+    )
     return RemoteSecure(Secure(secure.minimum), run, helper, secure.signed)
-
-
-def is_deployment(settings: Mapping[str, Any]) -> bool:
-    """Whether a run's settings are those of a deployment, which name no data."""
-    return "task" in settings
 
 
 def set_up_replay(
     settings: Mapping[str, Any],
     folder: Path,
-    data: str,
+    data: str | None,
     module: str | None = None,
     losses: str | None = None,
     *,
+    task: str | None = None,
     together: bool = False,
 ) -> RunSpec:
     """A deployed run with its sites as clients of a simulated engine.
 
     The functions are named as for a site; `together` selects the vectorised engine.
     """
-    own = import_user_code(data, module, losses)
+    own = import_user_code(data, module, losses, task)
     experiment, secure = Experiment.from_settings(dict(settings)), settings.get("secure_sums")
-    named = CodeConfig(module or f"{data.partition(':')[0]}:module", losses)
+    named = (
+        CodeConfig(task)
+        if data is None
+        else CodeConfig(None, module or f"{data.partition(':')[0]}:module", losses)
+    )
     setup = set_up(
         ServeConfig(Path.cwd(), named, experiment, settings.get("examples")),
         summation=None if secure is None else Secure(secure["minimum"]),

@@ -31,8 +31,8 @@ from offbeat.deploy.protocol.strict_json import Reason, Rejected, quote
 from offbeat.engines.engine import ClientUpdates
 from offbeat.nn.problem import Statistics, mean_statistics
 from offbeat.privacy import clipping
-from offbeat.privacy.secure.encoding import SEALED_BYTES
-from offbeat.privacy.secure.terms import BindingError, SignatureError
+from offbeat.privacy.secure.encoding import SEALED_BYTES, answered_message
+from offbeat.privacy.secure.terms import BindingError, MessageError, ParticipationError, SignatureError
 
 _MIN_HISTORY = 10  # accepted norms before their median counts
 _MAX_HISTORY = 100  # recent norms that are kept
@@ -179,20 +179,24 @@ class PlainUploadValidator:
 
 
 def plain_validator(
-    algorithm: AnyAlgorithm, x: Vector, statistics: Statistics, version: int = 0
+    algorithm: AnyAlgorithm, x: Vector, statistics: Statistics, version: int = 0, *, private: bool = False
 ) -> PlainUploadValidator:
-    """For uploads of this algorithm; the version matters for algorithms of `TwoTrips` only."""
+    """For uploads of this algorithm; the version matters for algorithms with two phases only.
+
+    In a `private` run norms are neither checked nor reported: uploads are clipped when they are summed.
+    """
     upload = probe_upload(algorithm, x, version)
     tree = (upload, statistics)
     bounds = dict(traits_of(algorithm).bounds)
     structure, fields = trees.structure(tree), _fields(upload)
     _, numbered = trees.unflatten(structure, [torch.tensor(n) for n in range(structure.num_leaves)])
     places = {name: int(place) for name, place in numbered.items()}
+    checked = [] if private else fields
     return PlainUploadValidator(
         specs_of(tree),
         structure,
-        tuple((field, where, bounds[field]) for field, where in fields if field in bounds),
-        tuple((field, where) for field, where in fields if field not in bounds),
+        tuple((field, where, bounds[field]) for field, where in checked if field in bounds),
+        tuple((field, where) for field, where in checked if field not in bounds),
         tuple((name, place) for name, place in places.items() if statistics[name].is_floating_point()),
         tuple((name, place) for name, place in places.items() if _is_non_negative(name, statistics[name])),
         type(upload).__name__,
@@ -269,15 +273,22 @@ class SecureUploadValidator:
     def norms(self, leaves: list[Tensor]) -> UploadNorms:
         return UploadNorms("hidden", {}, {})
 
-    def examine(self, task: Task, leaves: list[Tensor]) -> None:
-        """Reject what the helper could not add; waits while the helper is down."""
+    def examine(self, task: Task, leaves: list[Tensor], message: bytes) -> None:
+        """Reject what does not answer this message, or what the helper could not add.
+
+        Waits while the helper is down.
+        """
+        sealed, signature = (leaf.numpy().tobytes() for leaf in leaves[1:])
+        if answered_message(sealed) != message:
+            raise Rejected(Reason.MALFORMED, "the report answers another message than the site was sent.")
         if task.version < self.since:
             return
-        sealed, signature = (leaf.numpy().tobytes() for leaf in leaves[1:])
         try:
             self.ask(task, sealed, signature)
         except (
             BindingError,
+            MessageError,
+            ParticipationError,
             SignatureError,
         ) as refusal:  # else it is not the site's fault: the run ends
             raise Rejected(Reason.MALFORMED, f"the helper cannot use this report: {refusal}") from None

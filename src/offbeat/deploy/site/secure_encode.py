@@ -18,6 +18,7 @@ from offbeat import trees
 from offbeat.aggregate.secure import (
     TERM_NAMES,
     clipping_digest,
+    read_noise,
     read_terms,
     rounding_generator,
     to_fixed_point_input,
@@ -28,11 +29,12 @@ from offbeat.deploy.keys import SIGNATURE_BYTES, signed_statement
 from offbeat.errors import InputError
 from offbeat.nn.problem import Statistics
 from offbeat.privacy.secure.client import make_report
-from offbeat.privacy.secure.terms import RefusedError, SecureTerms
+from offbeat.privacy.secure.encoding import NO_MESSAGE
+from offbeat.privacy.secure.terms import DEFAULT_MINIMUM, RefusedError, SecureTerms
 from offbeat.trees import Tree
 
 _KEY_DIGITS = 64  # hexadecimal digits of an X25519 public key
-_OTHER_KEYS = ("key", "stochastic", "signed", "bounds", "moving")
+_OTHER_KEYS = ("key", "stochastic", "signed", "bounds", "moving", "noise")
 
 
 class SecureRequest(NamedTuple):
@@ -56,12 +58,14 @@ def secure_encode(
     before: Statistics | None = None,
     trusted_helper: str | None = None,
     minimum: int | None = None,
+    message: bytes = NO_MESSAGE,
 ) -> list[Tensor]:
     """Return what is sent in place of the upload: the site's share, the sealed seed, and the signature.
 
     `before` are the running statistics that the task started with. `trusted_helper` is the helper's public
-    key if the site was given it by another way than the server, and `minimum` the smallest number of clients
-    whose uploads may be summed with this one.
+    key, which the site was given by another way than the server, and `minimum` the smallest number of clients
+    whose uploads may be summed with this one (None: `DEFAULT_MINIMUM`). `message` is the digest of the
+    server's message, to which the seed is sealed: the helper adds only answers to the same one.
     """
     request = read_secure_request(secure, trusted_helper, minimum)
     _check_statistics(statistics, before)
@@ -71,7 +75,7 @@ def secure_encode(
     rounding = rounding_generator(seed, task) if request.stochastic else None
     try:
         helper_key = X25519PublicKey.from_public_bytes(request.helper_key)
-        report = make_report(parts, task, request.terms, helper_key, rounding)
+        report = make_report(parts, task, request.terms, helper_key, rounding, message)
     except RefusedError:
         raise
     except InputError:  # its text has the size of a number, which the server must not learn
@@ -104,12 +108,18 @@ def read_secure_request(
         raise InputError(
             f"the server's terms of secure aggregation have missing or unknown fields ({names})."
         )
-    key, stochastic, signed, bounds, moving = (secure[name] for name in _OTHER_KEYS)
+    key, stochastic, signed, bounds, moving, noise = (secure[name] for name in _OTHER_KEYS)
     if type(stochastic) is not bool or type(signed) is not bool:
         raise _invalid_terms("stochastic and signed must be true or false")
     if not _is_helper_key(key):
         raise _invalid_terms(f"the helper's key must have {_KEY_DIGITS} hexadecimal digits")
-    if trusted_helper not in (None, key):
+    if trusted_helper is None:
+        raise InputError(
+            "the server asks for secure aggregation with a helper whose key this site was not given, and the "
+            "owner of that key could read uploads: join with --helper-key, the file that the operator of the "
+            "helper provides."
+        )
+    if trusted_helper != key:
         raise InputError(
             "the server names another helper than the one whose key this site was given: the owner of that "
             "key could read uploads, so nothing was sent."
@@ -118,11 +128,12 @@ def read_secure_request(
         bounds = _read_bounds(bounds)
     if type(moving) is not list or not all(type(name) is str and name in (bounds or ()) for name in moving):
         raise _invalid_terms("moving names a field without a bound")
-    terms = replace(read_terms(secure), clipping=clipping_digest(bounds, moving))
-    if minimum is not None and terms.minimum < minimum:
+    terms = replace(read_terms(secure), clipping=clipping_digest(bounds, moving), noise=read_noise(noise))
+    least = DEFAULT_MINIMUM if minimum is None else minimum
+    if terms.minimum < least:
         raise InputError(
             f"the server's sums may be of {terms.minimum} clients, and this site takes part in sums of "
-            f"{minimum} or more only: raise the server's minimum."
+            f"{least} or more only: raise the server's minimum, or lower --minimum of the site."
         )
     return SecureRequest(terms, bytes.fromhex(key), stochastic, signed, bounds, moving)
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from offbeat.deploy.protocol.messages import (
     TaskMessage,
     TensorSpecs,
     UploadMessage,
+    byte_size,
     describe_difference,
     is_finite,
     pack,
@@ -35,20 +37,42 @@ from offbeat.deploy.site.secure_encode import read_helper_key, read_secure_reque
 from offbeat.deploy.site.storage import SiteStorage
 from offbeat.deploy.user_code import (
     LoadData,
-    MakeModule,
     load_examples,
-    make_module,
     prepare_module,
 )
 from offbeat.engines.local import SequentialExecutor, TaskResults, TaskStart, check_module
 from offbeat.errors import DivergedError, InputError
 from offbeat.nn.problem import Loss, Precision, Problem, cross_entropies
+from offbeat.training.task import MakeModule, make_module
 from offbeat.trees import Tree
 
 _UNKNOWN_TASK = UploadMessage("unknown", Task(0, 0, 0), (), "none", 0.0, None)  # if a task cannot be read
 _OWN_ERRORS = (Rejected, InputError, DivergedError)  # their messages are written here, and quote no data
+_MIN_MESSAGE_LIMIT = 64 * 1024  # bytes
+_MESSAGE_LIMIT_FACTOR = 16  # times the size of the model; methods send a few vectors of its size
 _LOG = logging.getLogger("offbeat")
 _PositiveInt = Annotated[int, Meta(ge=1, lt=2**31)]
+
+
+class SiteOptions(NamedTuple):
+    """The options of `offbeat join`."""
+
+    name: str
+    folder: Path
+    data: str | None = None
+    module: str | None = None
+    losses: str | None = None
+    key: Path | None = None
+    helper_key: Path | None = None
+    minimum: int | None = None
+    once: bool = False  # whether the site ends with the run
+    task: str | None = None
+
+
+def site_folder(name: str) -> Path:
+    """Return the default folder of a site of this user."""
+    state = os.environ.get("XDG_STATE_HOME")
+    return (Path(state) if state else Path.home() / ".local" / "state") / "offbeat" / "sites" / name
 
 
 class SitePlan(NamedTuple):
@@ -137,8 +161,9 @@ class Site:
 
     Details of an error in the user's own code go to the site's log only, because they may quote the data.
     Reports of secure aggregation are signed with the site's private `key`. With a `helper_key`, the site
-    uploads only to secure aggregation with that helper, and with a `minimum`, only to secure aggregation
-    over at least that many clients.
+    uploads only to secure aggregation with that helper, over at least `minimum` clients; the key is kept in
+    the site's folder, so that this holds from then on. Without one, the site takes part in no secure
+    aggregation, because whoever named the helper could read its uploads.
     """
 
     def __init__(
@@ -158,11 +183,12 @@ class Site:
         signer = read_signer(key) if key else None
         self._public_key = signer[0] if signer else None
         self._sign = signer[1] if signer else None
-        self._helper = read_helper_key(helper_key) if helper_key else None
         self._minimum = minimum
         self._losses = losses or cross_entropies
+        given = read_helper_key(helper_key) if helper_key else None
         self._storage = SiteStorage(folder)
         try:
+            self._helper = self._storage.pin_helper(given)
             self._examples = load_examples(load, name)
             self._make_module, self._module = module, make_module(module)
             x, statistics = Problem(self._module, self._losses).initial()
@@ -205,13 +231,22 @@ class Site:
             specs = specs_of(result.upload)
             sent = structs.replace(upload, form=specs, memory=result.memory, seconds=seconds)
             return messages.encode_message(sent), pack(result.upload)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             known = isinstance(error, _OWN_ERRORS)
             sentence = (
                 str(error) if known else f"the task failed with {type(error).__name__}: see the site's log."
             )
             _LOG.warning("%s of run %s: %s", upload.task, upload.run, sentence, exc_info=not known)
             return messages.encode_message(structs.replace(upload, error=sentence)), b""
+
+    def sign(self, statement: bytes) -> bytes:
+        """Sign a statement with the site's key; empty without a key."""
+        return b"" if self._sign is None else self._sign(statement)
+
+    @property
+    def max_message_bytes(self) -> int:
+        """The most bytes that a message to this site may have."""
+        return max(_MIN_MESSAGE_LIMIT, _MESSAGE_LIMIT_FACTOR * byte_size(self._model_specs))
 
     def close(self) -> None:
         """Release the site's folder."""
@@ -267,6 +302,7 @@ class Site:
                 statistics,
                 self._helper,
                 self._minimum,
+                messages.message_digest(request, payload),
             )
         if memories := trees.leaves(results.memories):
             self._storage.save(request.run, task.client, task.visit, memories)

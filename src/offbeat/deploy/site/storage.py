@@ -1,6 +1,7 @@
 """What a site keeps on disk: its ID, and its client's memory of each run.
 
     site.json                           the site's ID, generated once
+    helper.pub                          the public key of the only helper that the site trusts, if any
     memory/RUN/memory.safetensors       the memory after the last visit that the server is known to have used
     memory/RUN/pending-12.safetensors   the memory after visit 12, in case the server uses that visit
 
@@ -39,6 +40,26 @@ class SiteStorage:
         except BaseException:
             self.close()
             raise
+
+    def pin_helper(self, given: str | None) -> str | None:
+        """Keep the helper's key that the site was given, and return the one that it keeps from now on."""
+        path = self._folder / "helper.pub"
+        try:
+            pinned = path.read_text("ascii").strip()
+        except FileNotFoundError:
+            if given is not None:
+                write_atomic(path, f"{given}\n".encode())
+            return given
+        except (OSError, UnicodeError):
+            pinned = ""
+        if given not in (None, pinned):
+            raise InputError(
+                f"this site was given another helper's key before, which is in {path}: give that one, "
+                "or delete the file if the helper really has a new key."
+            )
+        if not re.fullmatch("[0-9a-f]{64}", pinned):
+            raise InputError(f"{path} is damaged: delete it and join with --helper-key again.")
+        return pinned
 
     def load(self, run: str, client: int, committed: int) -> list[Tensor] | None:
         """Return the memory after visit `committed`, the last that was used (-1: none), if there is any."""

@@ -1,0 +1,456 @@
+"""A site in one process: it holds data and model, and talks to the SuperLink itself.
+
+The main thread talks to the SuperLink, so that heartbeats, stop requests and time limits do not wait for the
+work. A second thread does the tasks, one at a time. Nothing that the SuperLink sends is executed, imported or
+unpickled: a message is a short header of JSON, which is validated, and the bytes of tensors.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import queue
+import random
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from offbeat.deploy.flower.commands import SuperLinkAddress
+from offbeat.deploy.flower.content import (
+    KINDS,
+    PARALLEL_PULLS,
+    Content,
+    ContentError,
+    MessageDownload,
+    to_records,
+)
+from offbeat.deploy.flower.private_api import (
+    FleetClient,
+    FlowerError,
+    OutgoingReply,
+    PendingMessage,
+    Refusal,
+)
+from offbeat.deploy.keys import create_site_key, load_site_key, reply_statement
+from offbeat.deploy.protocol import messages
+from offbeat.deploy.protocol.strict_json import Rejected
+from offbeat.deploy.protocol.transport import Backoff, polling_pause
+from offbeat.deploy.site.site import Site, SiteOptions
+from offbeat.deploy.user_code import import_user_code
+from offbeat.errors import InputError
+
+_FIRST_PAUSE, _MAX_PAUSE = 0.5, 30.0  # seconds between two attempts to connect
+_MAX_POLL, _BUSY_POLL = 3.0, 1.0  # seconds between two requests for messages
+_STOP_POLL = 0.25  # seconds within which a request to stop is noticed
+_HEARTBEAT_FRACTION = 0.6  # of Flower's interval
+_OBJECT_TIMEOUT = 60.0  # seconds for the SuperLink to have all objects of a message
+_GRACE = 5.0  # seconds after which a process that cannot restart itself is killed
+_LOG = logging.getLogger("offbeat")
+
+
+def run_site(
+    options: SiteOptions,
+    link: SuperLinkAddress,
+    notify: Callable[[str], None],
+    should_stop: Callable[[], bool],
+    on_ready: Callable[[Site], None] = lambda site: None,
+    restart: Callable[[], None] | None = None,
+) -> bool:
+    """Run a site until `should_stop()`; return whether its thread still works on a task.
+
+    `restart` replaces a process whose task takes too long.
+    """
+    options.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _log_to(options.folder / "site.log"):
+        # Without a registered key a site has one of its own, by which the server recognises its replies.
+        key = options.key or create_site_key(options.folder / "key")
+        code = import_user_code(options.data, options.module, options.losses, options.task)
+        site = Site(
+            options.name,
+            options.folder,
+            code.load,
+            code.module,
+            code.losses,
+            key,
+            options.helper_key,
+            options.minimum,
+        )
+        with contextlib.closing(site):
+            on_ready(site)
+            client = FleetClient(link.address, link.authority, load_site_key(key))
+            with contextlib.closing(client):
+                connection = SiteConnection(
+                    site, client, options, link, notify, should_stop, restart or _restart
+                )
+                connection.run()
+                return connection.is_busy
+
+
+@contextlib.contextmanager
+def _log_to(path: Path) -> Iterator[None]:
+    """Write what may quote data to a file that only this site has."""
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    _LOG.addHandler(handler)
+    try:
+        yield
+    finally:
+        _LOG.removeHandler(handler)
+        handler.close()
+
+
+def _restart() -> None:
+    """Replace this process by a new one with the same command: nothing else ends a thread that hangs."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+class Worker:
+    """A thread that does one task at a time."""
+
+    def __init__(self, answer: Callable[[str, str, bytes], tuple[str, bytes]]) -> None:
+        self._answer = answer
+        self._tasks: queue.SimpleQueue[Content] = queue.SimpleQueue()
+        self._result: tuple[str, bytes] | None = None
+        self._finished = threading.Event()
+        self._started = self._deadline = 0.0
+        self.task: PendingMessage | None = None
+        threading.Thread(target=self._run, name="site-worker", daemon=True).start()
+
+    def start(self, task: PendingMessage, content: Content) -> None:
+        """Begin a task; its header or its message says how long it may take."""
+        timeout = answer_timeout(content.header, task.ttl)
+        self.task, self._started = task, time.monotonic()
+        self._deadline = self._started + timeout
+        self._finished.clear()
+        _set_alarm(timeout + _GRACE)
+        self._tasks.put(content)
+
+    def wait(self, seconds: float) -> tuple[PendingMessage, Content, float] | None:
+        """Wait for the task at most so long; return it, its answer and its seconds once it is done."""
+        if self.task is None or not self._finished.wait(seconds):
+            return None
+        assert self._result is not None
+        _set_alarm(0)
+        task, self.task = self.task, None
+        return task, Content(*self._result), time.monotonic() - self._started
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the task has taken longer than it may."""
+        return self.task is not None and time.monotonic() > self._deadline
+
+    def _run(self) -> None:
+        while True:
+            content = self._tasks.get()
+            self._result = self._answer("task", content.header, content.payload)
+            self._finished.set()
+
+
+def _set_alarm(seconds: float) -> None:
+    """Have the system end this process then, for a task that blocks every thread; 0: not any more."""
+    if threading.current_thread() is threading.main_thread():
+        signal.setitimer(signal.ITIMER_REAL, seconds)  # the default action of SIGALRM ends the process
+
+
+def answer_timeout(header: str, ttl: float) -> float:
+    """Return how many seconds an answer may take: those in the header, and at most the message's TTL."""
+    try:
+        seconds = json.loads(header)["seconds"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return ttl
+    return min(float(seconds), ttl) if type(seconds) in (int, float) and seconds > 0 else ttl
+
+
+class SiteConnection:
+    """Keeps a site connected, and passes messages between the SuperLink and the site."""
+
+    def __init__(
+        self,
+        site: Site,
+        client: FleetClient,
+        options: SiteOptions,
+        link: SuperLinkAddress,
+        notify: Callable[[str], None],
+        should_stop: Callable[[], bool],
+        restart: Callable[[], None],
+    ) -> None:
+        self._site, self._client, self._options, self._link = site, client, options, link
+        self._notify, self._should_stop, self._restart = _without_repeats(notify), should_stop, restart
+        self._node: int | None = None  # this node's ID while it is connected
+        self._was_connected = False
+        self._backoff = Backoff(_FIRST_PAUSE, _MAX_PAUSE)
+        self._next_heartbeat = self._next_pull = 0.0
+        self._active = time.monotonic()  # when the last message came
+        self._worker = Worker(site.answer)
+        self._waiting: tuple[PendingMessage, Content] | None = None  # a task behind the one at work
+        self._download: tuple[PendingMessage, MessageDownload, float] | None = None
+        self._pool = ThreadPoolExecutor(PARALLEL_PULLS)
+        self._refusal: str | None = None
+        self._ended = False
+
+    def run(self) -> None:
+        """Serve until a stop is requested, or until the run is over if the site takes part only once."""
+        try:
+            while not self._should_stop() and not (self._ended and self._options.once):
+                if self._worker.is_late:
+                    self._give_up_process()
+                self._step()
+        finally:
+            self._sign_off()
+            self._pool.shutdown(wait=False)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a task is being worked on."""
+        return self._worker.task is not None
+
+    def _step(self) -> None:
+        try:
+            if self._node is None:
+                if not self._backoff.due:
+                    time.sleep(_STOP_POLL)
+                    return
+                self._connect()
+            if time.monotonic() >= self._next_heartbeat:
+                self._send_heartbeat()
+            self._exchange()
+        except FlowerError as error:
+            self._handle_failure(error)
+
+    def _exchange(self) -> None:
+        """Send a finished answer, or take a message; otherwise wait."""
+        done = self._worker.wait(0)
+        if done is not None:
+            self._finish(*done)
+        elif self._download is not None:
+            self._fetch(*self._download)
+        elif time.monotonic() >= self._next_pull and self._waiting is None:
+            self._pull()
+        else:
+            self._rest()
+
+    def _rest(self) -> None:
+        now = time.monotonic()
+        until = self._next_heartbeat if self._waiting else min(self._next_pull, self._next_heartbeat)
+        pause = min(_STOP_POLL, max(0.0, until - now))
+        if self._worker.task is None:
+            time.sleep(pause)
+        elif (done := self._worker.wait(pause)) is not None:
+            self._finish(*done)
+
+    def _finish(self, message: PendingMessage, answer: Content, seconds: float) -> None:
+        """Begin the next task, if there is one, and send the answer to the last."""
+        if self._waiting is not None:
+            waiting, self._waiting = self._waiting, None
+            self._worker.start(*waiting)
+        self._send(message, answer, seconds)
+
+    def _pull(self) -> None:
+        message = self._client.pull()
+        now = time.monotonic()
+        if message is None:
+            pause = polling_pause(now - self._active, _MAX_POLL)
+            self._next_pull = now + (max(pause, _BUSY_POLL) if self._worker.task is not None else pause)
+            return
+        self._active = self._next_pull = now
+        try:
+            download = MessageDownload(message.message_id, message.object_ids, self._site.max_message_bytes)
+        except ContentError as error:
+            self._ignore(message, str(error))
+            return
+        self._fetch(message, download, now + min(_OBJECT_TIMEOUT, message.ttl))
+
+    def _fetch(self, message: PendingMessage, download: MessageDownload, deadline: float) -> None:
+        """Fetch what the SuperLink has of a message; its sender may still be sending."""
+        self._download = None
+        try:
+            content = download.fetch(
+                lambda object_id: self._client.pull_object(message.run_id, object_id), self._pool
+            )
+        except FlowerError as error:
+            if error.refusal is Refusal.RUN_ENDED:
+                return
+            self._download = message, download, deadline
+            raise
+        except Exception as error:  # the bytes come from outside and may cause any error
+            self._ignore(message, f"it cannot be read ({error})")
+            return
+        if content is not None:
+            self._take(message, content)
+            self._client.confirm(message)  # after the work has begun, which does not wait for it
+        elif time.monotonic() > deadline:
+            self._ignore(message, "its sender did not send all of it")
+        else:
+            self._download = message, download, deadline
+            time.sleep(polling_pause(0.0, _MAX_POLL))
+
+    def _ignore(self, message: PendingMessage, reason: str) -> None:
+        _LOG.warning("the message %s is ignored: %s", message.message_id, reason)
+        self._notify(f"a message of the server is ignored: {reason.rstrip('.')}.")
+
+    def _take(self, message: PendingMessage, content: Content) -> None:
+        kind = KINDS.get(message.kind, message.kind)
+        if kind == "task":
+            if self._worker.task is None:
+                self._worker.start(message, content)
+            else:
+                self._waiting = message, content
+            return
+        if kind == "end":
+            self._take_end(content.header)
+        answer = Content("", b"") if kind == "end" else Content(*self._site.answer(kind, *content[:2]))
+        self._send(message, answer, 0.0)
+        if self._site.refusal is not None and self._site.refusal != self._refusal:
+            self._notify(f"the server refused this site: {self._site.refusal}")
+        self._refusal = self._site.refusal
+
+    def _take_end(self, header: str) -> None:
+        try:
+            end = messages.decode_end(header)
+        except Rejected:  # from a server of another version
+            end = messages.RunEnd(False, "the server has ended.")
+        self._ended = end.finished
+        again = "" if self._options.once and end.finished else " This site waits for the next run."
+        self._notify(f"{end.sentence}{again}")
+
+    def _send(self, message: PendingMessage, answer: Content, seconds: float) -> None:
+        """Sign an answer and send it; if the SuperLink is away, try again while the message lives."""
+        signature = self._site.sign(reply_statement(message.message_id, answer.header, answer.payload))
+        reply = OutgoingReply(message, to_records(answer._replace(signature=signature)))
+        deadline = time.monotonic() + message.ttl
+        while True:
+            try:
+                self._client.send(reply, seconds)
+                break
+            except FlowerError as error:
+                if error.refusal is Refusal.RUN_ENDED:
+                    break
+                if error.refusal is not Refusal.AWAY or time.monotonic() > deadline or self._should_stop():
+                    raise
+                self._notify(f"the answer to a task waits for the SuperLink at {self._link.address}.")
+                time.sleep(_STOP_POLL)
+        self._active = self._next_pull = time.monotonic()
+
+    def _connect(self) -> None:
+        """Activate the node; first the one of an earlier process is deactivated, if it may be active."""
+        if self._options.key is None:
+            self._client.register()
+        try:
+            node = self._client.activate()
+        except FlowerError as error:
+            last = self._last_node()
+            if error.refusal is not Refusal.NOT_ACTIVATED or last is None:
+                raise
+            with contextlib.suppress(FlowerError):
+                self._client.deactivate(last)
+            node = self._client.activate()
+        self._node, self._was_connected, self._ended = node, True, False
+        self._backoff.reset()
+        now = time.monotonic()
+        self._active = self._next_pull = now
+        self._next_heartbeat = now + _HEARTBEAT_FRACTION * self._client.heartbeat_interval
+        self._record.write_text(json.dumps({"superlink": self._link.address, "node": node}))
+        self._notify(f"connected to {self._link.address} as node {node}.")
+
+    def _send_heartbeat(self) -> None:
+        if not self._client.heartbeat():
+            raise FlowerError(Refusal.UNAUTHORIZED, "the SuperLink does not know this node")
+        interval = _HEARTBEAT_FRACTION * self._client.heartbeat_interval
+        self._next_heartbeat = time.monotonic() + interval * random.uniform(0.8, 1.0)
+
+    @property
+    def _record(self) -> Path:
+        """The file that keeps the last node ID."""
+        return self._options.folder / "node.json"
+
+    def _last_node(self) -> int | None:
+        """The node that this site was last at this SuperLink."""
+        try:
+            record = json.loads(self._record.read_text())
+            return int(record["node"]) if record["superlink"] == self._link.address else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def _handle_failure(self, error: FlowerError) -> None:
+        """Say what is wrong, and when it is tried again; what only the user can change is raised."""
+        address, refusal = self._link.address, error.refusal
+        if refusal is Refusal.AWAY and (problem := connection_problem(self._link, str(error))):
+            if not self._was_connected:
+                raise InputError(problem)
+            reason = problem
+        elif refusal is Refusal.AWAY:
+            reason = f"the SuperLink at {address} cannot be reached"
+            if self._node is not None:  # it may be restarting, and still count this node as connected
+                self._next_pull = time.monotonic() + self._backoff.fail()
+                self._notify(f"{reason}; this site tries again.")
+                self._pause_until(self._next_pull)
+                return
+        elif refusal is Refusal.KEY_REQUIRED or (
+            refusal is Refusal.UNAUTHORIZED and self._options.key is None and not self._was_connected
+        ):
+            raise InputError(
+                f"the SuperLink at {address} accepts registered sites only: give --certificate and --key."
+            )
+        elif refusal in (Refusal.NOT_ACTIVATED, Refusal.UNAUTHORIZED):
+            own = self._options.key or "of this site"
+            reason = (
+                f"the SuperLink at {address} does not know the key {own}, another node uses it, or its clock "
+                "differs: have the public key registered at the server"
+            )
+        elif refusal is Refusal.RUN_ENDED:
+            return
+        else:
+            reason = f"the SuperLink at {address} refuses this site ({str(error).rstrip('.')})"
+        self._node = None
+        self._notify(f"{reason.rstrip('.')}; next attempt in {self._backoff.fail():.1f} s.")
+
+    def _pause_until(self, until: float) -> None:
+        while time.monotonic() < until and not self._should_stop():
+            time.sleep(min(_STOP_POLL, max(0.0, until - time.monotonic())))
+
+    def _give_up_process(self) -> None:
+        self._notify("a task took longer than it may: this site starts again.")
+        self._sign_off()
+        self._restart()
+
+    def _sign_off(self) -> None:
+        if self._node is not None:
+            with contextlib.suppress(FlowerError):
+                self._client.deactivate(self._node)
+            self._node = None
+
+
+def _without_repeats(notify: Callable[[str], None]) -> Callable[[str], None]:
+    """Drop a message that is equal to the one before it, apart from its numbers."""
+    last = ""
+
+    def notify_once(message: str) -> None:
+        nonlocal last
+        plain = re.sub(r"next attempt in [0-9.]+ s", "", message)
+        if plain != last:
+            last = plain
+            notify(message)
+
+    return notify_once
+
+
+def connection_problem(link: SuperLinkAddress, problem: str) -> str | None:
+    """Return what the user has to change to reach a SuperLink; None if it may only be down."""
+    if "CERTIFICATE_VERIFY_FAILED" in problem:
+        found = re.search(r"verify failed: (.*?)\.? \(_ssl", problem)
+        return (
+            f"the certificate of the SuperLink at {link.address} is not valid under {link.authority}"
+            f"{f' ({found[1]})' if found else ''}: check both files and the address."
+        )
+    if "WRONG_VERSION_NUMBER" in problem or "RECORD_LAYER" in problem:
+        return f"the SuperLink at {link.address} does not speak TLS: give --insecure, if that is intended."
+    if link.authority is None and ("disconnected without" in problem or "reset by peer" in problem):
+        return f"the SuperLink at {link.address} speaks TLS: give --certificate."
+    return None

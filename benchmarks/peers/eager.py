@@ -15,7 +15,8 @@ class Eager:
 
     processes: ClassVar = [os.getpid()]
 
-    def __init__(self, task: workload.Workload, device: str) -> None:
+    def __init__(self, task: workload.Workload, device: str, precision: str) -> None:
+        workload.round_products(precision)
         self._task = task
         self._module = task.module().to(device)
         self._inputs = torch.from_numpy(task.inputs).to(device)

@@ -60,6 +60,7 @@ class Turns:
 def main():
     """Train as pfl's own benchmark does, without its evaluations."""
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    workload.round_products(os.environ["PRECISION"])
     if PROCESSES > 1:
         join = torch.distributed.init_process_group
         torch.distributed.init_process_group = lambda backend, **rest: join(backend="gloo", **rest)

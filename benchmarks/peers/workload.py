@@ -118,6 +118,12 @@ def put(module: nn.Module, weights: list[np.ndarray]) -> None:
             parameter.copy_(torch.from_numpy(value))
 
 
+def round_products(precision: str) -> None:
+    """What a GPU does in this process."""
+    allowed = precision != "float32"
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
+
+
 def tell(**facts: Any) -> None:
     """One line to the caller."""
     print(_MARK + json.dumps(facts), flush=True)

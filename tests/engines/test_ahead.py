@@ -91,6 +91,27 @@ def test_stragglers_do_not_hold_what_was_computed_beside_them() -> None:
     assert all(rows <= 4 * ready for rows, ready in held)
 
 
+def test_a_dropped_task_that_was_computed_ahead_is_forgotten() -> None:
+    world = make_world()
+    engine = Vectorised(world.problem, world.population, Exponential(1.0), ahead=4)
+    method = AdaMasFL(0.05, 0.1, 0.5, lazy=True)
+    session = engine.open(method, 0, KeyedRng(0))
+    state = method.init(engine.initial()[0])
+    session.publish(0, method, method.broadcast(state, 0), {})
+    tasks = [Task(client, 0, 0) for client in range(8)]
+    for task in tasks:
+        session.start(task)
+    used = [session.next().task for _ in range(2)]
+    session.gather(used, 0)
+    dropped = [session.next().task for _ in range(6)]
+    assert set(session.save().facts["ready"]) & set(dropped)
+    session.forget(dropped)
+    saved = session.save()
+    assert not saved.facts["ready"]
+    assert not [count for _, count in saved.facts["holders"] if count]
+    assert sorted(saved.facts["clients"]) == sorted(task.client for task in used)
+
+
 @dataclass(frozen=True)
 class Undeclared:
     """FedAvg whose clients shorten their step by how late they will be, and do not say so."""

@@ -5,8 +5,9 @@ import logging
 import pytest
 import torch
 
-from offbeat import Asynchronous, FedOpt, InputError, Sequential, Vectorised
+from offbeat import Asynchronous, FedOpt, InputError, Problem, Sequential, Vectorised
 from offbeat.engines import vmap
+from offbeat.engines.execution import Vmap
 from worlds import make_world, play
 
 
@@ -46,3 +47,42 @@ def test_a_single_client_that_does_not_fit_is_one_sentence(monkeypatch: pytest.M
     short_of_memory(monkeypatch, 0)
     with pytest.raises(InputError, match="a single client does not fit into the device's memory"):
         play(FedOpt(0.1, 1.0), Vectorised(world.problem, world.population), Asynchronous(8))
+
+
+class Refuses(torch.nn.Linear):
+    """A module whose graph cannot be captured, since its path depends on the data."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs = super().forward(inputs)
+        return outputs if outputs.sum() > -1e30 else -outputs
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_module_that_cannot_be_mapped_runs_one_by_one_which_is_said_once(
+    compiled: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = make_world()
+    torch.manual_seed(3)
+    problem = Problem(Refuses(world.population.data.inputs.shape[1], 3).double(), world.problem.loss)
+    plain = play(FedOpt(0.1, 1.0), Sequential(problem, world.population), Asynchronous(8), buffer=6)
+    engine = Vectorised(problem, world.population, execution=Vmap(compiled=compiled))
+    found = play(FedOpt(0.1, 1.0), engine, Asynchronous(8), buffer=6)
+    torch.testing.assert_close(plain[-1].x, found[-1].x, rtol=0, atol=1e-10)
+    (said,) = (record.message for record in caplog.records if record.name.startswith("offbeat"))
+    assert said.startswith("this module cannot be computed for many clients at once, so it runs one by one: ")
+
+
+def test_a_module_that_cannot_be_compiled_runs_without_the_compiler_which_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*rest: object, **others: object) -> None:
+        raise RuntimeError("no compiler is there\nmore")
+
+    monkeypatch.setattr(torch, "compile", fail)
+    world = make_world()
+    plain = play(FedOpt(0.1, 1.0), Sequential(world.problem, world.population), Asynchronous(8), buffer=6)
+    engine = Vectorised(world.problem, world.population, execution=Vmap(compiled=True))
+    found = play(FedOpt(0.1, 1.0), engine, Asynchronous(8), buffer=6)
+    torch.testing.assert_close(plain[-1].x, found[-1].x, rtol=0, atol=1e-10)
+    (said,) = (record.message for record in caplog.records if record.name.startswith("offbeat"))
+    assert said == "this module cannot be compiled, so it runs without the compiler: no compiler is there"

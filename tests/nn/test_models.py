@@ -141,3 +141,19 @@ def test_a_model_of_tokens_on_digits_is_one_sentence(name, tmp_path, monkeypatch
         f"offbeat: the model '{name}' reads tokens, which these inputs are not: use the model 'mlp'.\n"
     )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_resnet_with_batch_norm_has_as_many_weights_and_keeps_statistics():
+    plain, normed = (models.build(name, (3, 32, 32), 10, 0) for name in ("resnet18", "resnet18-bn"))
+    assert (
+        sum(p.numel() for p in plain.parameters())
+        == sum(p.numel() for p in normed.parameters())
+        == 11_173_962
+    )
+    assert not list(plain.buffers())
+    assert sum("running_mean" in name for name, _ in normed.named_buffers()) == 20
+
+
+def test_augmentation_needs_images(capsys):
+    assert main(["run", "--augment", "crop-flip", "--data", "digits", "--rounds", "1"]) == 2
+    assert "needs images, which digits does not have" in capsys.readouterr().err

@@ -10,7 +10,7 @@ import torch
 
 from offbeat import trees
 from offbeat.core import AnyAlgorithm, Task
-from offbeat.data.population import Population
+from offbeat.data.population import Examples, Population
 from offbeat.engines.local import (
     LocalFn,
     PaddingCheck,
@@ -119,7 +119,9 @@ def compute_stream(device: torch.device) -> ComputeStream:
 class CapturedGraph:
     """One function at one shape, recorded; the next launch overwrites the outputs of the last."""
 
-    def __init__(self, function: Callable[[Any], Tree], example: Tree, stream: torch.cuda.Stream) -> None:
+    def __init__(
+        self, function: Callable[[Any], Tree], example: Tree, stream: torch.cuda.Stream, pool: Any = None
+    ) -> None:
         self._function = function  # kept alive, since cache keys hold the id of the algorithm in it
         caller = torch.cuda.current_stream(stream.device)
         self._inputs = trees.map(torch.clone, example)
@@ -130,7 +132,7 @@ class CapturedGraph:
             for _ in range(_WARMUP_RUNS):
                 function(self._inputs)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
+        with torch.cuda.graph(self._graph, pool, stream, capture_error_mode="thread_local"):
             self._outputs = function(self._inputs)
         caller.wait_stream(stream)
 
@@ -200,6 +202,11 @@ def tree_signature(tree: Tree) -> tuple[Any, ...]:
     return (trees.structure(tree), *[(tuple(leaf.shape), leaf.dtype) for leaf in trees.leaves(tree)])
 
 
+def first_line(error: Exception) -> str:
+    """An error in one line, for a log."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 class StreamSlot(NamedTuple):
     """One stream and the graphs recorded on it, which share its workspace and run nowhere else."""
 
@@ -231,6 +238,7 @@ class StreamExecutor:
             StreamSlot(new_stream(problem.device), GraphCache(_GRAPHS_PER_STREAM)) for _ in range(streams)
         ]
         self._recordable: bool | None = None
+        self._compiled = compiled
         self._differentiate = problem.compiled() if compiled else problem.differentiate_by_autograd
 
     def __call__(
@@ -268,13 +276,22 @@ class StreamExecutor:
                 return self._launch(algorithm, key, inputs)
             except torch.OutOfMemoryError:
                 pass  # a handled error keeps memory alive until its handler is left
-            except RuntimeError as error:
+            except InputError:
+                raise
+            except Exception as error:
+                if self._compiled:
+                    self._compiled, self._differentiate = False, self._problem.differentiate_by_autograd
+                    log.warning(
+                        "this module cannot be compiled, so it runs without the compiler: %s",
+                        first_line(error),
+                    )
+                    continue
                 if "captur" not in str(error):
                     raise
                 self._recordable = False
                 log.warning(
                     "this module cannot be recorded as a graph, so its clients are computed one by one: %s",
-                    str(error).splitlines()[0],
+                    first_line(error),
                 )
                 return None
             self._free_memory(fewer_streams=cleared)
@@ -284,7 +301,8 @@ class StreamExecutor:
     def _launch(
         self, algorithm: AnyAlgorithm, key: tuple[object, ...], inputs: list[TaskInputs]
     ) -> TaskResults:
-        local_fn = make_local_fn(algorithm, self._problem, self._population, self._differentiate)
+        assert isinstance(self._population.data, Examples)
+        local_fn = make_local_fn(algorithm, self._problem, self._population.data, self._differentiate)
         caller = torch.cuda.current_stream(self._problem.device)
         results: TaskResults | None = None
         slots = self._slots[: len(inputs)]
@@ -328,7 +346,12 @@ class StreamExecutor:
         log.warning("so many streams do not fit into memory, so %d are used.", len(self._slots))
 
     def _can_record(self) -> bool:
-        """A module that draws random numbers is seeded for each task, which a graph would not repeat."""
+        """A module that draws random numbers is seeded for each task, which a graph would not repeat.
+
+        A graph cannot read examples that are not in memory either.
+        """
+        if not self._population.in_memory:
+            return False
         if self._recordable is None:
             batch = sample_batch(self._population, self._problem)
             self._recordable = not self._problem.draws_random_numbers(batch)

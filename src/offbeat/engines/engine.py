@@ -61,11 +61,28 @@ class PersistentSession(Protocol):
 
 
 @runtime_checkable
+class TunedSession(Protocol):
+    """A session that chooses how to compute by the length of the run."""
+
+    def expect(self, buffer: int, rounds: int) -> None:
+        """The run has that many server steps with that many updates each; called before the first."""
+        ...
+
+    def execution(self) -> dict[str, Any] | None:
+        """What was chosen, and by which figures; None where there was no choice, or not yet."""
+        ...
+
+
+@runtime_checkable
 class SecureEncodingSession(Protocol):
     """A session whose clients encode their uploads for secure aggregation themselves."""
 
-    def set_secure_encoding(self, encoding: Callable[[], SecureEncoding | None]) -> None:
-        """Called once before the first version is published; `encoding` is to be called for each version."""
+    def set_secure_encoding(self, encoding: Callable[[], SecureEncoding | None], private: bool) -> None:
+        """Called once before the first version is published; `encoding` is to be called for each version.
+
+        In a `private` run uploads are clipped when they are summed. None may be rejected for its norm: what
+        one client uploads would decide about the upload of another, which the noise does not cover.
+        """
         ...
 
 

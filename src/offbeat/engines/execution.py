@@ -1,26 +1,39 @@
-"""How a vectorised engine computes: by `vmap`, on CUDA streams, or as a short trial finds faster."""
+"""How a vectorised engine computes: by `vmap` or on CUDA streams, compiled or not, as trials find faster."""
 
 import hashlib
 import json
+import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from offbeat.core import AnyAlgorithm, Task
 from offbeat.data.population import Population
-from offbeat.engines.cuda import StreamExecutor
-from offbeat.engines.local import Executor, PrefersLargeGroups, SequentialExecutor, TaskResults, TaskStart
+from offbeat.engines.cuda import StreamExecutor, first_line
+from offbeat.engines.local import (
+    Executor,
+    PlansAhead,
+    PrefersLargeGroups,
+    SequentialExecutor,
+    TaskResults,
+    TaskStart,
+)
 from offbeat.engines.vmap import VmapExecutor
-from offbeat.errors import unknown_name
 from offbeat.nn.problem import Precision, Problem
 
-_TRIALS = 4  # the first warms up, the next two may record graphs, the last is timed
+log = logging.getLogger(__name__)
+
+_COMPILED = "-compiled"
+_WARMUP_GROUPS, _TIMED_GROUPS = 3, 2  # the first of a trial warms up, the next two may record graphs
+_USUAL_GROUPS = 200  # of a run whose length is not known
+_COMPILER_SECONDS = 15.0  # until a compiled model is ready, where that was not measured
+_COMPILER_GAIN = 0.25  # the share of the time that compiling is expected to save
 
 
 class Execution(Protocol):
@@ -39,14 +52,13 @@ class Serial:
 
 @dataclass(frozen=True)
 class Vmap:
-    """By `vmap`, at most `chunk` clients at once; recorded as graphs on a GPU."""
+    """By `vmap`, at most `chunk` clients at once; recorded as graphs on a GPU, and compiled on request."""
 
     chunk: int | None = None
-    graphs: bool = True
-    im2col: bool = False  # convolutions as matrix products
+    compiled: bool = False
 
     def executor(self, problem: Problem, population: Population) -> Executor:
-        return VmapExecutor(problem, population, self.chunk, self.graphs, self.im2col)
+        return VmapExecutor(problem, population, self.chunk, self.compiled)
 
 
 @dataclass(frozen=True)
@@ -65,10 +77,10 @@ class CudaStreams:
 
 @dataclass(frozen=True)
 class Autotune:
-    """On a GPU the fastest of `vmap`, `vmap` with im2col, and streams, by a trial; on a CPU `vmap`.
+    """On a GPU what finishes the run first, by trials; on a CPU `vmap`.
 
-    Compiling takes long and is not tried. Where nothing may be rounded, streams are used: cuDNN rounds the
-    weight gradients of grouped convolutions, which `vmap` makes, even then.
+    Where nothing may be rounded, convolutions are not mapped without the compiler: cuDNN rounds the weight
+    gradients of grouped convolutions, which `vmap` makes, even then.
     """
 
     chunk: int | None = None
@@ -76,13 +88,14 @@ class Autotune:
     def executor(self, problem: Problem, population: Population) -> Executor:
         if problem.device.type != "cuda":
             return Vmap(self.chunk).executor(problem, population)
-        if problem.precision is Precision.FLOAT32:
-            return CudaStreams().executor(problem, population)
         candidates: dict[str, Execution] = {
             "mapped": Vmap(self.chunk),
-            "columns": Vmap(self.chunk, im2col=True),
             "streamed": CudaStreams(),
+            "mapped-compiled": Vmap(self.chunk, compiled=True),
+            "streamed-compiled": CudaStreams(compiled=True),
         }
+        if problem.precision is Precision.FLOAT32 and problem.has_convolutions:
+            del candidates["mapped"]
         return AutotuneExecutor(candidates, problem, population)
 
 
@@ -90,18 +103,49 @@ EXECUTIONS: Mapping[str, Execution] = MappingProxyType(
     {
         "auto": Autotune(),
         "mapped": Vmap(),
-        "columns": Vmap(im2col=True),
-        "eager": Vmap(graphs=False),
+        "mapped-compiled": Vmap(compiled=True),
         "streamed": CudaStreams(),
-        "compiled": CudaStreams(compiled=True),
+        "streamed-compiled": CudaStreams(compiled=True),
     }
 )
 
 
-class AutotuneExecutor:
-    """Each candidate computes the first tasks; the fastest goes on, and is remembered for later runs.
+class Figures(NamedTuple):
+    """What one execution costs, in seconds."""
 
-    The choice is part of a run's checkpoint, since executions differ in rounding.
+    start: float  # until its first group is done: the compiler's time above all
+    group: float  # for each group of tasks from then on
+
+    def total(self, groups: int) -> float:
+        """For a whole run."""
+        return self.start + groups * self.group
+
+
+def choose_execution(measured: Mapping[str, Figures], names: Iterable[str], groups: int) -> str:
+    """What finishes that many more groups first, whether it is measured yet or only expected to.
+
+    Executions without the compiler are measured in any case; with it, they are expected to save
+    `_COMPILER_GAIN` of the time.
+    """
+    plain = [name for name in names if not name.endswith(_COMPILED)]
+    for name in plain:
+        if name not in measured:
+            return name
+
+    def total(name: str) -> float:
+        if name in measured:
+            return measured[name].total(groups)
+        without = measured.get(name.removesuffix(_COMPILED)) or min(measured[each] for each in plain)
+        return Figures(_COMPILER_SECONDS, (1 - _COMPILER_GAIN) * without.group).total(groups)
+
+    return min(names, key=total)
+
+
+class AutotuneExecutor:
+    """Computes the first tasks by several candidates, and the others by what finishes the run first.
+
+    Figures are kept for later runs. The choice is part of a run's checkpoint, since executions differ in
+    rounding.
     """
 
     def __init__(self, candidates: Mapping[str, Execution], problem: Problem, population: Population) -> None:
@@ -109,63 +153,116 @@ class AutotuneExecutor:
         self._problem = problem
         self._population = population
         self._executor: Executor | None = None
+        self._group, self._groups = 0, _USUAL_GROUPS
+        self._figures: dict[str, Figures] = {}
         self.chosen: str | None = None
 
     @property
     def large(self) -> bool:
         """As the chosen executor."""
         executor: object = self._executor
-        return isinstance(executor, PrefersLargeGroups) and executor.large
+        return executor is None or (isinstance(executor, PrefersLargeGroups) and executor.large)
+
+    def expect(self, group: int, groups: int) -> None:
+        self._group, self._groups = group, groups
+
+    def report(self) -> dict[str, Any] | None:
+        if self.chosen is None:
+            return None
+        seconds = {name: figures._asdict() for name, figures in self._figures.items()}
+        precision = self._problem.effective_precision
+        facts = {"tasks": self._group, "groups": self._groups, "seconds": seconds}
+        return {"chosen": self.chosen, "precision": precision, **facts}
 
     def __call__(
         self, algorithm: AnyAlgorithm, tasks: Sequence[Task], starts: Sequence[TaskStart], seed: int
     ) -> TaskResults:
-        if self._executor is not None:
-            return self._executor(algorithm, tasks, starts, seed)
-        batches = self._population.indices(tasks[0].client, tasks[0].visit, seed)
-        shape = (len(tasks).bit_length(), len(batches), len(batches[0]))
-        key = cache_key(algorithm, self._problem, shape)
-        cached = cached_choice(key)
-        if cached is not None and cached in self._candidates:
-            self.choose(cached)
-            return self(algorithm, tasks, starts, seed)
-        results = self._try_all(algorithm, tasks, starts, seed)
-        assert self.chosen is not None
-        store_choice(key, self.chosen)
-        return results
+        if self._executor is None:
+            self._group = self._group or len(tasks)
+            self._tune(algorithm, tasks[: self._group], starts[: self._group], seed)
+        assert self._executor is not None
+        return self._executor(algorithm, tasks, starts, seed)
 
     def choose(self, name: str) -> None:
-        """Compute in this way from now on."""
-        if name not in self._candidates:
-            raise unknown_name("execution", name, self._candidates)
-        self.chosen, self._executor = name, self._make(name)
+        """Compute in this way from now on; a name of an earlier version is ignored."""
+        if name in self._candidates:
+            self.chosen, self._executor = name, self._make(name)
 
     def close(self) -> None:
         if self._executor is not None:
             self._executor.close()
 
     def _make(self, name: str) -> Executor:
-        return self._candidates[name].executor(self._problem, self._population)
+        executor = self._candidates[name].executor(self._problem, self._population)
+        if isinstance(executor, PlansAhead):
+            executor.expect(self._group, self._groups)
+        return executor
 
-    def _try_all(
+    def _tune(
         self, algorithm: AnyAlgorithm, tasks: Sequence[Task], starts: Sequence[TaskStart], seed: int
-    ) -> TaskResults:
-        best: tuple[float, str, Executor, TaskResults] | None = None
-        for name in self._candidates:
+    ) -> None:
+        """Measure until what is expected to finish first has been measured."""
+        batches = self._population.indices(tasks[0].client, tasks[0].visit, seed)
+        key = cache_key(algorithm, self._problem, (len(tasks), len(batches), len(batches[0])))
+        self._figures = {
+            name: figures for name, figures in cached_figures(key).items() if name in self._candidates
+        }
+        known = set(self._figures)
+        names = list(self._candidates)
+        while self._executor is None:
+            name = choose_execution(self._figures, names, self._groups)
+            if name in known:
+                self.choose(name)
+                continue
+            if name.endswith(_COMPILED):
+                log.info(
+                    "compiling the model: about %.0f s, which are expected to pay in %d server steps.",
+                    _COMPILER_SECONDS,
+                    self._groups,
+                )
             executor = self._make(name)
-            for _ in range(_TRIALS):
-                began = self._now()
-                results = executor(algorithm, tasks, starts, seed)
-                seconds = self._now() - began
-            if best is None or seconds < best[0]:
-                if best is not None:
-                    best[2].close()
-                best = seconds, name, executor, results
+            try:
+                figures = self._measure(executor, algorithm, tasks, starts, seed)
+            except RuntimeError as error:
+                if len(names) == 1:
+                    raise
+                log.warning("%s execution is not used: %s", name, first_line(error))
+                names.remove(name)
             else:
-                executor.close()
-        assert best is not None
-        _, self.chosen, self._executor, results = best
-        return results
+                self._figures[name] = figures
+                store_figures(key, self._figures)
+                # what is started by now costs no start any more
+                ready = self._figures | {name: figures._replace(start=0.0)}
+                if choose_execution(ready, names, self._groups) == name:
+                    self.chosen, self._executor = name, executor
+                    continue
+                known.add(name)
+            executor.close()
+        log.info("%s", self._sentence())
+
+    def _sentence(self) -> str:
+        """The choice and its reasons, for people."""
+        each = (
+            f"{name} {1000 * figures.group:.3g} ms after {figures.start:.1f} s"
+            for name, figures in self._figures.items()
+        )
+        return f"local work runs {self.chosen} ({', '.join(each)}; for {self._group} tasks)."
+
+    def _measure(
+        self,
+        executor: Executor,
+        algorithm: AnyAlgorithm,
+        tasks: Sequence[Task],
+        starts: Sequence[TaskStart],
+        seed: int,
+    ) -> Figures:
+        began = self._now()
+        for _ in range(_WARMUP_GROUPS):
+            executor(algorithm, tasks, starts, seed)
+        ready = self._now()
+        for _ in range(_TIMED_GROUPS):
+            executor(algorithm, tasks, starts, seed)
+        return Figures(ready - began, (self._now() - ready) / _TIMED_GROUPS)
 
     def _now(self) -> float:
         if self._problem.device.type == "cuda":
@@ -174,15 +271,15 @@ class AutotuneExecutor:
 
 
 def cache_path() -> Path | None:
-    """The file of earlier choices, in $OFFBEAT_CACHE or the user's cache; None if OFFBEAT_CACHE is empty."""
+    """The file of earlier figures, in $OFFBEAT_CACHE or the user's cache; None if OFFBEAT_CACHE is empty."""
     own = os.environ.get("OFFBEAT_CACHE")
     if own is not None:
-        return Path(own) / "choices.json" if own else None
+        return Path(own) / "executions.json" if own else None
     try:
         caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     except RuntimeError:  # a user without a home directory
         return None
-    return caches / "offbeat" / "choices.json"
+    return caches / "offbeat" / "executions.json"
 
 
 def cache_key(algorithm: AnyAlgorithm, problem: Problem, shape: tuple[int, ...]) -> str:
@@ -199,21 +296,24 @@ def cache_key(algorithm: AnyAlgorithm, problem: Problem, shape: tuple[int, ...])
     return hashlib.blake2b("\n".join(facts).encode(), digest_size=12).hexdigest()
 
 
-def cached_choice(key: str) -> str | None:
-    """The choice of an earlier trial, if there was one."""
-    choice = _read_cache(cache_path()).get(key)
-    return choice if isinstance(choice, str) else None
+def cached_figures(key: str) -> dict[str, Figures]:
+    """What earlier runs measured."""
+    found = _read_cache(cache_path()).get(key)
+    try:
+        return {name: Figures(*map(float, figures)) for name, figures in dict(found or {}).items()}  # type: ignore[call-overload]
+    except (TypeError, ValueError):  # of another version
+        return {}
 
 
-def store_choice(key: str, choice: str) -> None:
-    """Remember a choice; a cache that cannot be written is ignored."""
+def store_figures(key: str, figures: Mapping[str, Figures]) -> None:
+    """Keep figures for later runs; a cache that cannot be written is ignored."""
     path = cache_path()
     if path is None:
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}.part")
-        part.write_text(json.dumps(_read_cache(path) | {key: choice}, indent=1))
+        part.write_text(json.dumps(_read_cache(path) | {key: figures}, indent=1))
         part.replace(path)
     except OSError:
         pass

@@ -7,7 +7,7 @@ of examples of tasks of similar length are padded to one shape.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from offbeat import draws, trees
 from offbeat.core import AnyAlgorithm, Batch, Batches, Task, Visit, traits_of
-from offbeat.data.population import Indices, Population
+from offbeat.data.population import Examples, Indices, Population
 from offbeat.errors import InputError
 from offbeat.nn.problem import GradientFn, Problem, Statistics, TaskGradient
 from offbeat.trees import Tree
@@ -42,7 +42,7 @@ class TaskResults(NamedTuple):
 
 
 class Executor(Protocol):
-    """Computes the local work of tasks of distinct clients."""
+    """Computes the local work of tasks; of distinct clients where clients keep memory."""
 
     def __call__(
         self, algorithm: AnyAlgorithm, tasks: Sequence[Task], starts: Sequence[TaskStart], seed: int
@@ -61,6 +61,24 @@ class PrefersLargeGroups(Protocol):
 
     @property
     def large(self) -> bool: ...
+
+
+@runtime_checkable
+class PlansAhead(Protocol):
+    """An executor that prepares for the groups of tasks that a run has."""
+
+    def expect(self, group: int, groups: int) -> None:
+        """A run has so many groups of mostly so many tasks; called before the first."""
+        ...
+
+
+@runtime_checkable
+class ReportsExecution(Protocol):
+    """An executor that chooses how to compute."""
+
+    def report(self) -> dict[str, Any] | None:
+        """What was chosen, and by which figures; None before the first group."""
+        ...
 
 
 class SequentialExecutor:
@@ -96,20 +114,17 @@ class SequentialExecutor:
         return TaskResults(upload, memory, problem.without_dropout_keys(grad.statistics))
 
     def _load(self, batches: list[Indices]) -> tuple[Batch, ...]:
-        return tuple(
-            Batch(load_examples(self._population, torch.from_numpy(indices), self._problem))
-            for indices in batches
-        )
+        return tuple(Batch(load_examples(self._population, indices, self._problem)) for indices in batches)
 
 
-def load_examples(population: Population, indices: Tensor, problem: Problem) -> Tree:
+def load_examples(population: Population, indices: Indices, problem: Problem) -> Tree:
     """The examples at these indices, on the problem's device."""
-    return trees.map(lambda leaf: leaf[indices.to(leaf.device)].to(problem.device), tuple(population.data))
+    return trees.map(lambda leaf: leaf.to(problem.device), tuple(population.data.gather(indices)))
 
 
 def sample_batch(population: Population, problem: Problem) -> Batch:
     """A few examples to try a module on."""
-    first = torch.arange(min(5, population.data.total))
+    first = np.arange(min(5, population.data.total)) if population.in_memory else population.parts[0][:5]
     return Batch(load_examples(population, first, problem))
 
 
@@ -121,7 +136,7 @@ def dropout_key(seed: int) -> int:
 def check_module(algorithm: AnyAlgorithm, problem: Problem, population: Population, seed: int) -> None:
     """Refuse a module that cannot do what the algorithm needs."""
     if traits_of(algorithm).repeats_batches:
-        indices = torch.from_numpy(population.indices(0, 0, seed)[0])
+        indices = population.indices(0, 0, seed)[0]
         if not problem.is_deterministic(Batch(load_examples(population, indices, problem))):
             name = type(algorithm).__name__
             raise InputError(
@@ -269,15 +284,32 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
+def read_padded(
+    population: Population, padded: dict[str, PaddedIndices], problem: Problem
+) -> tuple[Examples, dict[str, PaddedIndices]]:
+    """The population's examples in memory; of a source only those that occur, with indices into them."""
+    if isinstance(population.data, Examples):
+        return population.data, padded
+    used, places = np.unique(
+        np.concatenate([part.indices.reshape(-1) for part in padded.values()]), return_inverse=True
+    )
+    data = population.data.gather(used).to(problem.device)
+    ends = np.cumsum([part.indices.size for part in padded.values()])[:-1]
+    return data, {
+        name: part._replace(indices=each.reshape(part.indices.shape))
+        for (name, part), each in zip(padded.items(), np.split(places, ends), strict=True)
+    }
+
+
 def make_local_fn(
-    algorithm: AnyAlgorithm, problem: Problem, population: Population, differentiate: GradientFn
+    algorithm: AnyAlgorithm, problem: Problem, data: Examples, differentiate: GradientFn
 ) -> LocalFn:
     """The local work of one task as a function of tensors."""
 
     def local_fn(inputs: TaskInputs) -> TaskResults:
         start = inputs.start
         batches = Batches(
-            **{name: _minibatches(population, problem, *part) for name, part in inputs.indices.items()}
+            **{name: _minibatches(data, problem, *part) for name, part in inputs.indices.items()}
         )
         grad = TaskGradient(problem, differentiate, problem.with_dropout_key(start.statistics, inputs.key))
         upload, memory = algorithm.local(start.message, start.memory, batches, start.visit, grad)
@@ -287,10 +319,10 @@ def make_local_fn(
 
 
 def _minibatches(
-    population: Population, problem: Problem, indices: Tensor, mask: Tensor | None = None
+    examples: Examples, problem: Problem, indices: Tensor, mask: Tensor | None = None
 ) -> tuple[Batch, ...]:
     """(steps, examples) indices to one minibatch per step."""
-    data = load_examples(population, indices, problem)
+    data = trees.map(lambda leaf: leaf[indices.to(leaf.device)].to(problem.device), tuple(examples))
     return tuple(
         Batch(trees.map(lambda leaf, k=k: leaf[k], data), None if mask is None else mask[k])
         for k in range(len(indices))

@@ -2,11 +2,11 @@
 
 Nothing has to be computed when a task starts or ends: `gather` computes a full buffer at once, each
 task from the message of its own version, and then commits the clients' memory. A task that was dropped
-or lost is never committed. If a client is in a buffer twice, the buffer is computed in waves, so that
-its second visit sees what its first visit stored.
+or lost is never committed. Where clients keep memory and one is in a buffer twice, the buffer is computed in
+waves, so that its second visit sees what its first visit stored.
 
 To keep a GPU busy, tasks that are still in flight may be computed ahead of their buffer: their version
-exists, their client has no other task under way, and the clock knows which tasks arrive next. They are
+exists, what their client remembers is known, and the clock knows which tasks arrive next. They are
 queued beside the server's own work, and checkpoints hold what was computed but not yet used.
 """
 
@@ -15,7 +15,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from math import inf
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,7 +31,9 @@ from offbeat.engines.engine import ClientUpdates
 from offbeat.engines.execution import Autotune, AutotuneExecutor, Execution
 from offbeat.engines.local import (
     Executor,
+    PlansAhead,
     PrefersLargeGroups,
+    ReportsExecution,
     SequentialExecutor,
     TaskResults,
     TaskStart,
@@ -197,6 +200,7 @@ class Simulation:
         self._seed = seed
         self._device = problem.device
         self._initial = (algorithm.init(x), statistics)
+        self._remembers = bool(trees.leaves(algorithm.memory(x)))  # whether a visit depends on earlier ones
         self._make_store = partial(make_client_store, backend, algorithm.memory(x), clients, problem.device)
         self._store = self._make_store()
         self._messages: dict[int, Tree] = {}
@@ -216,6 +220,13 @@ class Simulation:
     def busy(self) -> int:
         return self._clock.busy
 
+    def expect(self, buffer: int, rounds: int) -> None:
+        if isinstance(self._executor, PlansAhead):
+            self._executor.expect(buffer, rounds)
+
+    def execution(self) -> dict[str, Any] | None:
+        return self._executor.report() if isinstance(self._executor, ReportsExecution) else None
+
     def start(self, task: Task, *, sure: bool = False) -> None:
         self._references[task.version] += 1
         self._ranks.start(task)
@@ -223,8 +234,8 @@ class Simulation:
             self._open_visits.setdefault(task.client, []).append(task.visit)
         self._clock.start(task, sure=sure)
 
-    def next(self) -> Arrival:
-        return self._clock.next()
+    def next(self, until: float = inf) -> Arrival | None:
+        return self._clock.next(until)
 
     def wait(self, until: float) -> None:
         self._clock.wait(until)
@@ -236,7 +247,7 @@ class Simulation:
         self._drop_messages()
 
     def gather(self, tasks: Sequence[Task], version: int) -> ClientUpdates:
-        waves = _waves(tasks)
+        waves = _waves(tasks) if self._remembers else [list(range(len(tasks)))]
         results = [self._run_wave([tasks[row] for row in wave], version) for wave in waves]
         whole = results[0] if len(waves) == 1 else self._join(waves, results)
         self.forget(tasks)
@@ -307,19 +318,24 @@ class Simulation:
         """Compute tasks of distinct clients and commit their memory."""
         missing = [task for task in tasks if task not in self._computed]
         if missing and isinstance(self._executor, PrefersLargeGroups) and self._executor.large:
-            missing = missing + self._upcoming()
+            missing = missing + self._upcoming(used=len(tasks) - len(missing))
         self._launch(missing, version)
         results = self._take(tasks)
         self._store.write([task.client for task in tasks], results.memories)
         return results
 
-    def _upcoming(self) -> list[Task]:
-        """Tasks in flight to compute next, in the order of their arrival; a small group is put off."""
-        count = self._ahead - len(self._computed)
+    def _upcoming(self, used: int = 0) -> list[Task]:
+        """Tasks in flight to compute next, in the order of their arrival; a small group is put off.
+
+        Of the results that were computed ahead, `used` are about to be used.
+        """
+        count = self._ahead - (len(self._computed) - used)
         if count < min(_MIN_GROUP, self._ahead) or not count:
             return []
         flying = [task for task in self._clock.upcoming(self._ahead) if task not in self._computed]
-        able = [task for task in flying if self._open_visits[task.client][0] == task.visit][:count]
+        if self._remembers:
+            flying = [task for task in flying if self._open_visits[task.client][0] == task.visit]
+        able = flying[:count]
         return able if len(able) >= min(_MIN_GROUP, self._ahead) else []
 
     def _launch(self, tasks: list[Task], version: int) -> None:

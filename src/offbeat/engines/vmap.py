@@ -9,8 +9,8 @@ from torch.func import vmap
 
 from offbeat import trees
 from offbeat.core import AnyAlgorithm, Task
-from offbeat.data.population import Population
-from offbeat.engines.cuda import CapturedGraph, GraphCache, new_stream, tree_signature
+from offbeat.data.population import Examples, Population
+from offbeat.engines.cuda import CapturedGraph, GraphCache, first_line, new_stream, tree_signature
 from offbeat.engines.local import (
     PaddedIndices,
     PaddingCheck,
@@ -22,22 +22,24 @@ from offbeat.engines.local import (
     group_by_length,
     join_results,
     make_local_fn,
+    read_padded,
     stacked_inputs,
 )
 from offbeat.errors import InputError
+from offbeat.nn.compiled import CompiledGradient
 from offbeat.nn.problem import Problem
 
 log = logging.getLogger(__name__)
 
 _MAX_GRAPHS = 8  # recorded shapes that are kept; each holds the memory of a whole launch
-_MIN_RECORDED = 8  # tasks of the smallest recorded shape
 
 
 class VmapExecutor:
-    """Clients of similar length in one `vmap`, at most `chunk` at a time.
+    """Clients of similar length in one `vmap`, at most `chunk` at a time, and compiled on request.
 
-    What cannot be mapped runs one by one, and a chunk that does not fit into memory is halved; each is
-    logged once. On a GPU, a shape that occurs again is recorded as a graph, unless `graphs` is off.
+    What cannot be mapped runs one by one, what cannot be compiled runs as it is, and a chunk that does not
+    fit into memory is halved; each is logged once. On a GPU, a shape that occurs again is recorded as a
+    graph. Few shapes are recorded, and only one is compiled: smaller groups are padded to it.
     """
 
     def __init__(
@@ -45,8 +47,7 @@ class VmapExecutor:
         problem: Problem,
         population: Population,
         chunk: int | None = None,
-        graphs: bool = True,
-        im2col: bool = False,
+        compiled: bool = False,
     ) -> None:
         if chunk is not None and chunk < 1:
             raise InputError(f"a chunk of {chunk} clients cannot be computed: give at least 1.")
@@ -58,25 +59,32 @@ class VmapExecutor:
         self._mappable = True
         self._warned = False  # that the chunk was halved
         self._out_of_memory = False  # in the last attempt
-        self._steady = False  # whether the previous call had as many tasks
+        self._usual = 0  # tasks of most groups; 0: not known
         self._last_count = 0  # tasks of the last call
-        self._differentiate = problem.differentiate_by_im2col if im2col else problem.differentiate
+        self._compiled = compiled
+        self._differentiate = CompiledGradient(problem) if compiled else problem.differentiate
         self._graphs: GraphCache[tuple[object, ...]] | None = None
-        if graphs and problem.device.type == "cuda":
+        if problem.device.type == "cuda" and population.in_memory:
             self._graphs = GraphCache(_MAX_GRAPHS)
             self._stream = new_stream(problem.device)
+            self._pool = torch.cuda.graph_pool_handle()  # for all graphs, since they run one at a time
 
     @property
     def large(self) -> bool:
         """Whether one large group is computed faster than two small ones."""
         return self._graphs is not None and self._mappable
 
+    def expect(self, group: int, groups: int) -> None:
+        self._usual = group
+
     def __call__(
         self, algorithm: AnyAlgorithm, tasks: Sequence[Task], starts: Sequence[TaskStart], seed: int
     ) -> TaskResults:
         if not self._mappable:
             return self._sequential(algorithm, tasks, starts, seed)
-        self._steady, self._last_count = self._last_count == len(tasks), len(tasks)
+        if not self._usual or (self._last_count == len(tasks) and not self._compiled):
+            self._usual = len(tasks)
+        self._last_count = len(tasks)
         drawn = TaskDraws.of(algorithm, tasks, self._population, seed)
         groups, parts = group_by_length(drawn.items), []
         for rows in groups:
@@ -123,41 +131,57 @@ class VmapExecutor:
     ) -> TaskResults | None:
         """Compute a chunk; None if it does not fit into memory, or cannot be mapped or recorded after all."""
         try:
+            data, padded = read_padded(self._population, padded, self._problem)
             inputs = stacked_inputs(starts, keys, padded, self._problem.device)
-            return self._map(algorithm, inputs, len(starts))
+            return self._map(algorithm, data, inputs, len(starts))
         except torch.OutOfMemoryError:
             self._out_of_memory = True
-        except RuntimeError as error:
-            if self._graphs is not None and "captur" in str(error):
+        except InputError:
+            raise
+        except Exception as error:
+            reason = first_line(error)
+            if _is_vmap_error(error):
+                self._give_up(reason)
+            elif self._compiled:
+                self._compiled, self._differentiate = False, self._problem.differentiate
+                log.warning("this module cannot be compiled, so it runs without the compiler: %s", reason)
+            elif self._graphs is not None and "captur" in str(error):
                 self._graphs = None
-                log.warning("this module cannot be recorded as a graph: %s", str(error).splitlines()[0])
-            elif _is_vmap_error(error):
-                self._give_up(str(error).splitlines()[0])
+                log.warning("this module cannot be recorded as a graph: %s", reason)
             else:
                 raise
         return None  # outside the handler, since a handled error keeps memory alive
 
-    def _map(self, algorithm: AnyAlgorithm, inputs: TaskInputs, count: int) -> TaskResults:
-        local_fn = make_local_fn(algorithm, self._problem, self._population, self._differentiate)
+    def _map(self, algorithm: AnyAlgorithm, data: Examples, inputs: TaskInputs, count: int) -> TaskResults:
+        local_fn = make_local_fn(algorithm, self._problem, data, self._differentiate)
         mapped = vmap(local_fn, randomness="error")
         with self._problem.precision_context():
-            if self._graphs is None:
+            if self._graphs is None and not self._compiled:
                 return TaskResults(*mapped(inputs))
-            if not (self._steady and count == self._last_count):
-                shape = max(count, min(_padded_count(count), self._chunk or _padded_count(count)))
-                inputs = trees.map(lambda leaf: _repeat_last(leaf, shape), inputs)
-            key = (id(algorithm), *tree_signature(inputs))
-            graph = self._graphs.find(key, lambda: CapturedGraph(mapped, inputs, self._stream))
+            shape = self._padded_count(count)
+            inputs = trees.map(lambda leaf: _repeat_last(leaf, shape), inputs)
+            graph = None
+            if self._graphs is not None:
+                key = (id(algorithm), *tree_signature(inputs))
+                graph = self._graphs.find(
+                    key, lambda: CapturedGraph(mapped, inputs, self._stream, self._pool)
+                )
             results = mapped(inputs) if graph is None else graph(inputs)
             copied: TaskResults = trees.map(lambda leaf: leaf[:count].clone(), TaskResults(*results))
             return copied
 
     def _next_chunk(self, left: int) -> int:
-        """How many to compute next: with graphs a power of two, or the number that occurs every time."""
-        size = min(self._chunk or left, left)
-        if self._graphs is None or size <= _MIN_RECORDED or (self._steady and size == self._last_count):
-            return size
-        return 1 << (size.bit_length() - 1)
+        """How many to compute next."""
+        most = min(self._chunk or left, left)
+        return min(most, self._usual) if self._compiled else most
+
+    def _padded_count(self, count: int) -> int:
+        """The number of tasks of the recorded shape that holds this many: at most a third is padding."""
+        if self._compiled or count == self._usual:
+            return self._chunk if self._chunk and self._chunk < self._usual else self._usual
+        power = 1 << (count - 1).bit_length()
+        size = 3 * power // 4 if count <= 3 * power // 4 else power
+        return max(count, min(size, self._chunk or size))
 
     def _free_memory(self, size: int) -> None:
         """After running out of memory: first drop recorded graphs, then compute fewer at once."""
@@ -192,11 +216,6 @@ class VmapExecutor:
             )
 
 
-def _padded_count(count: int) -> int:
-    """The number of tasks of the recorded shape that holds this many."""
-    return max(_MIN_RECORDED, 1 << (count - 1).bit_length())
-
-
 def _repeat_last(leaf: Tensor, count: int) -> Tensor:
     """Pad with copies of the last row, since each shape needs a recording of its own."""
     if len(leaf) == count:
@@ -204,7 +223,9 @@ def _repeat_last(leaf: Tensor, count: int) -> Tensor:
     return torch.cat([leaf, leaf[-1:].expand(count - len(leaf), *leaf.shape[1:])])
 
 
-def _is_vmap_error(error: RuntimeError) -> bool:
+def _is_vmap_error(error: Exception) -> bool:
     """Whether `vmap` itself refused: random numbers, in-place writes, control flow on data."""
     text = str(error)
-    return "vmap" in text or "functorch" in text or "Batching rule" in text
+    return isinstance(error, RuntimeError) and (
+        "vmap" in text or "functorch" in text or "Batching rule" in text
+    )

@@ -25,9 +25,8 @@ from offbeat.trees import Tree
 
 def pack_worker(problem: Problem, population: Population, execution: Execution) -> Tree:
     """All that a worker needs, as tensors: the examples, and the rest as bytes."""
-    others = {
-        field.name: getattr(population, field.name) for field in fields(population) if field.name != "data"
-    }
+    others = {field.name: getattr(population, field.name) for field in fields(population)}
+    data = tuple(others.pop("data")) if population.in_memory else ()
     file = io.BytesIO()
     try:
         # torch's format, so that tensors can be loaded to another device
@@ -38,7 +37,7 @@ def pack_worker(problem: Problem, population: Population, execution: Execution) 
             f"the module, the loss or the clients cannot be sent to another process ({reason}): "
             "leave out what cannot be pickled, or use the sequential engine."
         ) from None
-    return tuple(population.data), torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
+    return data, torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
 
 
 class WorkerRuntime:
@@ -50,7 +49,7 @@ class WorkerRuntime:
         problem, others, execution = torch.load(
             io.BytesIO(rest.numpy().tobytes()), map_location=device, weights_only=False
         )
-        population = Population(data=trees.map(self._move, data), **others)
+        population = Population(**({"data": trees.map(self._move, data)} if data else {}), **others)
         self._executor: Executor = execution.executor(problem, population)
         self._warnings = _WarningCollector()
         logger = logging.getLogger("offbeat")

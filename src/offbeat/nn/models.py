@@ -1,10 +1,12 @@
-"""The built-in models; they draw no random numbers and keep no statistics, so they map over clients.
+"""The built-in models.
 
 ResNet-18 (He et al. 2016) has a 3 x 3 stem for small images, and GroupNorm in place of BatchNorm, whose
-statistics suit no client where clients differ (Hsieh et al. 2020).
+statistics suit no client where clients differ (Hsieh et al. 2020); `resnet18-bn` has BatchNorm, whose
+running statistics are averaged over the clients of a buffer. The other models keep no statistics.
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +15,7 @@ from offbeat import draws
 from offbeat.errors import InputError, unknown_name
 from offbeat.nn.language import bert_base, bert_tiny
 
-NAMES = ("bert-base", "bert-tiny", "charformer", "cnn", "logistic", "mlp", "resnet18")
+NAMES = ("bert-base", "bert-tiny", "charformer", "cnn", "logistic", "mlp", "resnet18", "resnet18-bn")
 _TOKEN_MODELS = ("bert-base", "bert-tiny", "charformer")  # their inputs are token ids
 _RESNET18_STAGES = ((64, 1), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1))
 _NORM_GROUPS = 32
@@ -45,8 +47,8 @@ def build(name: str, shape: tuple[int, ...], classes: int, seed: int) -> nn.Modu
                 return _charformer(shape, classes)
             case "cnn":
                 return _cnn(shape, classes)
-            case "resnet18":
-                return resnet18(shape, classes)
+            case "resnet18" | "resnet18-bn":
+                return resnet18(shape, classes, nn.BatchNorm2d if name == "resnet18-bn" else _group_norm)
             case "mlp":
                 return _mlp(shape, classes)
             case _:
@@ -162,22 +164,20 @@ def _causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 class ResidualBlock(nn.Module):
     """Two convolutions with a shortcut."""
 
-    def __init__(self, channels: int, width: int, stride: int) -> None:
+    def __init__(self, channels: int, width: int, stride: int, norm: Callable[[int], nn.Module]) -> None:
         super().__init__()
         self.path = nn.Sequential(
             nn.Conv2d(channels, width, 3, stride, 1, bias=False),
-            nn.GroupNorm(_NORM_GROUPS, width),
+            norm(width),
             nn.ReLU(),
             nn.Conv2d(width, width, 3, 1, 1, bias=False),
-            nn.GroupNorm(_NORM_GROUPS, width),
+            norm(width),
         )
         same = stride == 1 and channels == width
         self.short = (
             nn.Identity()
             if same
-            else nn.Sequential(
-                nn.Conv2d(channels, width, 1, stride, bias=False), nn.GroupNorm(_NORM_GROUPS, width)
-            )
+            else nn.Sequential(nn.Conv2d(channels, width, 1, stride, bias=False), norm(width))
         )
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -186,20 +186,26 @@ class ResidualBlock(nn.Module):
         return outputs
 
 
-def resnet18(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """ResNet-18: 11,173,962 weights for three channels and 10 classes."""
+def _group_norm(width: int) -> nn.Module:
+    return nn.GroupNorm(_NORM_GROUPS, width)
+
+
+def resnet18(
+    shape: tuple[int, ...], classes: int, norm: Callable[[int], nn.Module] = _group_norm
+) -> nn.Module:
+    """ResNet-18: 11,173,962 weights for three channels and 10 classes; `norm` makes a layer of that width."""
     if len(shape) != 3 or min(shape[1:]) < 8:
         raise InputError(
             f"the model 'resnet18' cannot take inputs of shape {shape}: use images, or the model 'mlp'."
         )
     widths = [64, *(width for width, _ in _RESNET18_STAGES)]
     blocks = [
-        ResidualBlock(channels, width, stride)
+        ResidualBlock(channels, width, stride, norm)
         for channels, (width, stride) in zip(widths, _RESNET18_STAGES, strict=False)
     ]
     return nn.Sequential(
         nn.Conv2d(shape[0], 64, 3, 1, 1, bias=False),
-        nn.GroupNorm(_NORM_GROUPS, 64),
+        norm(64),
         nn.ReLU(),
         *blocks,
         nn.AdaptiveAvgPool2d(1),

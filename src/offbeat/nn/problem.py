@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 from offbeat import trees
 from offbeat.core import Batch, Vector, where
 from offbeat.errors import InputError
-from offbeat.nn.layers import LARGE_PATCH, dropout_keys, with_im2col, with_keyed_dropout
+from offbeat.nn.layers import dropout_keys, with_keyed_dropout, with_matmul_convolutions
 from offbeat.trees import Tree
 
 Loss: TypeAlias = Callable[[Any, Any], Tensor]  # outputs, targets -> () or (examples,)
@@ -29,14 +29,15 @@ Statistics: TypeAlias = dict[str, Tensor]
 Objective: TypeAlias = Callable[[dict[str, Tensor], Statistics, Batch], tuple[Tensor, Statistics]]
 GradientFn: TypeAlias = Callable[[Vector, Statistics, Batch], tuple[Vector, Tensor, Statistics]]
 
+_SMALL_PATCH = 32  # elements of a patch up to which a product is faster without a compiler
 _KEY_STRIDE = 0x632BE5AB  # between the dropout keys of a module's layers
 _NORM_LAYERS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 
 
 class Precision(Enum):
-    """What a GPU may round matrix products to; sums, weights and updates keep the module's own type."""
+    """What a GPU may round products to, in convolutions too; sums, weights and updates keep their type."""
 
-    TORCH = "as torch is set"
+    AUTO = "to TensorFloat-32 where the GPU has it"
     FLOAT32 = "not at all"
     TF32 = "to TensorFloat-32"
     BFLOAT16 = "to bfloat16, by autocast"
@@ -51,8 +52,7 @@ def precision_flags(precision: Precision, device: torch.device) -> Iterator[None
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark
     cudnn.deterministic, cudnn.benchmark = True, False
-    if precision is not Precision.TORCH:
-        matmul.allow_tf32 = cudnn.allow_tf32 = precision is not Precision.FLOAT32
+    matmul.allow_tf32 = cudnn.allow_tf32 = precision is not Precision.FLOAT32
     try:
         yield
     finally:
@@ -72,7 +72,7 @@ class Problem:
         module: nn.Module,
         loss: Loss,
         weight_decay: float = 0.0,
-        precision: Precision = Precision.TORCH,
+        precision: Precision = Precision.AUTO,
     ) -> None:
         if not 0 <= weight_decay < float("inf"):
             raise InputError(f"the weight decay must be at least 0 and finite, not {weight_decay}.")
@@ -83,7 +83,6 @@ class Problem:
         self._keys = dropout_keys(self._training)
         self._evaluating = copy.deepcopy(module).eval()
         self._mapped = self._training  # the module that `vmap` maps over clients
-        self._im2col: nn.Module | None = None  # built when it is first needed
         named = {name: p for name, p in self._training.named_parameters() if p.requires_grad}
         if not named:
             raise InputError("the module has no parameter that requires a gradient: nothing to train.")
@@ -95,12 +94,15 @@ class Problem:
         every = list(self._training.named_parameters(remove_duplicate=False))
         self._tied = len(every) > len({id(parameter) for _, parameter in every})
         if next(iter(named.values())).is_cuda:
-            self._mapped = with_im2col(self._training)
+            self._mapped = with_matmul_convolutions(self._training, _SMALL_PATCH)
         self._initial = torch.cat([p.detach().reshape(-1) for p in named.values()])
         kept = self._evaluating.state_dict().keys()
         self._statistics = {
             name: buffer.detach().clone() for name, buffer in self._evaluating.named_buffers() if name in kept
         }
+        self.has_convolutions = any(isinstance(part, nn.Conv2d) for part in self._training.modules())
+        # libraries on a CPU convolve images faster in this layout, which later layers keep
+        self._channels_last = self.has_convolutions and self.device.type == "cpu"
         norms = [norm for norm in self._training.modules() if isinstance(norm, _NORM_LAYERS)]
         self.tracks_statistics = any(norm.track_running_stats for norm in norms)
 
@@ -145,13 +147,9 @@ class Problem:
         """Gradient, loss and new statistics at x, as a pure function that `vmap` can map."""
         return self._by_transform(self._mapped, x, statistics, batch)
 
-    def differentiate_by_im2col(
-        self, x: Vector, statistics: Statistics, batch: Batch
-    ) -> tuple[Vector, Tensor, Statistics]:
-        """`differentiate` with the forward pass of convolutions as matrix products."""
-        if self._im2col is None:
-            self._im2col = with_im2col(self._training, LARGE_PATCH)
-        return self._by_transform(self._im2col, x, statistics, batch)
+    def by_products(self) -> GradientFn:
+        """`differentiate` with all convolutions as matrix products, which is faster once it is compiled."""
+        return partial(self._by_transform, with_matmul_convolutions(self._training))
 
     def differentiate_by_autograd(
         self, x: Vector, statistics: Statistics, batch: Batch
@@ -165,18 +163,15 @@ class Problem:
         return partial(self._by_autograd, objective)
 
     def sgd_step(
-        self, x: Vector, statistics: Statistics, batch: Batch, lr: float
+        self, x: Vector, statistics: Statistics, batch: Batch, lr: float, out: Vector
     ) -> tuple[Vector, Statistics]:
-        """X minus lr times its gradient, written parameter by parameter, without a gradient vector."""
+        """X minus lr times its gradient, without a gradient vector; `out` may be x."""
         objective = partial(self._objective, self._training)
         parameters, grads, _, statistics = self._grads(objective, x, statistics, batch)
-        stepped = torch.empty_like(x)
         with torch.no_grad():
-            for parameter, grad, out in zip(
-                parameters, grads, self.parameters(stepped).values(), strict=True
-            ):
-                torch.sub(parameter, self._decayed(grad, parameter), alpha=lr, out=out)
-        return stepped, statistics
+            for parameter, grad, part in zip(parameters, grads, self.parameters(out).values(), strict=True):
+                torch.sub(parameter, self._decayed(grad, parameter), alpha=lr, out=part)
+        return out, statistics
 
     def with_dropout_key(self, statistics: Statistics, key: Tensor) -> Statistics:
         """The statistics of a task whose dropout layers draw by this key."""
@@ -230,6 +225,14 @@ class Problem:
             self.differentiate_by_autograd(self._initial, self._statistics, batch)
             return not all(map(torch.equal, before, self._rng_states()))
 
+    @property
+    def effective_precision(self) -> str:
+        """What products are rounded to on this problem's device: float32 is not at all."""
+        if self.precision is not Precision.AUTO:
+            return self.precision.name.lower()
+        rounds = self.device.type == "cuda" and torch.cuda.get_device_capability(self.device) >= (8, 0)
+        return "tf32" if rounds else "float32"
+
     def precision_context(self) -> AbstractContextManager[None]:
         """Torch's backend flags as this problem's precision asks."""
         return precision_flags(self.precision, self.device)
@@ -254,6 +257,9 @@ class Problem:
     ) -> tuple[list[Tensor], tuple[Tensor, ...], Tensor, Statistics]:
         """Parameters, their gradients, the loss, and the new statistics."""
         views = {name: view.requires_grad_() for name, view in self.parameters(x.detach()).items()}
+        if self._channels_last:
+            inputs, targets = batch.data
+            batch = batch._replace(data=(trees.map(_with_channels_last, inputs), targets))
         loss, new_statistics = objective(views, statistics, batch)
         parameters = list(views.values())
         grads = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
@@ -309,14 +315,23 @@ class Problem:
         return [torch.get_rng_state(), *cuda]
 
 
+def _with_channels_last(leaf: Tensor) -> Tensor:
+    """Images in that layout, which changes no number."""
+    if leaf.ndim != 4 or not leaf.is_floating_point():
+        return leaf
+    return leaf.contiguous(memory_format=torch.channels_last)
+
+
 class TaskGradient:
     """The gradient function of one task; running statistics pass through it from step to step."""
 
     def __init__(self, problem: Problem, differentiate: GradientFn, statistics: Statistics) -> None:
         self._problem = problem
         self._differentiate = differentiate
-        # a CPU is limited by memory bandwidth: there a step is taken without building a gradient vector
+        self._step = getattr(differentiate, "descend", None)
+        # a CPU is limited by memory bandwidth: there steps are taken in place, without a gradient vector
         self._in_place = differentiate == problem.differentiate_by_autograd and problem.device.type == "cpu"
+        self._own: Vector | None = None  # the vector that steps are taken in
         self.statistics = statistics
 
     def __call__(self, x: Vector, batch: Batch, /) -> Vector:
@@ -332,10 +347,15 @@ class TaskGradient:
         return grad, loss + 0.5 * self._problem.weight_decay * (x @ x)
 
     def descend(self, x: Vector, batch: Batch, lr: float, /) -> Vector:
-        """X minus lr times its gradient."""
-        if not self._in_place:
+        """X minus lr times its gradient; an x that came from here may be overwritten."""
+        if self._in_place and batch.mask is None:
+            if self._own is not x:
+                self._own = torch.empty_like(x)
+            stepped, statistics = self._problem.sgd_step(x, self.statistics, batch, lr, self._own)
+        elif self._step is not None:
+            stepped, statistics = self._step(x, self.statistics, batch, lr)
+        else:
             return torch.sub(x, self(x, batch), alpha=lr)
-        stepped, statistics = self._problem.sgd_step(x, self.statistics, batch, lr)
         self._update_statistics(statistics, batch)
         return stepped
 

@@ -1,0 +1,160 @@
+"""Which execution a run takes, by figures that are given here instead of measured."""
+
+import logging
+import re
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from offbeat import Asynchronous, FedOpt, Sequential, Vectorised, train
+from offbeat.core import AnyAlgorithm, Task
+from offbeat.data.population import Population
+from offbeat.engines import execution
+from offbeat.engines.engine import Engine
+from offbeat.engines.execution import AutotuneExecutor, Execution, Figures, choose_execution
+from offbeat.engines.local import Executor, SequentialExecutor, TaskResults, TaskStart
+from offbeat.nn.problem import Problem
+from offbeat.training.loop import Snapshot
+from worlds import make_world
+
+NAMES = ("mapped", "streamed", "mapped-compiled", "streamed-compiled")
+MEASURED = {"mapped": Figures(0.5, 0.02), "streamed": Figures(0.5, 0.04)}
+
+
+def test_executions_without_the_compiler_are_measured_first() -> None:
+    assert choose_execution({}, NAMES, 10**6) == "mapped"
+    assert choose_execution({"mapped": MEASURED["mapped"]}, NAMES, 10**6) == "streamed"
+
+
+def test_the_compiler_is_tried_where_its_time_is_expected_to_pay() -> None:
+    assert choose_execution(MEASURED, NAMES, 1000) == "mapped"
+    assert choose_execution(MEASURED, NAMES, 10_000) == "mapped-compiled"
+    swapped = {"mapped": MEASURED["streamed"], "streamed": MEASURED["mapped"]}
+    assert choose_execution(swapped, NAMES, 10_000) == "streamed-compiled"
+
+
+def test_a_compiled_one_that_saves_less_than_expected_leads_to_the_other_and_back() -> None:
+    found = {"mapped": Figures(0.5, 0.02), "streamed": Figures(0.5, 0.021)}
+    found |= {"mapped-compiled": Figures(30.0, 0.019)}
+    assert choose_execution(found, NAMES, 10_000) == "streamed-compiled"
+    found |= {"streamed-compiled": Figures(30.0, 0.03)}
+    assert choose_execution(found, NAMES, 10_000) == "mapped"  # 0.001 s saved 10,000 times is no 30 s
+    assert choose_execution(found, NAMES, 100_000) == "mapped-compiled"
+
+
+def test_a_known_start_counts_against_the_steps_that_are_left() -> None:
+    found = MEASURED | {"mapped-compiled": Figures(5.0, 0.01), "streamed-compiled": Figures(5.0, 0.05)}
+    assert choose_execution(found, NAMES, 400) == "mapped"
+    assert choose_execution(found, NAMES, 500) == "mapped-compiled"
+
+
+class Slow:
+    """An execution that takes some seconds for its first group, and for each."""
+
+    def __init__(self, start: float, group: float, made: list[str], name: str) -> None:
+        self.start, self.group, self.made, self.name = start, group, made, name
+
+    def executor(self, problem: Problem, population: Population) -> Executor:
+        self.made.append(self.name)
+        return SlowExecutor(problem, population, self.start, self.group)
+
+
+class SlowExecutor(SequentialExecutor):
+    def __init__(self, problem: Problem, population: Population, start: float, group: float) -> None:
+        super().__init__(problem, population)
+        self.left, self.group, self.calls = start, group, 0
+
+    def __call__(
+        self, algorithm: AnyAlgorithm, tasks: Sequence[Task], starts: Sequence[TaskStart], seed: int
+    ) -> TaskResults:
+        time.sleep(self.left + self.group)
+        self.left = 0.0
+        self.calls += len(tasks)
+        return super().__call__(algorithm, tasks, starts, seed)
+
+
+class Tuned:
+    """`Autotune` with candidates of known speed."""
+
+    def __init__(self, **figures: tuple[float, float]) -> None:
+        self.made: list[str] = []
+        self.candidates: dict[str, Execution] = {
+            name.replace("_", "-"): Slow(*each, self.made, name) for name, each in figures.items()
+        }
+
+    def executor(self, problem: Problem, population: Population) -> AutotuneExecutor:
+        return AutotuneExecutor(self.candidates, problem, population)
+
+
+def run(execution: Any, rounds: int) -> tuple[torch.Tensor, dict[str, Any]]:
+    world = make_world()
+    shot = last_step(Vectorised(world.problem, world.population, execution=execution), rounds)
+    report = shot.execution()
+    assert report is not None
+    return shot.x, report
+
+
+def last_step(engine: Engine, rounds: int) -> Snapshot:
+    return list(train(FedOpt(0.1, 1.0), engine, dispatch=Asynchronous(8), buffer=4, rounds=rounds))[-1]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OFFBEAT_CACHE", str(tmp_path))
+
+
+def test_the_fastest_is_taken_with_the_reference_s_trajectory_and_its_figures_are_reported() -> None:
+    x, report = run(Tuned(mapped=(0.0, 0.05), streamed=(0.0, 0.001)), rounds=3)
+    world = make_world()
+    assert torch.equal(x, last_step(Sequential(world.problem, world.population), rounds=3).x)
+    assert report["chosen"] == "streamed"
+    assert (report["tasks"], report["groups"], report["precision"]) == (4, 3, "float32")
+    assert report["seconds"]["mapped"]["group"] > report["seconds"]["streamed"]["group"] >= 0.001
+
+
+def test_a_second_run_measures_nothing_again() -> None:
+    first, second = (Tuned(mapped=(0.0, 0.001), streamed=(0.0, 0.05)) for _ in range(2))
+    run(first, rounds=40)
+    _, report = run(second, rounds=40)
+    assert first.made == ["mapped", "streamed", "mapped"]
+    assert second.made == ["mapped"]
+    assert report["chosen"] == "mapped"
+
+
+def test_compiling_is_announced_and_only_where_the_run_is_long(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(execution, "_COMPILER_SECONDS", 0.1)
+    caplog.set_level(logging.INFO)
+    figures = {"mapped": (0.0, 0.05), "mapped_compiled": (0.1, 0.001)}
+    _, short = run(Tuned(**figures), rounds=3)
+    assert short["chosen"] == "mapped"
+    assert not [record for record in caplog.records if "compiling" in record.message]
+    monkeypatch.setenv("OFFBEAT_CACHE", "")
+    _, long = run(Tuned(**figures), rounds=40)
+    assert long["chosen"] == "mapped-compiled"
+    _, said, chosen = [record.message for record in caplog.records]
+    assert said == "compiling the model: about 0 s, which are expected to pay in 40 server steps."
+    assert re.fullmatch(r"local work runs mapped-compiled \(mapped .* ms after .* s; for 4 tasks\)\.", chosen)
+
+
+def test_a_candidate_that_fails_is_left_out_with_one_sentence(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken:
+        def executor(self, problem: Problem, population: Population) -> Executor:
+            return self  # type: ignore[return-value]
+
+        def __call__(self, *rest: Any) -> TaskResults:
+            raise RuntimeError("no kernel\nis there")
+
+        def close(self) -> None:
+            pass
+
+    tuned = Tuned(streamed=(0.0, 0.001))
+    tuned.candidates = {"mapped": Broken()} | tuned.candidates
+    _, report = run(tuned, rounds=2)
+    assert report["chosen"] == "streamed"
+    warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert warnings == ["mapped execution is not used: no kernel"]

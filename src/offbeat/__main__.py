@@ -1,4 +1,4 @@
-"""The command, also as `python -m offbeat`: Ctrl-C while everything is being loaded is one sentence, too."""
+"""The `offbeat` command, also as `python -m offbeat`; an interrupt during imports gives one sentence."""
 
 import os
 import signal
@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> int:
-    """Load the command line, then run one command; the exit code."""
+    """Load the command line, run one command and return its exit code."""
     usual = signal.getsignal(signal.SIGINT)
     if usual is signal.default_int_handler:
         signal.signal(signal.SIGINT, _leave)
@@ -18,7 +18,7 @@ def main() -> int:
 
 
 def _leave(number: int, frame: object) -> None:
-    """At once, for nothing has begun, and an exception might be taken for a library that is missing."""
+    """Exit at once: an exception during an import could be mistaken for a missing library."""
     os.write(sys.stderr.fileno(), b"offbeat: interrupted.\n")
     os._exit(128 + number)
 

@@ -59,7 +59,7 @@ class Gradient(Protocol):
         ...
 
     def descend(self, x: Vector, batch: Batch, lr: float, /) -> Vector:
-        """One SGD step: x minus lr times the gradient."""
+        """One SGD step: x minus lr times the gradient; an x that came from here may be overwritten."""
         ...
 
 
@@ -96,6 +96,17 @@ class Cohort(NamedTuple):
     def mean_weight(self) -> float:
         """What the weights of the mean add up to."""
         return sum(self.weights) / len(self.weights)
+
+
+class SamplingEvent(NamedTuple):
+    """How one client's contributions to releases are drawn: `times` draws, independent of each other.
+
+    With `slots`, a draw is of one release out of so many; with `rate`, of whether to contribute to one.
+    """
+
+    times: int
+    rate: float | None = None
+    slots: int | None = None
 
 
 class SavedState(NamedTuple):
@@ -176,9 +187,10 @@ def zeros_like(x: Vector) -> Vector:
     return x.new_zeros(x.shape)
 
 
-def sgd(x: Vector, batches: Batches, grad: Gradient, lr: float) -> Vector:
-    """Plain local descent."""
-    return scan(lambda y, batch: grad.descend(y, batch, lr), x, batches)
+def sgd(x: Vector, batches: Batches, grad: Gradient | Callable[[Vector, Batch], Vector], lr: float) -> Vector:
+    """Plain local descent; `grad` may also be a function of one's own, such as one with a proximal term."""
+    descend = getattr(grad, "descend", None) or (lambda y, batch, lr: y - lr * grad(y, batch))
+    return scan(lambda y, batch: descend(y, batch, lr), x, batches)
 
 
 def traits_of(algorithm: AnyAlgorithm) -> Traits:

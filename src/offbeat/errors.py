@@ -14,6 +14,15 @@ class InputError(ValueError):
     """Something the user gave cannot work; the message says what and what to do."""
 
 
+class DiskFullError(InputError):
+    """There is no space left to write a file."""
+
+    def __init__(self, path: object) -> None:
+        super().__init__(
+            f"{path} cannot be written because the disk is full: free some space, then resume the run."
+        )
+
+
 class DivergedError(ArithmeticError):
     """A loss, an update or the model became NaN or infinite."""
 

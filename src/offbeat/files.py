@@ -1,5 +1,11 @@
-"""Files that survive a kill: atomic replacement, new folders, and JSONL whose last line may be incomplete."""
+"""Files that survive a kill: atomic replacement, new folders, and JSONL whose last line may be incomplete.
 
+Checksums tell a file that was damaged from one that was not, and a full disk has an error of its own.
+"""
+
+import contextlib
+import errno
+import hashlib
 import json
 import os
 import shutil
@@ -10,10 +16,17 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from offbeat.errors import InputError
+from offbeat.errors import DiskFullError, InputError
 
 PART_SUFFIX = ".part"  # of a file that is being written
 _TAIL_BYTES = 1 << 16  # read at a time from the end of a file
+_PROBE_BYTES, _PLENTY_BYTES = 1 << 20, 1 << 26  # what a disk must have room for, and what is plenty
+
+
+def cache_root() -> Path:
+    """The folder of what can be downloaded or computed again: $OFFBEAT_DATA, or ~/.cache/offbeat."""
+    root = os.environ.get("OFFBEAT_DATA")
+    return Path(root) if root else Path.home() / ".cache" / "offbeat"
 
 
 def replace_file(path: Path, data: bytes | Iterable[bytes], mode: int | None = None) -> None:
@@ -53,8 +66,53 @@ def fsync_dir(folder: Path) -> None:
         os.close(handle)
 
 
+_CHECKSUM = "checksum"
+
+
+def with_checksum(facts: dict[str, Any]) -> dict[str, Any]:
+    """Facts to be written as JSON, with a checksum over them."""
+    text = json.dumps(facts, sort_keys=True).encode()
+    return facts | {_CHECKSUM: hashlib.blake2b(text, digest_size=8).hexdigest()}
+
+
+def without_checksum(facts: dict[str, Any]) -> dict[str, Any]:
+    """Facts that were read, or a `ValueError` if they have changed; earlier versions wrote no checksum."""
+    kept = {name: value for name, value in facts.items() if name != _CHECKSUM}
+    if _CHECKSUM in facts and with_checksum(kept) != facts:
+        raise ValueError("its contents have changed since it was written")
+    return kept
+
+
+def is_disk_full(error: OSError) -> bool:
+    """Whether a write failed because there is no space, or no quota."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def disk_full(folder: Path, *, quick: bool = False) -> bool:
+    """Whether nothing can be written to a folder for want of space, found by writing.
+
+    A `quick` look does not write where the disk has much space, so it may overlook a quota.
+    """
+    if quick and shutil.disk_usage(folder).free > _PLENTY_BYTES:
+        return False
+    probe = folder / ".space"
+    try:
+        with probe.open("wb") as file:
+            file.write(bytes(_PROBE_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return is_disk_full(error)
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink(missing_ok=True)
+    return False
+
+
 def unwritable(path: Path, error: OSError) -> InputError:
     """The sentence for a failed write."""
+    if is_disk_full(error):
+        return DiskFullError(path)
     reason = error.strerror or error
     return InputError(f"{path} cannot be written ({reason}): check the disk, then resume the run.")
 

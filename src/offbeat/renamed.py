@@ -1,11 +1,12 @@
-"""Former names of settings and record fields: the only place that knows them.
+"""Former names of settings, record fields and modules: the only place that knows them.
 
-An option or a key with a former name is rejected in a sentence that gives the present one. The settings
-and records of earlier runs are read as if they had been written with the present names.
+An option, a key or a module with a former name is rejected in a sentence that gives the present one. The
+settings and records of earlier runs are read as if they had been written with the present names.
 """
 
 import re
 from collections.abc import Mapping
+from importlib.abc import MetaPathFinder
 from types import MappingProxyType
 from typing import Any
 
@@ -26,7 +27,33 @@ SETTINGS: Mapping[str, str] = MappingProxyType(
         "bound": "bind_names",
     }
 )
+_NO_CLIENT_APP = "is gone, since a site needs no ClientApp: start the site with 'offbeat join'"
+_NO_SERVER_APP = "is gone, since a run needs no ServerApp: start the run with 'offbeat serve'"
+MODULES: Mapping[str, str] = MappingProxyType(
+    {
+        "offbeat.deploy.flower_client": _NO_CLIENT_APP,
+        "offbeat.deploy.flower.client": _NO_CLIENT_APP,
+        "offbeat.deploy.flower_server": _NO_SERVER_APP,
+        "offbeat.language": "is now offbeat.nn.language, where classifier_in is now load_classifier, "
+        "learn_tokenizer is now train_tokenizer and tokenizer_in is now load_tokenizer",
+    }
+)
+VALUES: Mapping[str, Mapping[str, str]] = MappingProxyType(  # of settings, by the setting's present name
+    {
+        "precision": {"torch": "auto"},
+        "execution": {"columns": "mapped", "eager": "mapped", "compiled": "streamed-compiled"},
+    }
+)
 RECORD_FIELDS: Mapping[str, str] = MappingProxyType({"trips": "client_updates"})
+
+
+class FormerModules(MetaPathFinder):
+    """Answers the import of a former module with a sentence that names the present one."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        """Called for modules that exist nowhere."""
+        if name in MODULES:
+            raise ModuleNotFoundError(f"the module {name} {MODULES[name]}.", name=name)
 
 
 def check_name(name: str, place: str = "") -> None:
@@ -35,13 +62,21 @@ def check_name(name: str, place: str = "") -> None:
         raise InputError(f"{setting_name(name)}{place} is now called {setting_name(SETTINGS[name])}.")
 
 
+def check_value(name: str, value: object) -> None:
+    """Reject the former name of a value of a setting."""
+    if value in VALUES.get(name, {}):
+        raise InputError(f"{setting_name(name)} {value} is now called {VALUES[name][str(value)]}.")
+
+
 def present_names(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of an earlier version under their present names."""
-    return {
+    """Settings of an earlier version under the present names of settings and values."""
+    found = {
         SETTINGS.get(name, name): value
         for name, value in settings.items()
         if SETTINGS.get(name, name) == name or SETTINGS[name] not in settings
     }
+    former = {name: value for name, value in found.items() if name in VALUES and isinstance(value, str)}
+    return found | {name: VALUES[name].get(value, value) for name, value in former.items()}
 
 
 def present_command(text: str) -> str:

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from offbeat.cli import main, terminal
-from offbeat.training import build
+from offbeat.cli import main
+from offbeat.training import progress, task
 from offbeat.training.experiment import Experiment
 from offbeat.training.folder import RunFolder
 from offbeat.training.runner import Progress, run_experiment
@@ -72,7 +72,7 @@ EARLY = {
     "run --model ml": "unknown model 'ml': did you mean mlp?",
     "run --engine vector": "unknown engine 'vector': did you mean vectorised?",
     "run --device gpu": "unknown device 'gpu': choose cpu or cuda.",
-    "run --device cuda:99": "the device 'cuda:99' is not to be had here: use --device cpu.",
+    "run --device cuda:99": "the device 'cuda:99' is not available: use --device cpu.",
     "run --roundz 3": "unknown option '--roundz': did you mean --rounds",
     "run --roun 3": "unknown option '--roun': did you mean --rounds",
     "run --rounds": "--rounds: expected one argument; see 'offbeat run --help'.",
@@ -82,7 +82,7 @@ EARLY = {
     "keys --out=": "--out: it is empty",
     "run --rounds ten": "--rounds: 'ten' is not a whole number",
     "run --dropout much": "--dropout: 'much' is not a number",
-    "run fedavg fedadam": "there is no place for 'fedadam'",
+    "run fedavg fedadam": "unexpected argument 'fedadam'",
     "run --set beta": "--set takes NAME=VALUE, not 'beta'.",
     "run adamasfl --set betta=1": "unknown parameter of adamasfl 'betta': did you mean beta?",
     "run adamasfl --set beta=x": "the parameter beta of adamasfl must be a finite number, not 'x'.",
@@ -112,11 +112,11 @@ EARLY = {
     "run --save-every 0": "--save-every must be at least 1, not 0.",
     "run --data-dir nowhere": "digits ships with scikit-learn and needs no --data-dir: leave it out.",
     "run --resume": "--resume needs --out",
-    "run --resume --out nowhere": "nowhere holds no run to resume: leave out --resume",
+    "run --resume --out nowhere": "nowhere contains no run to resume: leave out --resume",
     "run --out words.csv": "words.csv is a file: name a folder with --out.",
     "run --out words.csv/deeper": "words.csv is a file: name a folder with --out.",
-    "run --out taken": "taken holds a run already: name another --out, or go on with it by",
-    "run --out foreign": "foreign has a 'records.jsonl' that is not of a run",
+    "run --out taken": "taken already contains a run: name another --out, or resume it with",
+    "run --out foreign": "foreign contains a 'records.jsonl' but no settings of a run",
     "run --out damaged --resume": "settings.json is damaged",
     "run --out hollow --resume": "the settings of this run are damaged (clients is [])",
     "run --out taken --resume --rounds 5": "other settings (--rounds was 6 and is now 5): leave these out",
@@ -129,7 +129,7 @@ EARLY = {
     "compare fedavg fedadam --target nan": "--target must be above 0 and at most 1, not nan.",
     "compare fedavg fedadam --set beta1=0.5": "fedavg has no parameter beta1: write METHOD.beta1=VALUE",
     "compare fedavg fedadam --set adamasfl.beta=1": "unknown method in --set 'adamasfl'",
-    "compare fedavg fedadam --out taken": "taken holds a run already",
+    "compare fedavg fedadam --out taken": "taken already contains a run",
     "schedule --concurrency 300": "the concurrency of 300 exceeds the 100 clients",
     "schedule --dropout 1.5": "--dropout must be",
     "schedule --data digits": "unknown option '--data'",
@@ -148,7 +148,7 @@ LATE = {
     "run --precision half": "unknown precision 'half'",
     "run --clients 2000": "1437 examples are too few for 2000 clients: use fewer clients.",
     "run --clients 300 --partition dirichlet:0.01:0": "has no examples: use fewer clients",
-    "run --partition natural": "these examples have no natural ids",
+    "run --partition natural": "the partition natural needs the natural client id",
     "run --model cnn": "the model 'cnn' cannot take inputs of shape (64,)",
     "run --data mnist --data-dir nowhere": "is not in",
     "run --data mnist --data-dir truncated": "train-images-idx3-ubyte",
@@ -197,7 +197,7 @@ def test_bad_input_is_refused_in_one_sentence_before_the_data_is_loaded(line, pl
     def too_late(*words):
         raise AssertionError("the data was loaded first")
 
-    monkeypatch.setattr(build, "load", too_late)
+    monkeypatch.setattr(task, "load", too_late)
     refused(line, EARLY[line], places, capsys)
 
 
@@ -230,10 +230,13 @@ def test_a_folder_that_cannot_be_written_is_refused(here, monkeypatch, capsys):
 def test_a_checkpoint_that_is_damaged_is_refused(here, capsys):
     assert main(["run", *SMALL, "--out", "a"]) == 0
     state = here / "a" / "checkpoint" / "state.safetensors"
-    state.write_bytes(state.read_bytes()[:-3])
+    previous = state.with_name("previous.safetensors")
+    good = previous.read_bytes()
+    for generation in (state, previous):
+        generation.write_bytes(generation.read_bytes()[:-3])
     capsys.readouterr()
-    refused("run --out a --resume", "state.safetensors cannot be read", here, capsys)
-    state.unlink()
+    refused("run --out a --resume", "safetensors cannot be read", here, capsys)
+    previous.write_bytes(good)
     assert main(["run", "--out", "a", "--resume"]) == 0
 
 
@@ -243,7 +246,7 @@ def test_a_disk_that_fails_in_the_middle_is_said_in_one_sentence(here, monkeypat
 
     monkeypatch.setattr(os, "fsync", full)
     assert main(["run", *SMALL]) == 1
-    assert "records.jsonl could not be read or written (No space left on device)" in capsys.readouterr().err
+    assert "records.jsonl could not be read or written (the disk is full)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -301,7 +304,7 @@ def test_a_finished_run_is_not_run_again_but_shown(here, monkeypatch, capsys):
     assert main(["run", *SMALL, "--out", "a"]) == 0
     table = capsys.readouterr().out
     before = {path: path.read_bytes() for path in (here / "a").rglob("*") if path.is_file()}
-    monkeypatch.setattr(build, "load", None)  # the data is not needed
+    monkeypatch.setattr(task, "load", None)  # the data is not needed
     assert main(["run", "--out", "a", "--resume", "--rounds", "6"]) == 0
     out, err = capsys.readouterr()
     assert out == table
@@ -377,11 +380,11 @@ def test_ctrl_c_once_saves_the_step_and_twice_stops_at_once(times, monkeypatch, 
                     os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr("offbeat.cli.run.run_experiment", pressing)
+        patch.setattr("offbeat.api.run_experiment", pressing)
         assert main(["run", *SMALL, "--out", "a"]) == 130
     saved = 3 if times == 1 else 0  # the checkpoint of the beginning
     command = "offbeat run --out a --resume"
-    assert capsys.readouterr().err == f"offbeat: stopped; version {saved} is saved; go on with:\n{command}\n"
+    assert capsys.readouterr().err == f"offbeat: stopped; version {saved} is saved; resume with:\n{command}\n"
     assert main(command.split()[1:]) == 0
     assert main(["run", *SMALL, "--out", "b"]) == 0
     assert Path("a/trace.jsonl").read_bytes() == Path("b/trace.jsonl").read_bytes()
@@ -395,10 +398,10 @@ def test_a_comparison_that_is_stopped_shows_what_it_has(monkeypatch, capsys):
             if step.version == 2:
                 os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr("offbeat.cli.compare.run_experiment", pressing)
+    monkeypatch.setattr("offbeat.api.run_experiment", pressing)
     assert main(["compare", "fedavg", "fedbuff", *SMALL, "--json"]) == 130
     out, err = capsys.readouterr()
-    assert err == "offbeat: stopped; what was done is in runs/compare-1.\n"
+    assert err == "offbeat: stopped; the runs so far are in runs/compare-1.\n"
     told = last_line(out)
     assert told["methods"]["fedavg"]["failure"] == "it was stopped at version 3."
     assert "fedbuff" not in told["methods"]
@@ -443,10 +446,10 @@ def test_the_bar_is_told_of_the_start_and_of_every_step(monkeypatch):
     starts, steps = [], []
 
     @contextlib.contextmanager
-    def bar(*words):
-        yield terminal.ProgressBar(steps.append, lambda *told: starts.append(told))
+    def bar(*words, shown):
+        yield progress.ProgressBar(steps.append, lambda *told: starts.append(told))
 
-    monkeypatch.setattr(terminal, "bar", bar)
+    monkeypatch.setattr("offbeat.api.bar", bar)
     monkeypatch.setattr("offbeat.training.loop._MIN_PIECE", 3)
     assert main(["run", "adamasfl", *SMALL]) == 0
     assert {clients for _, clients in starts} == {12}
@@ -458,10 +461,10 @@ def test_the_bar_is_told_of_the_start_and_of_every_step(monkeypatch):
 def test_the_bar_says_how_far_the_start_and_the_run_are(monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "120")
-    with terminal.bar("fedavg", 5) as bar:
+    with progress.bar("fedavg", 5) as bar:
         bar.start(3, 12)
     assert "starting: 3 of 12 clients" in capsys.readouterr().err
-    with terminal.bar("fedavg", 5) as bar:
+    with progress.bar("fedavg", 5) as bar:
         bar.step(Progress(1, 2.5, 10, 0.5, {"accuracy": 0.75}))
         bar.step(Progress(2, 4.5, 20, 1.5, None))
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().err)
@@ -506,7 +509,7 @@ def test_help_names_the_defaults_of_each_command(capsys):
     schedule = told("schedule")
     assert "method" not in schedule
     assert "[asynchronous]" in schedule
-    assert "updates per server step [10]" in schedule
+    assert "by a clock, the nominal cohort [10]" in schedule
 
 
 @pytest.mark.parametrize(
@@ -534,11 +537,11 @@ def test_the_schedule_and_the_catalogue_can_be_read_by_people(capsys):
     out = capsys.readouterr().out
     assert "from S, K and T" in out
     assert "S: updates per server step; K: local steps of a task; T: server steps." in out
-    assert "Private runs take" not in out
+    assert "Private runs use" not in out
     assert main(["algorithms", "cadence"]) == 0
     out = capsys.readouterr().out
-    assert "Private runs take noisy=True, unless that is given." in out
-    assert "Private runs take variates=False, unless that or --clip is given." in out
+    assert "Private runs use noisy=True, unless that is given." in out
+    assert "Private runs use variates=False, unless that or --clip is given." in out
 
 
 LOADING = """

@@ -86,7 +86,7 @@ def test_what_a_person_sees(run: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "difference" not in said.out
     assert not said.err
     assert main(["replay", "run", "--compare"]) == 0
-    assert "difference from what was saved, of its norm" in capsys.readouterr().out
+    assert "difference from the saved model, relative to its norm" in capsys.readouterr().out
 
 
 def test_a_model_that_differs_is_told_by_the_exit_code(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,20 +122,23 @@ def spoil(run: Path, line: int, name: str, value: object) -> None:
     ("words", "says"),
     [
         ("nowhere", "there is no trace nowhere: name the folder of a run, or the trace in it."),
-        ("bare", "there is no settings.json beside bare/trace.jsonl: put the trace back"),
-        ("run --data local_task:load", "is a simulation and names its own data: leave out --data."),
-        ("run --module local_task:module", "is a simulation and names its own data: leave out --module."),
+        ("bare", "there is no settings.json beside bare/trace.jsonl: move the trace back"),
+        ("run --data local_task:load", "is a simulation, whose settings name its data: leave out --data."),
+        (
+            "run --module local_task:module",
+            "is a simulation, whose settings name its data: leave out --module.",
+        ),
         ("run --engine ray", "unknown engine 'ray': choose from sequential, vectorised."),
         ("run --until -1", "--until must be at least 0, not -1."),
         ("run --until 9", "this trace ends at version 8: replay up to there at most."),
-        ("run --until 3 --compare", "the model that was saved is of version 8: compare it without --until."),
+        ("run --until 3 --compare", "the saved model is of version 8: leave out --until to compare with it."),
         ("run --until x", "--until: 'x' is not a whole number"),
-        ("run more", "there is no place for 'more'"),
+        ("run more", "unexpected argument 'more'"),
         ("unsaved --compare", "has saved no model yet: leave out --compare."),
-        ("spoilt", "line 4 of the trace is of version 5 where 4 comes next: replay a whole copy of it"),
-        ("sites", "the data of a deployment are with its sites: give --data package.module:function"),
+        ("spoilt", "line 4 of the trace is of version 5 where 4 comes next: replay an undamaged copy"),
+        ("sites", "the data of a deployment are at its sites: give --task package.module:function"),
         ("sites --data local_none:load", "there is no module 'local_none' for --data"),
-        ("private", "the noise of this run is secret and is drawn once only"),
+        ("private", "the noise of this run is secret and drawn only once"),
     ],
 )
 def test_bad_input_is_one_sentence(

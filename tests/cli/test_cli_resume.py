@@ -70,7 +70,7 @@ def test_a_run_goes_past_its_end_as_if_it_had_been_asked_for_more_at_once(
     capsys.readouterr()
     assert call("run --out a --resume --rounds 9 --json") == 0
     out, err = capsys.readouterr()
-    assert f"the run in a goes on to 9 server steps in place of 6, evaluated every {every} as before." in err
+    assert f"the run in a continues to 9 server steps instead of 6, evaluated every {every} as before." in err
     assert json.loads(out.splitlines()[-1])["finished"]
     assert read(Path("a"))["rounds"] == 9
     assert call(f"{common} --rounds 9 --out b") == 0
@@ -98,13 +98,13 @@ def test_a_run_without_an_end_is_told_to_stop_and_goes_on(
                 os.kill(os.getpid(), number)
 
     with monkeypatch.context() as patch:
-        patch.setattr("offbeat.cli.run.run_experiment", pressing)
+        patch.setattr("offbeat.api.run_experiment", pressing)
         assert call(f"{ENDLESS} --rounds 1000000 --eval-every 3 --out a") == code
-    assert "offbeat: stopped; version 7 is saved; go on with:\n" in capsys.readouterr().err
+    assert "offbeat: stopped; version 7 is saved; resume with:\n" in capsys.readouterr().err
     assert checkpoint.load(Path("a", LAST)).facts["version"] == 7
     assert [record["version"] for record in records("a")] == [0, 3, 6]
     with monkeypatch.context() as patch:
-        patch.setattr("offbeat.cli.run.run_experiment", lambda *words, **more: iter(()))
+        patch.setattr("offbeat.api.run_experiment", lambda *words, **more: iter(()))
         assert (
             call("run --out a --resume --rounds 2000000") == 130
         )  # a larger end for one that is not reached
@@ -146,7 +146,7 @@ def test_a_private_run_goes_past_its_end_where_that_is_what_it_would_have_been(
         (
             "run fedbuff --weights constant --clip 1 --epsilon 8 --delta 1e-5 --dispatch poisson "
             "--simulate-amplification",
-            "are for 6 server steps, and more would tell more of its clients",
+            "are for 6 server steps, and more would reveal more about its clients",
         ),
     ],
 )

@@ -97,7 +97,7 @@ def test_a_missing_file_is_named_and_nothing_is_downloaded_into_a_folder_of_the_
     monkeypatch.setattr(datasets, "fetch", lambda *_: pytest.fail("downloaded"))
     file = {"cifar10": "data_batch_1.bin", "shakespeare": "by_role.json"}.get(name, "train-images-idx3-ubyte")
     for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(InputError, match=f"{file}.* is not in {folder}.* downloaded from http"):
+        with pytest.raises(InputError, match=f"{file}.* is not in {folder}.* download it from http"):
             load(name, folder)
 
 
@@ -120,9 +120,9 @@ def test_the_cache_is_read_before_anything_is_downloaded(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (lambda data: data[:-1], "its header promises"),
-        (lambda data: data + b"x", "its header promises"),
-        (lambda data: data[:6], "ends within its header"),
+        (lambda data: data[:-1], "its header announces"),
+        (lambda data: data + b"x", "its header announces"),
+        (lambda data: data[:6], "its header is truncated"),
         (lambda data: b"", "not an idx file"),
         (lambda data: b"<html>", "not an idx file"),
         (lambda data: idx_bytes(np.zeros((2, 2), np.uint8)), "2 axes instead of"),
@@ -164,7 +164,7 @@ def test_images_and_labels_must_be_as_many(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("cut", "says"), [(-1, "not whole rows"), (-3073, "holds 3 images where others hold 4")]
+    ("cut", "says"), [(-1, "not whole rows"), (-3073, "has 3 images where others have 4")]
 )
 def test_a_truncated_cifar_file_is_named(tmp_path, cut, says):
     files = cifar_files()

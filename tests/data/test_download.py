@@ -131,7 +131,7 @@ def test_a_part_that_is_already_whole_is_used(tmp_path, serve):
 def test_a_bad_file_is_removed_and_the_address_named(tmp_path, serve, body):
     server = serve(body)
     with pytest.raises(
-        InputError, match=rf"{item(server).url} gave does not match its checksum and was removed"
+        InputError, match=rf"download of {item(server).url} does not match its checksum and was removed"
     ):
         fetch(item(server), tmp_path)
     assert names(tmp_path) == []

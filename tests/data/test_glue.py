@@ -14,6 +14,7 @@ from offbeat.data.glue import read
 from offbeat.errors import InputError
 from offbeat.training.build import build_run
 from offbeat.training.experiment import Experiment
+from offbeat.training.task import named_task
 
 FILES = {
     "SST-2/train.tsv": 'sentence\tlabel\na "fine film \t1\na bore\t0\nso fine\t1\nso so\t0\n',
@@ -82,7 +83,7 @@ def test_a_task_is_a_data_set_like_any_other(name: str, length: int, tmp_path: P
     assert source.test.total == len(source.test.targets) > 0
     made = Experiment.of(data=name, algorithm="fedbuff", clients=2, partition="iid", concurrency=2, buffer=1)
     assert made.model == "bert-tiny"
-    trial = build_run(made, source)
+    trial = build_run(made, named_task(made, source))
     # adapters on 8,000 words, query and value, 32 wide, and a head for 2 classes
     assert trial.problem.size == (8000 + 32) + 2 * (32 + 32) + (2 * 32 + 2)
 
@@ -106,9 +107,9 @@ def test_a_tokenizer_of_ones_own_gives_its_own_ids(tmp_path: Path) -> None:
         ("sst2", "SST-2/dev.tsv", "sentence\tlabel\nfine\n", "do not have 2 columns each"),
         ("sst2", "SST-2/dev.tsv", "sentence\tlabel\n", "do not have 2 columns each"),
         ("sst2", "SST-2/dev.tsv", "", "no column 'sentence'"),
-        ("sst2", "SST-2/dev.tsv", "sentence\tlabel\nfine\t2\n", "label '2', which is none of 0, 1"),
+        ("sst2", "SST-2/dev.tsv", "sentence\tlabel\nfine\t2\n", "label '2', which is not one of 0, 1"),
         ("rte", "RTE/train.tsv", FILES["RTE/train.tsv"].replace("not_", "no "), "label 'no entailment'"),
-        ("mrpc", "MRPC/mrpc_dev_ids.tsv", "1\t2\n", "nothing is left to train or to test on"),
+        ("mrpc", "MRPC/mrpc_dev_ids.tsv", "1\t2\n", "leave no training or no test examples"),
     ],
 )
 def test_bad_files_are_one_sentence(

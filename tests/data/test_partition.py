@@ -3,10 +3,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbeat.data.partition import Dirichlet, Iid, Natural, Quantity, Shards, parse_partition
+from offbeat.data.partition import Dirichlet, FadasScript, Iid, Natural, Quantity, Shards, parse_partition
 from offbeat.errors import InputError
 
-RULES = (Iid(), Dirichlet(0.3), Dirichlet(0.05, 0), Dirichlet(1.0, 3), Quantity(0.4), Shards(2), Natural())
+RULES = (
+    Iid(),
+    Dirichlet(0.3),
+    Dirichlet(0.05, 0),
+    Dirichlet(1.0, 3),
+    Quantity(0.4),
+    Shards(2),
+    Natural(),
+    FadasScript(0.5),
+)
 LABELS = np.random.default_rng(0).integers(0, 10, 1437)
 
 
@@ -82,6 +91,32 @@ def test_dirichlet_shares_have_the_mean_and_variance_of_their_law():
     assert shares.var(axis=0) == pytest.approx(np.full(clients, variance), rel=0.25)
 
 
+def test_dirichlet_draws_the_shares_of_each_class_by_themselves():
+    """One draw for all classes would give every client the same mix of labels."""
+    labels = np.repeat([0, 1], 2_000)
+    own = [
+        [np.bincount(labels[p], minlength=2) for p in Dirichlet(0.5, 0).split(labels, 5, s)]
+        for s in range(60)
+    ]
+    shares = np.array(own, float).reshape(-1, 2)
+    assert abs(np.corrcoef(shares.T)[0, 1]) < 0.25
+
+
+def test_the_split_of_the_scripts_is_numpys_with_their_seed():
+    """Written out for every class: the legacy generator's shares, cut at rounded cumulative sums."""
+    np.random.seed(42)  # noqa: NPY002
+    shares = np.random.dirichlet([0.3] * 6, 10)  # noqa: NPY002
+    expected = [[] for _ in range(6)]
+    for label, fractions in enumerate(shares):
+        rows = np.flatnonzero(label == LABELS)
+        start = 0
+        for client, end in enumerate([*(np.cumsum(fractions)[:-1] * len(rows)).astype(int), len(rows)]):
+            expected[client].extend(rows[start:end])
+            start = end
+    parts = FadasScript(0.3).split(LABELS, 6, 42)
+    assert [sorted(part) for part in expected] == [list(part) for part in parts]
+
+
 def test_smaller_alpha_means_fewer_labels_per_client():
     def labels_per_client(alpha):
         return np.mean([len(set(LABELS[part])) for part in Dirichlet(alpha).split(LABELS, 30, 0)])
@@ -126,7 +161,7 @@ def test_a_least_size_that_cannot_be_had_is_refused():
 
 def test_natural_needs_ids_enough_of_them_and_one_per_example():
     labels = np.zeros(4, np.int64)
-    with pytest.raises(InputError, match="no natural ids"):
+    with pytest.raises(InputError, match="needs the natural client id of each example: pass them as groups="):
         Natural().split(labels, 2, 0)
     with pytest.raises(InputError, match="only 2 natural ids"):
         Natural().split(labels, 3, 0, np.array([0, 0, 1, 1]))

@@ -62,7 +62,7 @@ def test_an_index_out_of_range_names_the_client(index):
 
 
 def test_parts_that_are_not_whole_numbers_are_refused():
-    with pytest.raises(InputError, match="whole numbers"):
+    with pytest.raises(InputError, match="give integers"):
         Population(DATA, [np.array([0.0, 1.0])], Steps(1, 1))
 
 

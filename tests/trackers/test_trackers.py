@@ -282,7 +282,7 @@ def test_tensorboard_shows_a_resumed_run_as_one_without_what_was_computed_twice(
 def test_a_run_that_is_resumed_goes_on_in_its_trackers_without_being_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from offbeat.cli import run as command
+    from offbeat import api as command
 
     out, logs = tmp_path / "run", tmp_path / "logs"
     original = command.run_experiment
@@ -308,7 +308,7 @@ def _after(steps: int) -> Any:
 def test_a_tracker_named_only_on_resuming_is_told_of_the_beginning_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from offbeat.cli import run as command
+    from offbeat import api as command
 
     out, logs = tmp_path / "run", tmp_path / "logs"
     original = command.run_experiment

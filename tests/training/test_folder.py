@@ -45,13 +45,106 @@ def test_a_resumed_run_has_what_its_checkpoint_knew_and_nothing_after(tmp_path):
         assert versions(tmp_path / "a", name) == [0, 1, 2, 3]
 
 
-def test_a_run_without_a_checkpoint_begins_again_from_nothing(tmp_path):
+@pytest.mark.skipif(os.name != "posix", reason="needs file modes")
+def test_only_the_owner_can_read_who_contributed_to_a_private_run(tmp_path):
+    private = SETTINGS | {"clip": "1.0"}
+    names = ("records.jsonl", "trace.jsonl")
+
+    def modes(path):
+        return {(path / name).stat().st_mode & 0o777 for name in names}
+
+    with RunFolder.begin(tmp_path / "private", private) as folder:
+        fill(folder, range(2))
+        assert modes(folder.path) == {0o600}
+        folder.save(state(1))
+    for name in names:  # as an earlier version left them
+        (tmp_path / "private" / name).chmod(0o644)
+    with RunFolder.resume(tmp_path / "private", private) as folder:
+        assert modes(folder.path) == {0o600}
+        folder.take_back("records", folder.resumed)
+        assert modes(folder.path) == {0o600}
+    with RunFolder.begin(tmp_path / "plain", SETTINGS) as folder:
+        assert modes(folder.path) == {0o666 & ~_umask()}
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_a_run_without_a_checkpoint_and_without_a_step_begins_again_from_nothing(tmp_path):
     with RunFolder.begin(tmp_path, SETTINGS) as folder:
-        fill(folder, range(3))
+        fill(folder, range(1))
     with RunFolder.resume(tmp_path, SETTINGS) as folder:
         assert folder.resumed is None
         fill(folder, range(1))
     assert versions(tmp_path, "records") == versions(tmp_path, "trace") == [0]
+
+
+def two_checkpoints(path, settings=SETTINGS):
+    with RunFolder.begin(path, settings) as folder:
+        for version in range(3):
+            fill(folder, [version])
+            folder.save(state(version))
+        fill(folder, [3])
+
+
+HARMS = {
+    "deleted": lambda path: path.unlink(),
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-7]),
+    "emptied": lambda path: path.write_bytes(b""),
+    "flipped": lambda path: path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1])),
+}
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_run_continues_from_the_checkpoint_before_a_lost_one_and_says_so(tmp_path, harm, caplog):
+    two_checkpoints(tmp_path)
+    HARMS[harm](tmp_path / "checkpoint" / "state.safetensors")
+    with RunFolder.resume(tmp_path, SETTINGS) as folder:
+        assert folder.resumed.facts["version"] == folder.version == 1
+        assert "continues from the checkpoint before it, of version 1" in folder.notice
+        assert folder.notice in caplog.text
+    assert versions(tmp_path, "records") == versions(tmp_path, "trace") == [0, 1]
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_run_that_lost_both_checkpoints_does_not_begin_again_silently(tmp_path, harm):
+    two_checkpoints(tmp_path)
+    for name in ("state", "previous"):
+        HARMS[harm](tmp_path / "checkpoint" / f"{name}.safetensors")
+    with pytest.raises(InputError, match=r"no earlier one that can be read: restore it from a backup"):
+        RunFolder.resume(tmp_path, SETTINGS)
+    assert versions(tmp_path, "trace") == [0, 1, 2, 3]
+
+
+def test_a_private_run_does_not_go_back(tmp_path):
+    """It would release other sums with the noise that it used before."""
+    private = SETTINGS | {"clip": 1.0}
+    two_checkpoints(tmp_path, private)
+    HARMS["flipped"](tmp_path / "checkpoint" / "state.safetensors")
+    with pytest.raises(InputError, match="counts what this private run has released"):
+        RunFolder.resume(tmp_path, private)
+
+
+@pytest.mark.parametrize("name", ["records", "trace"])
+def test_lines_that_were_changed_are_noticed(tmp_path, name):
+    with RunFolder.begin(tmp_path, SETTINGS) as folder:
+        fill(folder, range(2))
+        folder.save(state(1))
+    file = tmp_path / f"{name}.jsonl"
+    file.write_bytes(file.read_bytes().replace(b"1", b"2", 1))
+    with pytest.raises(InputError, match=f"{name}.jsonl has changed since the checkpoint was taken"):
+        RunFolder.resume(tmp_path, SETTINGS)
+
+
+def test_settings_that_were_changed_are_noticed(tmp_path):
+    settings_file.write(tmp_path, SETTINGS | {"resolved": {"noise": 1.25}})
+    file = tmp_path / "settings.json"
+    file.write_text(file.read_text().replace("1.25", "0.25"))
+    with pytest.raises(InputError, match="damaged or was edited"):
+        settings_file.read(tmp_path, verify=True)
 
 
 def test_lines_are_on_the_disk_before_the_checkpoint_that_counts_them(tmp_path, monkeypatch):
@@ -88,7 +181,7 @@ def test_one_run_at_a_time_and_a_failed_start_lets_go(tmp_path):
             RunFolder.resume(tmp_path, SETTINGS)
         with pytest.raises(InputError, match="in use by another run"):
             check_free(tmp_path)
-    with pytest.raises(InputError, match="holds a run already"):
+    with pytest.raises(InputError, match="already contains a run"):
         RunFolder.begin(tmp_path, SETTINGS)
     with RunFolder.resume(tmp_path, SETTINGS):
         pass
@@ -102,7 +195,7 @@ def test_asking_whether_a_place_is_free_writes_nothing(tmp_path):
 @pytest.mark.parametrize("name", ["records.jsonl", "trace.jsonl", "checkpoint", "failure.json"])
 def test_files_of_somebody_else_are_not_written_over(tmp_path, name):
     (tmp_path / name).write_text("precious")
-    with pytest.raises(InputError, match=f"has a '{name}' that is not of a run"):
+    with pytest.raises(InputError, match=f"contains a '{name}' but no settings of a run"):
         RunFolder.begin(tmp_path, SETTINGS)
     assert (tmp_path / name).read_text() == "precious"
 
@@ -156,14 +249,21 @@ def test_the_differences_between_settings_are_named(tmp_path):
         assert difference in str(caught.value)
 
 
+def test_a_run_from_before_a_setting_existed_has_its_default(tmp_path):
+    settings_file.write(tmp_path, SETTINGS)
+    settings_file.compare(tmp_path, SETTINGS | {"noise_source": "server"})
+    with pytest.raises(InputError, match="noise_source was server and is now helper"):
+        settings_file.compare(tmp_path, SETTINGS | {"noise_source": "helper"})
+
+
 def test_going_on_with_other_code_is_worth_a_warning(tmp_path, caplog):
     settings_file.write(tmp_path, SETTINGS)
     settings_file.compare(tmp_path, SETTINGS)
     assert not caplog.records
     file = tmp_path / "settings.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"version": "0.0.1"}))
+    file.write_text(json.dumps(settings_file.read(tmp_path) | {"version": "0.0.1"}))
     settings_file.compare(tmp_path, SETTINGS)
-    assert "was begun by version 0.0.1" in caplog.text
+    assert "was started by 0.0.1" in caplog.text
 
 
 def test_a_line_is_taken_back_with_the_state_before_it(tmp_path):
@@ -185,7 +285,9 @@ def test_a_kill_while_a_line_is_taken_back_leaves_a_whole_run(tmp_path, monkeypa
         fill(folder, range(4))
         folder.save(state(3))
     with RunFolder.resume(tmp_path, SETTINGS) as folder, monkeypatch.context() as patch:
-        patch.setattr("offbeat.training.folder._open_truncated", lambda path, length: pytest.fail("killed"))
+        patch.setattr(
+            "offbeat.training.folder._open_truncated", lambda path, length, mode: pytest.fail("killed")
+        )
         with pytest.raises(pytest.fail.Exception):
             folder.take_back("records", folder.resumed)
     with RunFolder.resume(tmp_path, SETTINGS):

@@ -32,7 +32,7 @@ from offbeat import (
 )
 from offbeat.aggregate.mean import AggregationContext, Mean, MeanAggregation
 from offbeat.core import Cohort
-from offbeat.training import checkpoint
+from offbeat.training import checkpoint, loop
 from offbeat.trees import Tree
 from worlds import make_world, play
 
@@ -127,6 +127,44 @@ def test_a_model_that_is_not_finite_stops_the_run() -> None:
     assert next(shots).version == 0
     with pytest.raises(DivergedError, match="the model became NaN or infinite at server step 1"):
         next(shots)
+
+
+@pytest.mark.parametrize("first", ["next", "use", "last"])
+def test_on_a_device_that_works_asynchronously_a_failure_is_found_before_it_is_used(
+    first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "works_asynchronously", lambda device: True)
+    shots = train(
+        FedOpt(0.1, 1.0),
+        engine(),
+        dispatch=Synchronous(3),
+        buffer=3,
+        rounds=1 if first == "last" else 3,
+        aggregate=Times(factor=math.inf),
+    )
+    assert next(shots).version == 0
+    said = "the model became NaN or infinite at server step 1"
+    if first == "last":
+        with pytest.raises(DivergedError, match=said):
+            next(shots)
+        return
+    snapshot = next(shots)
+    assert snapshot.version == 1
+    if first == "next":
+        with pytest.raises(DivergedError, match=said):
+            next(shots)
+    for use in (lambda: snapshot.x, snapshot.checkpoint, lambda: snapshot.x):
+        with pytest.raises(DivergedError, match=said):
+            use()
+
+
+def test_checks_that_are_read_late_change_nothing_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def last() -> torch.Tensor:
+        return play(AdaMasFL(0.02, 0.05, 0.5), engine(), Asynchronous(4))[-1].x
+
+    plain = last()
+    monkeypatch.setattr(loop, "works_asynchronously", lambda device: True)
+    assert torch.equal(plain, last())
 
 
 @pytest.mark.parametrize(

@@ -235,7 +235,7 @@ def test_a_private_run_whose_noise_is_secret_is_refused() -> None:
     engine = Sequential(world.problem, world.population, Exponential(1.0))
     private = Private.of(made("fedbuff"), 0.3, 0.5, 1e-5, participation=Participation(ROUNDS, 1))
     first = Played(made("fedbuff"), engine, Asynchronous(5), aggregate=private)
-    with pytest.raises(InputError, match="the noise of this run is secret and is drawn once only"):
+    with pytest.raises(InputError, match="the noise of this run is secret and drawn only once"):
         first.again()
 
 
@@ -270,7 +270,7 @@ def test_a_replay_has_no_checkpoint() -> None:
     first = played("fedbuff", make_world())
     shots = replay(first.algorithm, first.engine, first.trace, **first.how)
     next(shots)
-    with pytest.raises(InputError, match="cannot be saved half-way"):
+    with pytest.raises(InputError, match="a replay has no checkpoints"):
         next(shots).checkpoint()
     shots.close()
     with pytest.raises(InputError, match="begins at version 0"):
@@ -369,7 +369,7 @@ def test_a_last_line_that_was_cut_short_is_left_out(tmp_path: Path, whole: Playe
     path.write_text("".join(json.dumps(line) + "\n" for line in whole.trace) + '{"version": 13, "ta')
     assert list(read_trace_lines(path)) == whole.trace
     path.write_text('{"version": 0}\n{"version": 1,\n{}\n')
-    with pytest.raises(InputError, match="line 2 of the trace is not JSON: replay a whole copy"):
+    with pytest.raises(InputError, match="line 2 of the trace is not JSON: replay an undamaged copy"):
         list(read_trace_lines(path))
 
 

@@ -65,7 +65,7 @@ def test_what_is_evaluated_is_the_average_where_one_is_asked_for(trial):
         buffer=3,
         rounds=7,
         weights=trial.weights,
-        max_staleness=trial.limit,
+        max_staleness=trial.max_staleness,
         seed=SMALL.seed,
     )
     for shot, step in zip(shots, run_experiment(averaged, trial), strict=True):
@@ -155,7 +155,7 @@ def test_a_loss_that_is_no_number_is_said_to_come_from_its_clients(monkeypatch, 
         return evaluate(*given, **more) | ({"loss": math.nan} if next(calls) >= after else {})
 
     calls = itertools.count()
-    monkeypatch.setattr(runner, "evaluate", broken)
+    monkeypatch.setattr("offbeat.training.task.evaluate", broken)
     experiment = dataclasses.replace(SMALL, buffer=buffer)
     with pytest.raises(DivergedError, match=words):
         list(run_experiment(experiment, build_run(experiment)))
@@ -170,7 +170,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_records_before(
         return scores if next(calls) < 2 else scores | {"loss": bad}
 
     calls = itertools.count()
-    monkeypatch.setattr(runner, "evaluate", broken)
+    monkeypatch.setattr("offbeat.training.task.evaluate", broken)
     with RunFolder.begin(tmp_path, {}) as folder:
         with pytest.raises(DivergedError, match=r"the loss .* at server step 6 .*clients \d+, \d+") as caught:
             list(run_experiment(SMALL, trial, folder, save_every=1))

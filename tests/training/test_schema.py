@@ -18,7 +18,7 @@ from offbeat.engines.execution import EXECUTIONS
 from offbeat.errors import InputError, naming_settings
 from offbeat.nn import models
 from offbeat.nn.problem import Precision
-from offbeat.renamed import SETTINGS
+from offbeat.renamed import SETTINGS, VALUES
 from offbeat.training import experiment
 from offbeat.training.experiment import Experiment
 from offbeat.training.schema import Interval, ValueKind, keys_of, setting, settings_of
@@ -101,6 +101,19 @@ def test_an_option_of_before_names_the_present_one(former: str, capsys: pytest.C
     present = f"--{SETTINGS[former].replace('_', '-')}"
     assert capsys.readouterr().err == (f"offbeat: --{former.replace('_', '-')} is now called {present}.\n")
     assert SETTINGS[former] in settings_of(Experiment)
+
+
+@pytest.mark.parametrize(
+    ("setting", "former", "present"),
+    [(setting, *each) for setting, values in VALUES.items() for each in values.items()],
+)
+def test_a_value_of_before_names_the_present_one(
+    setting: str, former: str, present: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", f"--{setting}", former]) == 2
+    assert capsys.readouterr().err == f"offbeat: --{setting} {former} is now called {present}.\n"
+    settings = Experiment(**{setting: present}).settings()
+    assert Experiment.from_settings(settings | {setting: former}).settings() == settings
 
 
 @pytest.mark.parametrize(("table", "former"), [("training", "limit"), ("network", "most_norm")])

@@ -1,9 +1,4 @@
-"""`offbeat algorithms`: the catalogue, or one entry of it.
-
-`offbeat schedule`: time alone, without training.
-
-`offbeat report`: runs as one page, with figures.
-"""
+"""The commands that inspect methods, schedules and runs: `algorithms`, `check`, `schedule` and `report`."""
 
 import argparse
 import json
@@ -19,8 +14,9 @@ from offbeat.cli.options import add_settings, experiment_options, number, warn_o
 from offbeat.schedule.availability import Dropout, parse_availability
 from offbeat.schedule.clock import Clock
 from offbeat.schedule.delays import parse_delay
-from offbeat.schedule.scheduler import Buffer, Scheduler
+from offbeat.schedule.scheduler import Buffer
 from offbeat.schedule.statistics import iterate_buffers, summarise
+from offbeat.schedule.timed import make_scheduler
 from offbeat.training.experiment import Experiment, build_dispatch
 
 _NO_THEORY = "none usable"
@@ -52,6 +48,34 @@ def algorithms_command(given: argparse.Namespace) -> int:
     return 0
 
 
+def add_check_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of `offbeat check`."""
+    command.add_argument("name", metavar="METHOD", help="a method of the catalogue")
+    command.add_argument(
+        "--module", metavar="PACKAGE.MODULE", help="a module that registers the method; imported first"
+    )
+
+
+def check_command(given: argparse.Namespace) -> int:
+    """Run the checks of a method; the exit code is 1 if one fails."""
+    from offbeat.training.method_check import check_method  # loads PyTorch
+    from offbeat.training.task import import_module
+
+    if given.module is not None:
+        import_module(given.module, "--module")
+    findings = []
+    for finding in check_method(given.name):
+        findings.append(finding)
+        if not given.json:
+            print(f"{'ok    ' if finding.problem is None else 'FAILED'}  {finding.check}", flush=True)
+            if finding.problem is not None:
+                print(f"        {finding.problem}", flush=True)
+    failed = [finding for finding in findings if finding.problem is not None]
+    if given.json:
+        print(json.dumps({"method": given.name, "checks": [finding._asdict() for finding in findings]}))
+    return 1 if failed else 0
+
+
 def _describe(name: str) -> dict[str, Any]:
     entry = find(name)
     return {
@@ -70,7 +94,7 @@ def _describe(name: str) -> dict[str, Any]:
 
 
 def _print_one(name: str, described: dict[str, Any]) -> None:
-    vectors, values = described.pop("vectors"), described.pop("parameters")
+    vectors, parameters = described.pop("vectors"), described.pop("parameters")
     private, buffer = described.pop("parameters of private runs"), described.pop("buffer")
     bare = described.pop("parameters of private runs without a clip")
     described["buffer"] = "any" if buffer is None else buffer
@@ -84,12 +108,12 @@ def _print_one(name: str, described: dict[str, Any]) -> None:
     sends = {f"{words[key]} (model sizes)": value for key, value in vectors.items()}
     terminal.print_pairs(name, described | sends)
     open_ = "from S, K and T" if tuned else "none"
-    shown = {key: open_ if value is None else value for key, value in values.items()}
+    shown = {key: open_ if value is None else value for key, value in parameters.items()}
     terminal.print_pairs("parameters (--set NAME=VALUE) and their defaults", shown)
     for taken, unless in ((private, "that"), (bare, "that or --clip")):
         if taken:
-            told = ", ".join(f"{key}={terminal.format_number(value)}" for key, value in taken.items())
-            print(f"Private runs take {told}, unless {unless} is given.")
+            values = ", ".join(f"{key}={terminal.format_number(value)}" for key, value in taken.items())
+            print(f"Private runs use {values}, unless {unless} is given.")
     if tuned:
         print("S: updates per server step; K: local steps of a task; T: server steps.")
 
@@ -114,14 +138,16 @@ def schedule_command(given: argparse.Namespace) -> int:
     clock = Clock(delays, source, Dropout(experiment.dropout))
     limit = float("inf") if experiment.max_staleness is None else experiment.max_staleness
     availability = parse_availability(experiment.availability)
-    flow = Scheduler(clock, dispatch, source, experiment.clients, experiment.buffer, limit, availability)
+    scheduler = make_scheduler(
+        clock, dispatch, source, experiment.clients, experiment.buffer, limit, availability
+    )
     if given.momentum is not None:
         check_interval("momentum BETA", given.momentum, "(-1, 1)")
     warn_of_unused_concurrency(given, [experiment])
-    steps = iterate_buffers(flow, experiment.rounds)
+    steps = iterate_buffers(scheduler, experiment.rounds)
     staleness: list[tuple[int, ...]] = []
     wanted = given.momentum is not None
-    result = summarise(_with_staleness(steps, staleness) if wanted else steps, flow).as_dict()
+    result = summarise(_with_staleness(steps, staleness) if wanted else steps, scheduler).as_dict()
     errors = _momentum(given.momentum, staleness) if wanted else {}
     if given.json:
         print(json.dumps(result | ({"momentum": errors} if errors else {})))
@@ -139,7 +165,7 @@ def schedule_command(given: argparse.Namespace) -> int:
 
 
 def _with_staleness(steps: Iterable[Buffer], staleness: list[tuple[int, ...]]) -> Iterator[Buffer]:
-    """The same buffers, how stale their updates are being written down on the way."""
+    """Pass buffers on, and append the staleness of their updates to a list."""
     for step in steps:
         staleness.append(step.staleness)
         yield step
@@ -163,14 +189,14 @@ def _print_histogram(histogram: Any) -> None:
         bins[age // width] = bins.get(age // width, 0) + count
     total, most = sum(bins.values()), max(bins.values())
     print("staleness of the updates used")
-    for place in range(max(bins) + 1):
-        count = bins.get(place, 0)
-        name = str(place) if width == 1 else f"{place * width}-{place * width + width - 1}"
+    for index in range(max(bins) + 1):
+        count = bins.get(index, 0)
+        name = str(index) if width == 1 else f"{index * width}-{index * width + width - 1}"
         print(f"{name:>9}  {'█' * round(40 * count / most):<40} {100 * count / total:5.1f} %")
 
 
 def add_report_options(command: argparse.ArgumentParser) -> None:
-    """The words of this command."""
+    """Add the options of `offbeat report`."""
     command.add_argument("runs", nargs="+", metavar="RUN", help="the folder of a run; several are compared")
     command.add_argument(
         "-o",
@@ -190,7 +216,7 @@ def add_report_options(command: argparse.ArgumentParser) -> None:
 
 
 def report_command(given: argparse.Namespace) -> int:
-    """Write it, and say where."""
+    """Write the report."""
     from offbeat.report.build import make_report  # loads PyTorch
 
     made = make_report(
@@ -200,8 +226,8 @@ def report_command(given: argparse.Namespace) -> int:
         print(f"offbeat: {made.without_png}", file=sys.stderr)
     if made.secret:
         print(
-            f"offbeat: the simulated epsilon of {', '.join(made.secret)} rests on a secret sample, of which "
-            "this page tells: keep it as secret as the run's folder.",
+            f"offbeat: the simulated epsilon of {', '.join(made.secret)} depends on a secret sample, which "
+            "this page shows: keep it as secret as the run's folder.",
             file=sys.stderr,
         )
     if given.json:

@@ -1,4 +1,4 @@
-"""The program: one command, its exit code, and one sentence if it cannot be done.
+"""The program: the parser, the commands, exit codes, and errors in one sentence.
 
 A command's module is imported when the command is used, so that help and small commands start quickly.
 """
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from offbeat.cli.options import option_name
 from offbeat.errors import DivergedError, InputError, naming_settings, unknown_name
+from offbeat.files import is_disk_full
 from offbeat.renamed import check_name
 
 
@@ -34,7 +35,9 @@ _COMMANDS: Mapping[str, Command] = MappingProxyType(
         ),
         "schedule": Command("inspect", "simulate time alone, without training"),
         "algorithms": Command("inspect", "list the methods, or show one"),
+        "check": Command("inspect", "check a method, of this package or of another"),
         "privacy": Command("privacy", "noise for an epsilon, or epsilon of a noise or of a run"),
+        "audit": Command("audit", "attack the pipeline of a private run, to test its epsilon"),
         "replay": Command("replay", "compute a run again from its trace"),
         "report": Command("inspect", "show runs as one page, with figures"),
         "new": Command("deploy", "write a small app to deploy"),
@@ -95,7 +98,7 @@ def parse_options(command: Parser, words: Sequence[str]) -> argparse.Namespace:
             check_name(option.removeprefix("--").replace("-", "_"))
             raise unknown_name("option", option, command._option_string_actions)
     if rest:
-        raise InputError(f"there is no place for '{rest[0]}'; see '{command.prog} --help'.")
+        raise InputError(f"unexpected argument '{rest[0]}'; see '{command.prog} --help'.")
     return given
 
 
@@ -139,6 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run_program(program: Callable[[Sequence[str]], int], arguments: Sequence[str] | None) -> int:
     """Run a program on its arguments; errors become one sentence and an exit code."""
     logging.basicConfig(format="offbeat: %(message)s", level=logging.WARNING)
+    logging.getLogger("offbeat.engines.execution").setLevel(logging.INFO)  # which execution was chosen
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         with naming_settings(option_name):
@@ -153,8 +157,9 @@ def run_program(program: Callable[[Sequence[str]], int], arguments: Sequence[str
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        what = f"{error.filename or 'a file'} could not be read or written ({error.strerror or error})"
-        return _fail(f"{what}: what was saved before is complete.", 1, words)
+        reason = "the disk is full" if is_disk_full(error) else error.strerror or error
+        what = f"{error.filename or 'a file'} could not be read or written ({reason})"
+        return _fail(f"{what}: everything saved before is complete.", 1, words)
     except MemoryError:
         return _fail("there is not enough memory: use fewer clients or a smaller model.", 1, words)
     except KeyboardInterrupt:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from offbeat.algorithms import Method
 
 _MAX_DIGITS = 18  # of a count
-_DISPATCH_WITHOUT_CONCURRENCY = ("synchronous", "phases")
+_DISPATCH_WITHOUT_CONCURRENCY = ("synchronous", "phases", "allocation", "timed-poisson")
 
 
 def folder_name(text: str) -> str:
@@ -132,7 +132,7 @@ def add_run_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--resume",
         action="store_true",
-        help="go on with the run in --out, also past its end with a larger --rounds that sets no rate",
+        help="resume the run in --out; a larger --rounds extends it, if no rate depends on that",
     )
     command.add_argument(
         "--save-every",
@@ -155,7 +155,10 @@ def add_compare_options(command: argparse.ArgumentParser) -> None:
     )
     add_experiment(command)
     command.add_argument(
-        "--target", type=number, metavar="ACCURACY", help="accuracy to reach [95 %% of the best]"
+        "--target",
+        type=number,
+        metavar="VALUE",
+        help="value of the metric to reach [within 5 %% of the best]",
     )
 
 
@@ -181,19 +184,6 @@ def warn_of_unused_concurrency(given: argparse.Namespace, experiments: Iterable[
         logging.getLogger("offbeat").warning(
             "--concurrency is ignored: with %s dispatch as many clients are at work as --buffer takes.",
             " or ".join(sorted(rules)),
-        )
-
-
-def warn_of_exhausted_clients(experiment: Experiment) -> None:
-    """Warn if bounded contributions cannot last for all server steps."""
-    if experiment.max_participations is None:
-        return
-    steps = experiment.clients * experiment.max_participations // experiment.buffer
-    if steps < experiment.rounds:
-        logging.getLogger("offbeat").warning(
-            "%d clients that contribute %d times at most last for %d of the %d server steps: "
-            "raise --max-participations or --clients, or lower --rounds.",
-            *(experiment.clients, experiment.max_participations, steps, experiment.rounds),
         )
 
 

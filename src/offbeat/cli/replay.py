@@ -1,4 +1,4 @@
-"""`offbeat replay`: a run once more from its trace, and whether its model comes out the same."""
+"""`offbeat replay`: compute a run again from its trace, and compare the model with the saved one."""
 
 import argparse
 import dataclasses
@@ -13,15 +13,15 @@ from torch import Tensor
 from offbeat import trees
 from offbeat.cli import terminal
 from offbeat.cli.options import whole_number
-from offbeat.cli.terminal import limit_threads
-from offbeat.deploy.server.setup import is_deployment, set_up_replay
+from offbeat.deploy.server.setup import set_up_replay
 from offbeat.errors import InputError, unknown_name
 from offbeat.nn.problem import Problem
 from offbeat.training import checkpoint, settings_file
 from offbeat.training.build import RunSpec, build_run
-from offbeat.training.evaluate import accuracy, evaluate
-from offbeat.training.experiment import Experiment
+from offbeat.training.experiment import Experiment, is_deployment
 from offbeat.training.loop import Snapshot
+from offbeat.training.progress import bar as progress_bar
+from offbeat.training.progress import limit_threads
 from offbeat.training.replay import read_trace_lines, secret_noise_error
 from offbeat.training.replay import replay as play_again
 from offbeat.training.runner import Progress
@@ -31,7 +31,7 @@ _TOLERANCE = 1e-5  # of the model's norm: what float32 may round differently
 
 
 class SavedModel(NamedTuple):
-    """What a run has left of its model: a checkpoint, or the weights by name."""
+    """The model that a run saved: in a checkpoint, or as weights by name."""
 
     version: int
     tensors: dict[str, Tensor]
@@ -39,12 +39,13 @@ class SavedModel(NamedTuple):
 
 
 def add_replay_options(command: argparse.ArgumentParser) -> None:
-    """The words of this command."""
+    """Add the options of `offbeat replay`."""
     command.add_argument("trace", metavar="TRACE", help="a run's folder, or the trace.jsonl in it")
     command.add_argument(
-        "--data",
-        metavar="MODULE:FUNCTION",
-        help="for a deployment: loads the examples of a site by its name, as for 'offbeat join'",
+        "--task", metavar="MODULE:FUNCTION", help="for a deployment: returns the task, as for 'offbeat join'"
+    )
+    command.add_argument(
+        "--data", metavar="MODULE:FUNCTION", help="in place of a task: loads the examples of a site by name"
     )
     command.add_argument(
         "--module", metavar="MODULE:FUNCTION", help="makes its model; default: 'module' beside the data"
@@ -66,7 +67,7 @@ def add_replay_options(command: argparse.ArgumentParser) -> None:
 
 
 def replay_command(given: argparse.Namespace) -> int:
-    """Compute it again, show it, and compare it where that is asked for."""
+    """Replay, print the result, and compare it with the saved model if requested."""
     folder, path = _find_trace(Path(given.trace))
     known = settings_file.read(folder)
     if given.until is not None and given.until < 0:
@@ -77,16 +78,15 @@ def replay_command(given: argparse.Namespace) -> int:
     if experiment.clip is not None and experiment.noise != 0 and experiment.noise_seed is None:
         raise secret_noise_error()
     saved = _load_saved_model(folder, experiment, given.until) if given.compare else None
-    trial = _build_trial(given, experiment, known, folder)
-    shot = _replay_trace(experiment, trial, path, given.until if saved is None else saved.version)
-    found: dict[str, Any] = {"version": shot.version, "engine": type(trial.engine).__name__.lower()}
-    if trial.test is not None:
-        found |= evaluate(
-            trial.problem, shot.x, trial.test, {"accuracy": accuracy}, statistics=shot.statistics
-        )
-    found["norm"] = float(shot.x.norm())
+    spec = _build_spec(given, experiment, known, folder)
+    snapshot = _replay_trace(experiment, spec, path, given.until if saved is None else saved.version)
+    found: dict[str, Any] = {"version": snapshot.version, "engine": type(spec.engine).__name__.lower()}
+    if spec.test is not None:
+        assert spec.task is not None
+        found |= spec.task.evaluate(spec.problem, snapshot.x, spec.test, snapshot.statistics)[0]
+    found["norm"] = float(snapshot.x.norm())
     if saved is not None:
-        found |= _differences(shot, trial.problem, saved)
+        found |= _differences(snapshot, spec.problem, saved)
     same = saved is None or found["difference"] <= _TOLERANCE
     if given.json:
         print(
@@ -97,7 +97,7 @@ def replay_command(given: argparse.Namespace) -> int:
     if not same:
         print(
             f"offbeat: the replayed model differs from the run's by {found['difference']:.3g} of its norm, "
-            f"more than {_TOLERANCE:g}: its clients' data, model or memory were not the same.",
+            f"more than {_TOLERANCE:g}: the data, model or state of its clients differed.",
             file=sys.stderr,
         )
     return 0 if same else 1
@@ -110,44 +110,45 @@ def _find_trace(place: Path) -> tuple[Path, Path]:
         raise InputError(f"there is no trace {path}: name the folder of a run, or the trace in it.")
     if not (folder / "settings.json").is_file():
         raise InputError(
-            f"there is no settings.json beside {path}: put the trace back into its run's folder."
+            f"there is no settings.json beside {path}: move the trace back to the folder of its run."
         )
     return folder, path
 
 
-def _build_trial(
+def _build_spec(
     given: argparse.Namespace, experiment: Experiment, known: dict[str, Any], folder: Path
 ) -> RunSpec:
-    """What the run was put together from, on an engine of this process."""
+    """Build the run again on an engine of this process."""
     if is_deployment(known):
-        if given.data is None:
+        if given.data is None and given.task is None:
             raise InputError(
-                "the data of a deployment are with its sites: give --data package.module:function, "
-                "which loads them by a site's name."
+                "the data of a deployment are at its sites: give --task package.module:function, "
+                "which returns the task with the data of all sites."
             )
-        trial = set_up_replay(
+        spec = set_up_replay(
             known,
             folder,
             given.data,
             given.module,
             given.losses,
+            task=given.task,
             together=given.engine == "vectorised",
         )
     else:
-        for name in ("data", "module", "losses"):
+        for name in ("task", "data", "module", "losses"):
             if getattr(given, name) is not None:
                 raise InputError(
-                    f"the run in {folder} is a simulation and names its own data: leave out --{name}."
+                    f"the run in {folder} is a simulation, whose settings name its data: leave out --{name}."
                 )
-        trial = build_run(
+        spec = build_run(
             _on_local_engine(experiment, given.engine or known.get("resolved", {}).get("engine"))
         )
-    limit_threads(experiment, trial)
-    return trial
+    limit_threads(experiment, spec)
+    return spec
 
 
 def _on_local_engine(experiment: Experiment, engine: str | None) -> Experiment:
-    """The same on one of our engines, whose clock has no say."""
+    """The same experiment on an engine of this process; the trace provides the times."""
     name = engine if engine in REPLAY_ENGINES else "sequential"
     return dataclasses.replace(
         experiment,
@@ -161,28 +162,28 @@ def _on_local_engine(experiment: Experiment, engine: str | None) -> Experiment:
     )
 
 
-def _replay_trace(experiment: Experiment, trial: RunSpec, path: Path, until: int | None) -> Snapshot:
-    with terminal.bar(experiment.algorithm, experiment.rounds if until is None else until) as bar:
-        shots = play_again(
-            trial.algorithm,
-            trial.engine,
+def _replay_trace(experiment: Experiment, spec: RunSpec, path: Path, until: int | None) -> Snapshot:
+    with progress_bar(experiment.algorithm, experiment.rounds if until is None else until) as bar:
+        snapshots = play_again(
+            spec.algorithm,
+            spec.engine,
             read_trace_lines(path),
-            dispatch=trial.dispatch,
-            buffer=experiment.buffer,
-            rounds=experiment.rounds,
-            weights=trial.weights,
-            max_staleness=trial.limit,
-            aggregate=trial.aggregate,
-            seed=experiment.seed,
+            **spec.loop_arguments(experiment),
             until=until,
             observe_start=lambda starting: bar.start(starting.done, starting.clients),
         )
-        for shot in shots:
-            ages = shot.cohort.staleness if shot.cohort else (0,)
+        for snapshot in snapshots:
+            ages = snapshot.cohort.staleness if snapshot.cohort else (0,)
             bar.step(
-                Progress(shot.version, shot.time, shot.counts.client_updates, sum(ages) / len(ages), None)
+                Progress(
+                    snapshot.version,
+                    snapshot.time,
+                    snapshot.counts.client_updates,
+                    sum(ages) / len(ages),
+                    None,
+                )
             )
-    return shot
+    return snapshot
 
 
 def _load_saved_model(folder: Path, experiment: Experiment, until: int | None) -> SavedModel:
@@ -191,31 +192,31 @@ def _load_saved_model(folder: Path, experiment: Experiment, until: int | None) -
     if not place.is_file():
         raise InputError(f"the run in {folder} has saved no model yet: leave out --compare.")
     if place == named and experiment.ema_decay is not None:
-        raise InputError(f"{named} is an average of models, and the last one is gone: leave out --compare.")
+        raise InputError(f"{named} is an average of models, not the last model: leave out --compare.")
     facts, tensors = checkpoint.load(place)
     if facts.get("start"):
-        raise InputError(f"the run in {folder} was saved in its start and has no model: leave out --compare.")
+        raise InputError(f"the run in {folder} was saved in its start, without a model: leave out --compare.")
     version = facts["version"]
     if until not in (None, version):
-        raise InputError(f"the model that was saved is of version {version}: compare it without --until.")
+        raise InputError(f"the saved model is of version {version}: leave out --until to compare with it.")
     return SavedModel(version, tensors, place == named)
 
 
-def _differences(shot: Snapshot, problem: Problem, saved: SavedModel) -> dict[str, float]:
-    """Of the model and its running statistics: in norm, and of the number that differs most."""
+def _differences(snapshot: Snapshot, problem: Problem, saved: SavedModel) -> dict[str, float]:
+    """The relative differences of model and running statistics, in norm and in the largest entry."""
     if saved.named:
-        ours: dict[str, Tensor] = problem.module(shot.x, shot.statistics).state_dict()
+        ours: dict[str, Tensor] = problem.module(snapshot.x, snapshot.statistics).state_dict()
     else:
-        place = next(number for number, leaf in enumerate(trees.leaves(shot.state)) if leaf is shot.x)
-        ours = {f"state.{place}": shot.x}
-        ours |= {f"statistics.{name}": value for name, value in shot.statistics.items()}
+        place = next(number for number, leaf in enumerate(trees.leaves(snapshot.state)) if leaf is snapshot.x)
+        ours = {f"state.{place}": snapshot.x}
+        ours |= {f"statistics.{name}": value for name, value in snapshot.statistics.items()}
     pairs = [(value, saved.tensors.get(name)) for name, value in ours.items() if value.numel()]
     gaps = []
     for mine, kept in pairs:
         if kept is None or kept.shape != mine.shape:
-            raise InputError("the model that was saved is of another module: name the run's own by --module.")
+            raise InputError("the saved model is of another module: give the one of the run with --module.")
         gaps.append((mine.double().cpu() - kept.double(), kept.double()))
-    tiny = torch.finfo(torch.float64).tiny  # where all is zero
+    tiny = torch.finfo(torch.float64).tiny  # avoids 0 / 0
     return {
         "difference": max(float(gap.norm() / kept.norm().clamp_min(tiny)) for gap, kept in gaps),
         "largest": max(float(gap.abs().max() / kept.abs().max().clamp_min(tiny)) for gap, kept in gaps),
@@ -225,8 +226,8 @@ def _differences(shot: Snapshot, problem: Problem, saved: SavedModel) -> dict[st
 def _print_result(experiment: Experiment, path: Path, found: dict[str, Any]) -> None:
     words = {
         "norm": "norm of the model",
-        "difference": "difference from what was saved, of its norm",
-        "largest": "the largest of one number, of the largest there",
+        "difference": "difference from the saved model, relative to its norm",
+        "largest": "largest difference of an entry, relative to the largest entry",
     }
     terminal.print_pairs(
         f"{experiment.algorithm} replayed from {path}",

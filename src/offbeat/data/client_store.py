@@ -41,32 +41,32 @@ class ClientStore(Protocol):
 
     @property
     def mapped(self) -> bool:
-        """Whether it lives in a file, to which checkpoints only refer."""
+        """Whether the memory is in a file that checkpoints refer to."""
         ...
 
     def read(self, client: int) -> Tree:
-        """One client's."""
+        """The memory of a client."""
         ...
 
     def write(self, clients: Sequence[int], stacked: Tree) -> None:
-        """Commit what was computed for accepted tasks."""
+        """Store the memories that accepted tasks computed."""
         ...
 
     def save(self) -> tuple[list[int], list[Tensor]]:
-        """The clients that wrote, and what it takes to find their memory again, a row for each."""
+        """The clients that wrote, and columns with a row for each from which `load` restores their memory."""
         ...
 
     def confirm(self) -> None:
-        """What `save` last gave is in its place: nothing older will be loaded again."""
+        """The result of the last `save` is on the disk, and nothing older will be loaded again."""
         ...
 
     def load(self, clients: Sequence[int], columns: Sequence[Tensor]) -> None:
-        """Go on from what `save` gave."""
+        """Restore what `save` returned."""
         ...
 
 
 class TensorStore:
-    """Tensors in RAM or on a device, whole in every checkpoint."""
+    """Tensors in RAM or on a device; every checkpoint has all of them."""
 
     mapped = False
 
@@ -100,15 +100,15 @@ class TensorStore:
 
     def _put(self, clients: Sequence[int], columns: Sequence[Tensor]) -> None:
         if columns:
-            for place, client in enumerate(clients):
-                self._rows[client] = [column[place].to(self._home, copy=True) for column in columns]
+            for row, client in enumerate(clients):
+                self._rows[client] = [column[row].to(self._home, copy=True) for column in columns]
 
 
 _PAGE = 4096
 
 
 class FileStore:
-    """Rows in a file of this name; without one, in a file that is gone with the run."""
+    """Rows in a file; without a path, in a temporary file that is deleted with the run."""
 
     mapped = True
 
@@ -122,11 +122,11 @@ class FileStore:
         self._stride = slot_size(initial)
         self._slots = np.full(clients, -1, np.int32)
         self._sums = np.zeros(clients, np.uint32)
-        self._fixed = np.zeros(clients, bool)  # a table that was given out has the client's slot
+        self._fixed = np.zeros(clients, bool)  # whether a saved table refers to the client's slot
         self._end = 0  # slots in the file
         self._free: list[int] = []
-        self._left: list[int] = []  # slots that only tables before the last need
-        self._leaving: list[int] = []  # slots that the last table needs, and clients no longer do
+        self._left: list[int] = []  # slots that only older tables refer to
+        self._leaving: list[int] = []  # slots that the last table refers to and that were replaced since
         self._open: FileIO | None = None
 
     def read(self, client: int) -> Tree:
@@ -139,15 +139,15 @@ class FileStore:
         if not whole or _checksum(leaves) != self._sums[client]:
             raise InputError(
                 f"the memory of client {client} in {self._name} is not what was written there: "
-                "let no other run use the file, and start the run anew."
+                "let no other run use the file, and start the run again."
             )
         return trees.unflatten(self._shape, [leaf.to(self._device) for leaf in leaves])
 
     def write(self, clients: Sequence[int], stacked: Tree) -> None:
         columns = [column.cpu() for column in trees.leaves(stacked)]
         file = self._file()
-        for place, client in enumerate(clients):
-            row = [column[place].contiguous() for column in columns]
+        for index, client in enumerate(clients):
+            row = [column[index].contiguous() for column in columns]
             slot = self._slot_for(client)
             file.seek(slot * self._stride)
             for leaf in row:
@@ -157,8 +157,8 @@ class FileStore:
     def save(self) -> tuple[list[int], list[Tensor]]:
         if self._path is None:
             raise InputError(
-                "what clients keep is in a temporary file, which no checkpoint can refer to: "
-                "name a folder for it, as in memory=Mapped(folder)."
+                "client memory is in a temporary file, which a checkpoint cannot refer to: "
+                "give it a folder, as in memory=Mapped(folder)."
             )
         if self._open:
             os.fsync(self._open.fileno())
@@ -174,21 +174,21 @@ class FileStore:
         self._left = []
 
     def load(self, clients: Sequence[int], columns: Sequence[Tensor]) -> None:
-        places = list(clients)
+        rows = list(clients)
         slots, sums = (column.numpy() for column in columns)
         end = int(slots.max(initial=-1)) + 1
         if end:
             self._open = self._reopened(end)
         self._slots[:] = -1
-        self._slots[places] = slots
-        self._sums[places] = sums
+        self._slots[rows] = slots
+        self._sums[rows] = sums
         self._fixed = self._slots >= 0
         self._end = end
         self._free = np.setdiff1d(np.arange(end), slots).tolist()
         self._left, self._leaving = [], []
 
     def _slot_for(self, client: int) -> int:
-        """Where to write: never over a row that a table refers to."""
+        """The slot to write to: never one that a table refers to."""
         slot = int(self._slots[client])
         if slot >= 0 and not self._fixed[client]:
             return slot
@@ -202,12 +202,12 @@ class FileStore:
         return slot
 
     def _file(self) -> FileIO:
-        """The file, made anew unless something was loaded."""
+        """The file, which is created unless a checkpoint was loaded."""
         if self._open is None:
             if self._path is None:
                 number, name = tempfile.mkstemp(prefix="offbeat-")
                 self._open = FileIO(number, "r+")
-                Path(name).unlink()  # open, it lives on; a kill leaves nothing behind
+                Path(name).unlink()  # it exists until it is closed, so a kill leaves nothing behind
             else:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 self._open = FileIO(self._path, "w+")
@@ -217,15 +217,15 @@ class FileStore:
     def _reopened(self, slots: int) -> FileIO:
         if not self._path or not self._path.exists() or self._path.stat().st_size < self._needed(slots):
             raise InputError(
-                f"{self._name}, where the checkpoint left what clients keep, is missing or cut short: "
-                "put it back, or start the run anew."
+                f"{self._name}, which has the client memory of the checkpoint, is missing or truncated: "
+                "restore it, or start the run again."
             )
         file = FileIO(self._path, "r+")
         weakref.finalize(self, file.close)
         return file
 
     def _needed(self, slots: int) -> int:
-        """Bytes of so many slots; the last one's padding is never written."""
+        """The bytes of this number of slots; the padding of the last one is never written."""
         return (slots - 1) * self._stride + sum(leaf.nbytes for leaf in self._initial)
 
     @property
@@ -234,7 +234,7 @@ class FileStore:
 
 
 def slot_size(initial: Tree) -> int:
-    """Bytes in the file for one client: whole pages."""
+    """The bytes of one client in the file: whole pages."""
     return -(-sum(leaf.nbytes for leaf in trees.leaves(initial)) // _PAGE) * _PAGE
 
 
@@ -251,7 +251,7 @@ def _checksum(row: Sequence[Tensor]) -> int:
 
 
 def _read_into(file: FileIO, buffer: memoryview) -> bool:
-    """Read until it is full; whether there was enough."""
+    """Fill the buffer; return whether the file had enough bytes."""
     while buffer:
         count = file.readinto(buffer)
         if not count:
@@ -266,7 +266,7 @@ def _write_all(file: FileIO, buffer: memoryview) -> None:
 
 
 def free_ram() -> int:
-    """Bytes of RAM that can be had, as far as the system says: within a container's limit, if it has one."""
+    """Available RAM in bytes, within the container's limit if there is one."""
     there = _read_number(Path("/proc/meminfo"), "MemAvailable:")
     free = _physical_ram() if there is None else there * 1024
     limit = _read_number(Path("/sys/fs/cgroup/memory.max"), "")
@@ -275,7 +275,7 @@ def free_ram() -> int:
 
 
 def free_device_memory(device: torch.device) -> int:
-    """Bytes that can be had where tensors of this device live."""
+    """Available memory of the device in bytes."""
     if device.type != "cuda":
         return free_ram()
     idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -283,7 +283,7 @@ def free_device_memory(device: torch.device) -> int:
 
 
 def _read_number(path: Path, start: str) -> int | None:
-    """The number after this word."""
+    """The number after `start` in a file."""
     try:
         lines = path.read_text().splitlines()
     except OSError:
@@ -313,14 +313,14 @@ class OnDevice:
 
 @dataclass(frozen=True)
 class Mapped:
-    """In a file in this folder; without one, in a temporary file that is gone with the run."""
+    """In a file in this folder; without one, in a temporary file that is deleted with the run."""
 
     folder: Path | None = None
 
 
 @dataclass(frozen=True)
 class Anywhere:
-    """Where it fits; if that is a file, in this folder or a temporary one."""
+    """The first backend that fits; a file is in this folder, or temporary."""
 
     folder: Path | None = None
 
@@ -337,14 +337,14 @@ MEMORY_BACKENDS = tuple(_BACKENDS)
 
 
 def parse_memory_backend(name: str) -> MemoryBackend:
-    """A home by the name it has on the command line."""
+    """A memory backend by its name in settings."""
     if name not in _BACKENDS:
         raise unknown_name("memory", name, MEMORY_BACKENDS)
     return _BACKENDS[name]
 
 
 def with_folder(home: MemoryBackend, folder: Path) -> MemoryBackend:
-    """The same, with its file in this folder unless it names one itself."""
+    """The backend with its file in this folder, unless it has a folder already."""
     if isinstance(home, Mapped | Anywhere) and home.folder is None:
         return replace(home, folder=folder)
     return home
@@ -353,18 +353,18 @@ def with_folder(home: MemoryBackend, folder: Path) -> MemoryBackend:
 def make_client_store(
     home: MemoryBackend, initial: Tree, clients: int, device: torch.device, *, mapped: bool | None = None
 ) -> ClientStore:
-    """Memory for so many clients; `mapped` says how the checkpoint to be loaded keeps it.
+    """A store for this number of clients; `mapped` says whether the checkpoint to load has it in a file.
 
-    Nothing is written yet, but what does not fit is refused.
+    Nothing is written yet, but `InputError` is raised if the memory does not fit.
     """
     need = clients * sum(leaf.nbytes for leaf in trees.leaves(initial))
     if not need:
         return TensorStore(initial)
-    place = _choose_backend(home, need, device, mapped) if isinstance(home, Anywhere) else home
-    if mapped is not None and mapped != isinstance(place, Mapped):
+    backend = _choose_backend(home, need, device, mapped) if isinstance(home, Anywhere) else home
+    if mapped is not None and mapped != isinstance(backend, Mapped):
         kept, fit = ("in a file", "Mapped(folder)") if mapped else ("as tensors", "InRam()")
         raise InputError(f"this checkpoint keeps the clients' memory {kept}: resume it with memory={fit}.")
-    match place:
+    match backend:
         case InRam():
             _check_space(need, free_ram(), clients, "in RAM", f"{setting_name('memory')} mapped")
             return TensorStore(initial, "cpu", device)
@@ -375,7 +375,7 @@ def make_client_store(
             return TensorStore(initial, device, device)
         case Mapped(folder):
             path = folder / _STORE_FILE if folder else None
-            slots = 2 if path else 1  # rows that the last checkpoint needs stand beside newer ones
+            slots = 2 if path else 1  # rows of the last checkpoint and newer ones
             there = path.stat().st_blocks * 512 if path and path.exists() else 0
             need = slots * clients * slot_size(initial)
             _check_space(need, _free_disk(path) + there, clients, "on the disk", "a folder on a larger one")
@@ -397,14 +397,14 @@ def _choose_backend(
 def _check_space(need: int, free: int, clients: int, where: str, instead: str) -> None:
     if need > free:
         raise InputError(
-            f"what {clients:,} clients keep takes {_format_bytes(need)} {where} "
-            f"and {_format_bytes(free)} is free: "
+            f"the memory of {clients:,} clients takes {_format_bytes(need)} {where}, "
+            f"but {_format_bytes(free)} is free: "
             f"use {instead}, fewer clients or a smaller model."
         )
 
 
 def _free_disk(path: Path | None) -> int:
-    """Bytes that a file there may take, those it has already included."""
+    """The bytes that a file may have there, including its present size."""
     if path is None:
         path = Path(tempfile.gettempdir()) / _STORE_FILE
     there = next(each for each in path.absolute().parents if each.exists())

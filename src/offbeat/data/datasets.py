@@ -1,7 +1,7 @@
 """Data sets by name, as tensors.
 
 Images are scaled to [0, 1] and standardised by the mean and deviation published for the training set
-of each; digits are only divided by 16. Sentences are token ids of a vocabulary that is learnt from them.
+of each; digits are only divided by 16. Sentences are token ids of a vocabulary that is trained on them.
 """
 
 from pathlib import Path
@@ -22,7 +22,7 @@ NAMES = ("cifar10", "digits", "fashion-mnist", "mnist", *glue.NAMES, "shakespear
 
 
 class Source(NamedTuple):
-    """A data set; `labels` and natural ids `groups` of the training examples are for partitions."""
+    """A data set; partitions use the `labels` and the natural client ids `groups` of training examples."""
 
     name: str
     train: Examples
@@ -33,7 +33,7 @@ class Source(NamedTuple):
 
 
 def load(name: str, folder: Path | str | None = None, download: bool = True) -> Source:
-    """A data set from a folder; without one, from the cache folder, downloaded if need be and allowed."""
+    """Load a data set from a folder, or from the cache folder, where it is downloaded if it is missing."""
     if name not in NAMES:
         raise unknown_name("data set", name, NAMES)
     if folder is not None:
@@ -53,7 +53,7 @@ def load(name: str, folder: Path | str | None = None, download: bool = True) -> 
 
 
 def _with_url(error: MissingFileError, name: str) -> MissingFileError:
-    """The same and, where it is known, where the missing file is published."""
+    """The error with the address of the missing file, if it is known."""
     text = str(error)
     known = [item.url for item in downloads(name) if any(file in text for file in item.files)]
     return MissingFileError(f"{text.removesuffix('.')} from {known[0]}.") if known else error
@@ -76,7 +76,7 @@ def _read(name: str, folder: Path) -> Source:
 
 
 def _read_digits() -> Source:
-    """Every fifth image of a shuffled list sorted by label is for testing: 1,437 and 360."""
+    """Every fifth image of a shuffled list sorted by label is a test example: 1,437 and 360."""
     from sklearn.datasets import load_digits  # slow to import
 
     images, labels = load_digits(return_X_y=True)
@@ -100,8 +100,8 @@ def _read_idx(name: str, folder: Path, place: str, mean: float, deviation: float
         )
         if len(images) != len(labels):
             raise InputError(
-                f"{image_path} holds {len(images)} images and {label_path} {len(labels)} labels: "
-                "replace them by two files that belong together."
+                f"{image_path} has {len(images)} images and {label_path} {len(labels)} labels: "
+                "replace them with two files that belong together."
             )
         return _standardised(images, labels, [mean], [deviation])
 
@@ -117,8 +117,8 @@ def _read_cifar10(folder: Path) -> Source:
     for path, (_, labels) in zip(paths, batches, strict=True):
         if len(labels) < most:
             raise InputError(
-                f"the data file {path} holds {len(labels)} images where others hold {most}: "
-                "replace it by a good copy."
+                f"the data file {path} has {len(labels)} images where others have {most}: "
+                "replace it with a good copy."
             )
     mean, deviation = [0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616]
     *trained, tested = batches
@@ -130,14 +130,14 @@ def _read_cifar10(folder: Path) -> Source:
 def _standardised(
     images: NDArray[np.uint8], labels: NDArray[np.uint8], mean: list[float], deviation: list[float]
 ) -> Examples:
-    """Standardised by channel; `images` are (n, channels, height, width)."""
+    """Standardise each channel of images of shape (n, channels, height, width)."""
     shift, scale = (torch.tensor(values)[:, None, None] for values in (mean, deviation))
     inputs = torch.tensor(images, dtype=torch.float32).div_(255).sub_(shift).div_(scale)
     return Examples(inputs, torch.tensor(labels, dtype=torch.int64))
 
 
 def load_glue(name: str, folder: Path, tokenizer: Any = None) -> Source:
-    """A task of GLUE; a tokenizer of one's own gives other token ids."""
+    """A GLUE task, tokenized with `tokenizer` or with one that is trained on it."""
     train, test = glue.examples(name, glue.read(name, folder), tokenizer)
     return Source(name, train, test, None, train.targets.numpy(), 2)
 

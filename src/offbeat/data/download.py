@@ -1,4 +1,4 @@
-"""Where the data sets are published, and downloads that resume, are checked, and appear whole or not at all.
+"""The addresses and checksums of data sets, and downloads that resume and are verified.
 
 Each unpacked file must have the SHA-256 that is listed here; the sums were computed from MNIST,
 Fashion-MNIST and CIFAR-10 files whose MD5 are the published ones. The Shakespeare text is Project
@@ -8,7 +8,6 @@ Gutenberg's of 1994, which LEAF splits; the notice in it allows personal and non
 import errno
 import gzip
 import hashlib
-import os
 import tarfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -24,23 +23,24 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from offbeat.errors import InputError
+from offbeat.files import cache_root
 
 
 @dataclass(frozen=True)
 class Download:
-    """One address and the files that it gives once unpacked: name to SHA-256."""
+    """A URL and the SHA-256 of each file in the archive there."""
 
     url: str
     files: Mapping[str, str]
 
     @property
     def archive(self) -> str:
-        """The file's name at its address."""
+        """The name of the file at the URL."""
         return self.url.rpartition("/")[2]
 
 
 def downloads(source: str) -> tuple[Download, ...]:
-    """What a source is made of; nothing for one that needs no files."""
+    """The downloads of a data set; none if it needs no files."""
     match source:
         case "mnist":
             return _packed_one_by_one(_MNIST, _MNIST_FILES)
@@ -91,19 +91,18 @@ _SHAKESPEARE_FILES = {
 
 _CHUNK = 1 << 16
 _TRIES = 3
-_RANGE_NOT_SATISFIABLE = 416  # HTTP: the range asked for begins where the file ends, or later
+_RANGE_NOT_SATISFIABLE = 416  # HTTP: the range starts at or after the end of the file
 _PARTIAL_CONTENT = 206
 _ARCHIVE_ERRORS = (EOFError, zlib.error, gzip.BadGzipFile, tarfile.TarError)
 
 
 def cache_folder(source: str) -> Path:
-    """Where downloads of a source are kept: under $OFFBEAT_DATA, or ~/.cache/offbeat."""
-    root = os.environ.get("OFFBEAT_DATA")
-    return (Path(root) if root else Path.home() / ".cache" / "offbeat") / source
+    """The folder of a data set's downloads, under $OFFBEAT_DATA or ~/.cache/offbeat."""
+    return cache_root() / source
 
 
 def fetch(item: Download, folder: Path, timeout: float = 30.0) -> None:
-    """Put the item's files into the folder, from its archive there or the network, unless present."""
+    """Put the files into the folder unless they are present, from the archive there or the network."""
     if all((folder / name).is_file() for name in item.files):
         return
     with _disk_errors(item, folder):
@@ -118,7 +117,7 @@ def fetch(item: Download, folder: Path, timeout: float = 30.0) -> None:
         part.unlink()
     if not good:
         raise InputError(
-            f"what {item.url} gave does not match its checksum and was removed: "
+            f"the download of {item.url} does not match its checksum and was removed: "
             f"try again, or put a good copy of {item.archive} in {folder}."
         )
 
@@ -129,12 +128,12 @@ def _download(item: Download, part: Path, timeout: float) -> None:
             return
     raise InputError(
         f"the download of {item.url} stopped early {_TRIES} times: "
-        f"try again to go on from there, or put {item.archive} in {part.parent} yourself."
+        f"try again to continue it, or put {item.archive} in {part.parent} yourself."
     )
 
 
 def _receive(item: Download, part: Path, timeout: float) -> bool:
-    """Add what is missing to the part; say whether it is whole."""
+    """Append the missing bytes to the part; return whether it is complete."""
     have = part.stat().st_size if part.exists() else 0
     request = Request(item.url, headers={"Range": f"bytes={have}-"} if have else {})
     try:
@@ -166,7 +165,7 @@ def _unreachable(item: Download, folder: Path, reason: str) -> InputError:
 
 
 def _chunks(response: HTTPResponse) -> Iterator[bytes]:
-    """What arrives until the end or until the connection breaks; the size tells which."""
+    """The data until the end or until the connection breaks; the size shows which."""
     try:
         while chunk := response.read(_CHUNK):
             yield chunk
@@ -180,7 +179,7 @@ def _progress_bar() -> Progress:
 
 
 def _extract(item: Download, archive: Path, folder: Path) -> bool:
-    """Write the archive's files, each only if its checksum is right; say whether all were."""
+    """Extract the files whose checksums are right; return whether all of them were."""
     good = set()
     try:
         for name, file in _members(item, archive):

@@ -1,4 +1,4 @@
-"""Formats of data files: packed or plain files, idx as of MNIST, and the binary layout of CIFAR-10."""
+"""Readers of data files: plain or compressed, the idx format of MNIST and the binary one of CIFAR-10."""
 
 import gzip
 import lzma
@@ -21,7 +21,7 @@ class MissingFileError(InputError):
 
 
 def find_file(folder: Path, names: Sequence[str], places: Sequence[str] = (".",)) -> Path:
-    """The first of the names that exists, as it is, as .gz or as .xz, in the first place that has one."""
+    """The first existing file of these names, plain or with .gz or .xz, in the given subfolders in order."""
     for place in places:
         for name in names:
             for suffix in ("", ".gz", ".xz"):
@@ -30,25 +30,25 @@ def find_file(folder: Path, names: Sequence[str], places: Sequence[str] = (".",)
                     return path
     wanted = " or ".join(names)
     raise MissingFileError(
-        f"the data file {wanted} is not in {folder}: put it there (it may be packed, as .gz or .xz), "
-        "or name no folder to have it downloaded."
+        f"the data file {wanted} is not in {folder}: put it there (.gz and .xz are accepted), "
+        "or leave out the folder to download it."
     )
 
 
 def parse_file(path: Path, parse: Callable[[bytes], Parsed]) -> Parsed:
-    """What `parse` makes of the unpacked file; its ValueError says what is wrong with the bytes."""
+    """The decompressed file parsed by `parse`, whose ValueError says what is wrong with the bytes."""
     try:
         return parse(read_file(path))
     except InputError:
         raise
     except ValueError as error:
         raise InputError(
-            f"the data file {path} cannot be used, {error}: replace it by a good copy."
+            f"the data file {path} cannot be used, {error}: replace it with a good copy."
         ) from error
 
 
 def read_file(path: Path) -> bytes:
-    """The unpacked bytes of a file."""
+    """The decompressed content of a file."""
     try:
         packed = path.read_bytes()
         match path.suffix:
@@ -60,11 +60,11 @@ def read_file(path: Path) -> bytes:
                 return packed
     except (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError) as error:
         raise InputError(
-            f"the data file {path} is truncated or corrupt: replace it by a good copy."
+            f"the data file {path} is truncated or corrupt: replace it with a good copy."
         ) from error
     except OSError as error:
         raise InputError(
-            f"the data file {path} cannot be read, {error.strerror}: check its rights."
+            f"the data file {path} cannot be read, {error.strerror}: check its permissions."
         ) from error
 
 
@@ -78,21 +78,21 @@ def parse_idx(data: bytes) -> NDArray[np.uint8]:
         raise ValueError("it is not an idx file of unsigned bytes")
     start = 4 + 4 * data[3]
     if len(data) < start:
-        raise ValueError("it ends within its header")
+        raise ValueError("its header is truncated")
     shape = [int(size) for size in np.frombuffer(data, ">u4", data[3], offset=4)]
-    promised, held = math.prod(shape), len(data) - start
-    if held != promised:
-        raise ValueError(f"its header promises {promised} values and it holds {held}")
+    expected, found = math.prod(shape), len(data) - start
+    if found != expected:
+        raise ValueError(f"its header announces {expected} values but it has {found}")
     return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
 
 
 def parse_idx_images(data: bytes) -> NDArray[np.uint8]:
-    """Images, (n, 1, height, width)."""
+    """Images of shape (n, 1, height, width)."""
     return _with_axes(parse_idx(data), 3)[:, None]
 
 
 def parse_idx_labels(data: bytes) -> NDArray[np.uint8]:
-    """Labels, (n,)."""
+    """Labels of shape (n,)."""
     labels = _with_axes(parse_idx(data), 1)
     if (labels >= IDX_CLASSES).any():
         raise ValueError(f"it has a label that is not below {IDX_CLASSES}")
@@ -111,7 +111,7 @@ _CIFAR10_ROW = 1 + 3 * 32 * 32
 
 
 def parse_cifar10(data: bytes) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Images, (n, 3, 32, 32), and labels, (n,)."""
+    """Images of shape (n, 3, 32, 32) and labels of shape (n,)."""
     if not data or len(data) % _CIFAR10_ROW:
         raise ValueError(f"its {len(data)} bytes are not whole rows of {_CIFAR10_ROW}")
     rows = np.frombuffer(data, np.uint8).reshape(-1, _CIFAR10_ROW)

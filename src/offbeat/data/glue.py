@@ -1,6 +1,6 @@
 """Three tasks of GLUE (Wang et al. 2018) in the benchmark's own files: RTE, MRPC and SST-2.
 
-What is trained on is `train`, and what is tested on is `dev`, for the labels of `test` are not public.
+`train` is the training set and `dev` the test set, since the labels of `test` are not public.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,14 +35,14 @@ class GlueTexts(NamedTuple):
 
 
 class GlueTask(NamedTuple):
-    """What is trained and tested on."""
+    """The training and the test set."""
 
     train: GlueTexts
     test: GlueTexts
 
 
 def read(name: str, folder: Path | str) -> GlueTask:
-    """A task from a folder with GLUE's files of it, or with its folder in it; they may be packed."""
+    """Read a task from a folder with GLUE's files or with the task's folder; files may be compressed."""
     place = Path(folder)
     if name == "mrpc":
         return _paraphrases(place)
@@ -51,7 +51,7 @@ def read(name: str, folder: Path | str) -> GlueTask:
 
 
 def examples(name: str, task: GlueTask, tokenizer: Any = None) -> tuple[Examples, Examples]:
-    """Token ids and labels, to train and to test; by default, the tokenizer is learnt from the former."""
+    """Training and test examples; by default the tokenizer is trained on the training sentences."""
     if tokenizer is None:
         trained = task.train
         tokenizer = train_tokenizer((*trained.first, *(trained.second or ())), VOCABULARY_SIZE)
@@ -72,7 +72,7 @@ def _find(name: str, folder: Path, file: str) -> Path:
     except MissingFileError:
         raise MissingFileError(
             f"the file {file} of GLUE's {own} is not in {folder}: get it from gluebenchmark.com/tasks and "
-            f"unpack it there, as {folder / own / file}, or choose another place with "
+            f"unpack it there, as {folder / own / file}, or choose another folder with "
             f"{setting_name('data_dir')}."
         ) from None
 
@@ -88,7 +88,7 @@ def _entailments(data: bytes) -> GlueTexts:
 
 
 def _paraphrases(folder: Path) -> GlueTask:
-    """The files of MRPC are one; which of its pairs are for testing is in another, by their ids."""
+    """MRPC has one file with all pairs, and another one with the ids of the test pairs."""
     tested = set(parse_file(_find("mrpc", folder, "mrpc_dev_ids.tsv"), _rows))
     path = _find("mrpc", folder, "msr_paraphrase_train.txt")
 
@@ -96,7 +96,7 @@ def _paraphrases(folder: Path) -> GlueTask:
         rows = _columns(data, ("#1 ID", "#2 ID", "#1 String", "#2 String", "Quality"))
         train, test = ([row[2:] for row in rows if (row[:2] in tested) is kind] for kind in (False, True))
         if not train or not test:
-            raise ValueError("by the ids in mrpc_dev_ids.tsv nothing is left to train or to test on")
+            raise ValueError("the ids in mrpc_dev_ids.tsv leave no training or no test examples")
         return GlueTask(_pairs(train, _BINARY), _pairs(test, _BINARY))
 
     return parse_file(path, split)
@@ -110,23 +110,23 @@ def _pairs(rows: _Rows, meaning: Mapping[str, int]) -> GlueTexts:
 def _numbers(labels: Sequence[str], meaning: Mapping[str, int]) -> NDArray[np.int64]:
     odd = sorted(set(labels) - meaning.keys())
     if odd:
-        raise ValueError(f"it has the label {odd[0]!r}, which is none of {', '.join(meaning)}")
+        raise ValueError(f"it has the label {odd[0]!r}, which is not one of {', '.join(meaning)}")
     return np.array([meaning[label] for label in labels], np.int64)
 
 
 def _columns(data: bytes, names: Sequence[str]) -> _Rows:
-    """The columns of those names, row by row; at least one row."""
+    """The named columns, row by row; at least one row."""
     head, *rows = _rows(data)
     missing = [name for name in names if name not in head]
     if missing:
         raise ValueError(f"its first line has no column {missing[0]!r}")
     if not rows or any(len(row) != len(head) for row in rows):
         raise ValueError(f"its rows do not have {len(head)} columns each")
-    places = [head.index(name) for name in names]
-    return [tuple(row[place] for place in places) for row in rows]
+    columns = [head.index(name) for name in names]
+    return [tuple(row[column] for column in columns) for row in rows]
 
 
 def _rows(data: bytes) -> _Rows:
-    """What stands between tabs; quotes are part of the text."""
+    """The fields between tabs; quotes are part of the text."""
     lines = data.decode("utf-8-sig").replace("\r\n", "\n").strip("\n").split("\n")
     return [tuple(line.split("\t")) for line in lines]

@@ -40,14 +40,21 @@ def cut_by_shares(shares: NDArray[np.float64], count: int) -> IntArray:
 
 
 def scatter(order: IntArray, values: IntArray) -> IntArray:
-    """What `values` are when they are given in that order."""
+    """An array that has `values` at the positions `order`."""
     placed = np.empty_like(values)
     placed[order] = values
     return placed
 
 
+def cut_classes(labels: IntArray, shares: NDArray[np.float64]) -> IntArray:
+    """The owner of each example, where `shares[k]` are the clients' shares of the k-th class."""
+    counts = np.unique(labels, return_counts=True)[1]
+    spread = [cut_by_shares(share, count) for share, count in zip(shares, counts, strict=True)]
+    return scatter(np.argsort(labels, kind="stable"), np.concatenate(spread))
+
+
 def draw_owners(draw: Callable[[int], IntArray], clients: int, least: int, seed: int) -> IntArray:
-    """The first draw of owners that leaves nobody short, or the nearest one, repaired."""
+    """The first draw that gives each client `least` examples, or the closest draw, repaired."""
     lacks = []
     for attempt in range(MAX_DRAWS):
         owners = draw(attempt)
@@ -110,19 +117,39 @@ class Dirichlet:
         self, labels: IntArray, clients: int, seed: int, groups: IntArray | None = None
     ) -> list[IntArray]:
         _check_counts(len(labels), clients, self.least)
-        order = np.argsort(labels, kind="stable")
-        counts = np.unique(labels, return_counts=True)[1]
+        classes = len(np.unique(labels))
 
         def owners(attempt: int) -> IntArray:
             rng = draws.generator(seed, "partition", attempt)
-            shares = rng.dirichlet(np.full(clients, self.alpha), size=len(counts))
-            spread = [cut_by_shares(share, count) for share, count in zip(shares, counts, strict=True)]
-            return scatter(order, np.concatenate(spread))
+            return cut_classes(labels, rng.dirichlet(np.full(clients, self.alpha), size=classes))
 
         return parts_by_owner(draw_owners(owners, clients, self.least, seed), clients)
 
     def __str__(self) -> str:
         return f"dirichlet:{_format_skew(self.alpha, self.least)}"
+
+
+@dataclass(frozen=True)
+class FadasScript:
+    """The split of FADAS's published scripts: Dirichlet(alpha) drawn by NumPy's legacy generator.
+
+    With the scripts' seed, 42, these are the clients of the paper's experiments. Clients may be empty.
+    """
+
+    alpha: float
+
+    def __post_init__(self) -> None:
+        _check_skew("fadas-script", self.alpha, 0)
+
+    def split(
+        self, labels: IntArray, clients: int, seed: int, groups: IntArray | None = None
+    ) -> list[IntArray]:
+        _check_counts(len(labels), clients, 0)
+        shares = np.random.RandomState(seed).dirichlet([self.alpha] * clients, len(np.unique(labels)))
+        return parts_by_owner(cut_classes(labels, shares), clients)
+
+    def __str__(self) -> str:
+        return f"fadas-script:{self.alpha:g}"
 
 
 @dataclass(frozen=True)
@@ -183,7 +210,8 @@ class Natural:
     ) -> list[IntArray]:
         if groups is None:
             raise InputError(
-                "these examples have no natural ids: choose another partition, such as dirichlet:0.5."
+                "the partition natural needs the natural client id of each example: pass them as groups=, or "
+                "choose another partition, such as dirichlet:0.5."
             )
         if len(groups) != len(labels):
             raise InputError(
@@ -216,6 +244,8 @@ def parse_partition(text: str) -> Partition:
                 return Shards(*map(int, values))
             case "dirichlet", [alpha, *least] if len(least) <= 1:
                 return Dirichlet(float(alpha), *map(int, least))
+            case "fadas-script", [alpha]:
+                return FadasScript(float(alpha))
             case "quantity", [alpha, *least] if len(least) <= 1:
                 return Quantity(float(alpha), *map(int, least))
     except InputError:
@@ -227,7 +257,7 @@ def parse_partition(text: str) -> Partition:
     raise InputError(f"the partition '{text}' has too few or too many values: {_FORMS}.")
 
 
-_NAMES = ("dirichlet", "iid", "natural", "quantity", "shards")
+_NAMES = ("dirichlet", "fadas-script", "iid", "natural", "quantity", "shards")
 _FORMS = "write iid, dirichlet:0.5, dirichlet:0.5:20 (least size), quantity:0.5, shards:2 or natural"
 
 
@@ -252,7 +282,7 @@ def _format_skew(alpha: float, least: int) -> str:
 
 @dataclass(frozen=True)
 class LazyBlocks:
-    """Client c has the `size` examples from c * size on, as if the data were repeated for ever."""
+    """Client c has the `size` examples from c * size on, with the data repeated cyclically."""
 
     clients: int
     size: int
@@ -271,7 +301,7 @@ class LazyBlocks:
 
 @dataclass(frozen=True)
 class LazyRandom:
-    """Each client has `least` to `most` different examples, how many and which a keyed draw says."""
+    """Each client has `least` to `most` distinct examples, chosen by a keyed draw."""
 
     clients: int
     least: int
@@ -300,7 +330,7 @@ def _check_lazy(clients: int, size: int, examples: int) -> None:
     if clients < 1:
         raise InputError(f"the number of clients is {clients}: give at least 1.")
     if not 1 <= size <= examples:
-        raise InputError(f"a client with {size} of {examples} examples cannot be: give from 1 to {examples}.")
+        raise InputError(f"a client cannot have {size} of {examples} examples: give 1 to {examples}.")
 
 
 def _check_client(client: int, clients: int) -> None:

@@ -1,8 +1,8 @@
-"""The clients: which examples each has, and the minibatches that it trains on at each visit."""
+"""The clients: the examples of each, and the minibatches of each task."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ Positions = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Steps:
-    """Exactly `count` minibatches of exactly `size` examples: shuffled, and shuffled again when used up."""
+    """`count` minibatches of `size` examples; the examples are shuffled again after each pass."""
 
     count: int
     size: int
@@ -27,7 +27,7 @@ class Steps:
         _check_work("local steps", self.count, self.size)
 
     def draw(self, examples: int, rng: np.random.Generator) -> list[Positions]:
-        """Minibatches of a client with that many examples; one with few may see some twice in a batch."""
+        """The minibatches of a client; with few examples, one may occur twice in a minibatch."""
         needed = self.count * self.size
         passes = -(-needed // examples)
         if passes == 1:
@@ -39,10 +39,10 @@ class Steps:
 
 @dataclass(frozen=True)
 class Epochs:
-    """`count` passes over all examples, shuffled each time; the last minibatch of a pass may be smaller.
+    """`count` shuffled passes over all examples; the last minibatch of a pass may be smaller.
 
-    One of fewer than `least` examples is left out, unless it is all the client has: BatchNorm
-    cannot normalise a single example.
+    A minibatch of fewer than `least` examples is left out unless the client has no more: BatchNorm cannot
+    normalise a single example.
     """
 
     count: int
@@ -55,7 +55,7 @@ class Epochs:
             raise InputError(f"the least minibatch is {self.least}: give a number from 1 to the batch size.")
 
     def draw(self, examples: int, rng: np.random.Generator) -> list[Positions]:
-        """Minibatches of a client with that many examples."""
+        """The minibatches of a client with this number of examples."""
         order = _shuffled(examples, self.count, rng)
         starts = range(0, max(1, examples - self.least + 1), self.size)
         return [row[start : start + self.size] for row in order for start in starts]
@@ -77,11 +77,11 @@ def _check_work(counted: str, count: int, size: int) -> None:
 
 Indices = NDArray[np.int64]
 
-_PASS_BATCH = 256  # examples of one piece of a pass over everything
+_PASS_BATCH = 256  # examples of one piece of a full pass
 
 
 class Parts(Protocol):
-    """The examples of each client, by its number: a list, or something that computes them when asked."""
+    """The indices of each client's examples: a list, or an object that computes them on request."""
 
     def __len__(self) -> int: ...
 
@@ -89,18 +89,18 @@ class Parts(Protocol):
 
 
 class Examples(NamedTuple):
-    """Inputs and what a model should make of them: trees of tensors whose first axis is the examples."""
+    """Inputs and targets: trees of tensors whose first axis is the examples."""
 
     inputs: Tree
     targets: Tree
 
     @property
     def total(self) -> int:
-        """How many there are."""
+        """The number of examples."""
         return len(trees.leaves(self)[0])
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
-        """On another device; a dtype is for what is floating, whole numbers keep theirs."""
+        """The examples on another device; `dtype` applies to floating-point tensors only."""
 
         def move(leaf: Tensor) -> Tensor:
             return leaf.to(device=device, dtype=dtype if leaf.is_floating_point() else None)
@@ -108,32 +108,58 @@ class Examples(NamedTuple):
         moved: Self = trees.map(move, self)
         return moved
 
+    def gather(self, indices: Indices) -> "Examples":
+        """The examples at these indices, in their order."""
+        rows = torch.from_numpy(indices)
+        gathered: Examples = trees.map(lambda leaf: leaf[rows.to(leaf.device)], self)
+        return gathered
+
+
+@runtime_checkable
+class ExampleSource(Protocol):
+    """Examples that are read by index when they are needed, such as those of a file larger than memory."""
+
+    @property
+    def total(self) -> int:
+        """The indices are below this number."""
+        ...
+
+    def gather(self, indices: Indices) -> Examples:
+        """The examples at these indices, in their order."""
+        ...
+
 
 @dataclass(frozen=True)
 class Population:
     """All clients; `parts[client]` are the indices of its examples in `data`.
 
-    Parts in a list or a tuple are checked at once. Others may be lazy (`Blocks`, `Drawn`) and are
-    never scanned: a client's are checked when it trains.
+    Parts in a list or a tuple are checked at once. Others may be lazy (`LazyBlocks`, `LazyRandom`)
+    and are never scanned: the part of a client is checked when it trains.
     """
 
-    data: Examples
+    data: Examples | ExampleSource
     parts: Parts
     work: Steps | Epochs
+    names: tuple[str, ...] | None = None  # of the clients, for messages and reports
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "data", _examples(self.data))
-        _check_examples(self.data)
+        if self.in_memory or not isinstance(self.data, ExampleSource):
+            object.__setattr__(self, "data", check_examples(self.data))
         if len(self.parts) == 0:
             raise InputError("the population has no clients: give at least one part.")
         if isinstance(self.parts, list | tuple):
-            _check_parts(self.parts, self.data.total)
+            _check_parts(self.parts, self.data.total, self.names)
 
     def __len__(self) -> int:
         return len(self.parts)
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether the examples are tensors, and not read when they are needed."""
+        return isinstance(self.data, Examples)
+
     def size(self, client: int) -> int:
-        """How many examples a client has."""
+        """The number of examples of a client."""
         return len(self.parts[client])
 
     def indices(self, client: int, visit: int, seed: int) -> list[Indices]:
@@ -143,30 +169,27 @@ class Population:
         return [part[batch] for batch in batches]
 
     def everything(self, client: int) -> list[Indices]:
-        """All of a client's examples once, in pieces of bounded size."""
+        """All examples of a client once, in pieces of bounded size."""
         part = self._part(client)
         return [part[start : start + _PASS_BATCH] for start in range(0, len(part), _PASS_BATCH)]
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
-        """The same clients with their examples elsewhere."""
-        return replace(self, data=self.data.to(device, dtype))
+        """The same clients with their examples on another device; a source is read to the CPU."""
+        return replace(self, data=self.data.to(device, dtype)) if isinstance(self.data, Examples) else self
 
     def _part(self, client: int) -> Indices:
         part = np.asarray(self.parts[client])
         if not isinstance(self.parts, list | tuple):
-            _check_part(client, part, self.data.total)
+            _check_part(client, part, self.data.total, self.names)
         return part
 
 
-def _examples(data: Any) -> Examples:
-    """A plain pair will do too."""
-    if isinstance(data, tuple | list) and len(data) == 2:
-        return data if isinstance(data, Examples) else Examples(*data)
-    raise InputError("the data of a population is not a pair: give Examples(inputs, targets).")
-
-
-def _check_examples(data: Examples) -> None:
-    leaves: list[Any] = [*trees.leaves(data)]
+def check_examples(data: Any) -> Examples:
+    """`Examples`, or a pair of tensors or trees of tensors; raises `InputError` for anything else."""
+    if not isinstance(data, tuple | list) or len(data) != 2:
+        raise InputError("the data of a population is not a pair: give Examples(inputs, targets).")
+    examples = data if isinstance(data, Examples) else Examples(*data)
+    leaves: list[Any] = [*trees.leaves(examples)]
     if not leaves or not all(isinstance(leaf, Tensor) and leaf.ndim for leaf in leaves):
         raise InputError("the examples are not tensors with a first axis: make inputs and targets tensors.")
     lengths = sorted({len(leaf) for leaf in leaves})
@@ -175,32 +198,42 @@ def _check_examples(data: Examples) -> None:
             f"inputs and targets disagree on the number of examples ({' and '.join(map(str, lengths))}): "
             "give tensors with equal first axes."
         )
+    return examples
 
 
-def _check_parts(parts: Sequence[Indices], total: int) -> None:
+def _check_parts(parts: Sequence[Indices], total: int, names: Sequence[str] | None) -> None:
     for client, part in enumerate(parts):
         if not len(part):
-            raise _no_examples(client)
+            raise no_examples(client, names)
     every = np.concatenate(parts)
     if not np.issubdtype(every.dtype, np.integer) or every.min() < 0 or every.max() >= total:
         for client, part in enumerate(parts):
-            _check_part(client, np.asarray(part), total)
+            _check_part(client, np.asarray(part), total, names)
 
 
-def _check_part(client: int, part: Indices, total: int) -> None:
+def _check_part(client: int, part: Indices, total: int, names: Sequence[str] | None) -> None:
     if not len(part):
-        raise _no_examples(client)
+        raise no_examples(client, names)
     if not np.issubdtype(part.dtype, np.integer):
-        raise InputError(f"the parts hold {part.dtype} values: give whole numbers, the indices of examples.")
+        raise InputError(f"the parts have {part.dtype} values: give integers, the indices of examples.")
     if part.min() < 0 or part.max() >= total:
         raise InputError(
-            f"client {client} has an example index outside 0..{total - 1}: "
-            "split the very examples that the population is given."
+            f"client {_client_name(client, names)} has an example index outside 0..{total - 1}: "
+            "split the same examples that the population is given."
         )
 
 
-def _no_examples(client: int) -> InputError:
+def no_examples(client: int, names: Sequence[str] | None = None) -> InputError:
+    """The error for a client without examples."""
+    if names is not None:
+        return InputError(
+            f"client {_client_name(client, names)} has no examples: leave it out, or give it some."
+        )
     return InputError(
         f"client {client} has no examples: use fewer clients, a more even partition, "
         "or one with a least size such as dirichlet:0.5:1."
     )
+
+
+def _client_name(client: int, names: Sequence[str] | None) -> str:
+    return str(client) if names is None else f"'{names[client]}'"

@@ -1,4 +1,4 @@
-"""The plays of Shakespeare by role, for guessing the next character: LEAF (Caldas et al., 2018).
+"""The plays of Shakespeare by role, for next-character prediction: LEAF (Caldas et al., 2018).
 
 A role with at least three lines is a client; its lines are joined by spaces, runs of spaces become
 one, and every 80 characters in a row are an input whose target is the character that follows. The
@@ -33,7 +33,7 @@ _FLUSH_BREAK = re.compile(r"<|act [a-z ]*\. ", re.IGNORECASE)
 
 
 class Windows(NamedTuple):
-    """Windows of text, what follows them, and who speaks."""
+    """Windows of text, the characters that follow them, and the roles that speak."""
 
     inputs: NDArray[np.uint8]  # (windows, SEQUENCE)
     targets: NDArray[np.int64]  # (windows,)
@@ -63,7 +63,7 @@ def roles_of_json(text: str) -> dict[str, str]:
 
 
 def windows(spoken: dict[str, str]) -> tuple[Windows, Windows]:
-    """What the roles say, as training and test windows."""
+    """The training and the test windows of all roles."""
     train: list[Windows] = []
     test: list[Windows] = []
     for words in spoken.values():

@@ -1,1 +1,1 @@
-"""Where a run's records can go beside its folder: TensorBoard, Weights & Biases, MLflow."""
+"""Trackers that receive the records of a run: TensorBoard, Weights & Biases and MLflow."""

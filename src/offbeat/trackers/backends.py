@@ -1,10 +1,6 @@
-"""TensorBoard: event files in a folder.
+"""The trackers TensorBoard, MLflow and Weights & Biases, and how a run opens or resumes them.
 
-MLflow: a run in the experiment `offbeat`, or in the one that MLFLOW_EXPERIMENT_NAME names.
-
-Weights & Biases: a run of a project.
-
-Opens the trackers that were asked for, and those that a resumed run had.
+MLflow runs belong to the experiment `offbeat`, or to the one that MLFLOW_EXPERIMENT_NAME names.
 """
 
 import json
@@ -34,7 +30,7 @@ from offbeat.training.folder import claim_folder
 
 
 class TensorBoardTracker:
-    """A writer of event files; records up to `known` are in them already."""
+    """Writes event files; records up to the version `known` are in them already."""
 
     def __init__(self, writer: Any, known: int) -> None:
         self._writer = writer
@@ -53,7 +49,7 @@ class TensorBoardTracker:
 
 
 def check_tensorboard(folder: str) -> None:
-    """Refuse where it is not installed, and what cannot be a folder."""
+    """Raise `InputError` if TensorBoard is not installed or the path is not a folder."""
     if Path(folder).exists() and not Path(folder).is_dir():
         raise InputError(f"{folder} is a file: name a folder with --tensorboard.")
     try:
@@ -65,7 +61,7 @@ def check_tensorboard(folder: str) -> None:
 def open_tensorboard(
     folder: str, name: str, settings: Mapping[str, Any], held: TrackedRun | None, since: int | None
 ) -> tuple[TensorBoardTracker, TrackedRun]:
-    """The run's own folder within `folder`; one that is held goes on after version `since`."""
+    """A tracker in a new folder within `folder`; the run `held` is continued after version `since`."""
     from torch.utils.tensorboard import SummaryWriter
 
     goes_on = held is not None and held.place == str(Path(folder).absolute())
@@ -73,7 +69,7 @@ def open_tensorboard(
     try:
         run = held.run if held and goes_on else _new_folder(Path(folder).absolute(), name).name
         path = Path(folder).absolute() / run
-        # what was written after the checkpoint is computed again, so TensorBoard is told to drop it
+        # what was written after the checkpoint is computed again, so TensorBoard has to drop it
         writer: Any = SummaryWriter(str(path), purge_step=known + 1 if goes_on else None)
         if not goes_on:
             writer.add_text("settings", f"```json\n{json.dumps(dict(settings), indent=1)}\n```")
@@ -84,7 +80,7 @@ def open_tensorboard(
 
 
 def _new_folder(folder: Path, name: str) -> Path:
-    """A folder of that name that nobody has; else the next number."""
+    """A new folder of that name, with a number if the name is taken."""
     path = folder / name
     try:
         path.mkdir(parents=True)
@@ -94,11 +90,11 @@ def _new_folder(folder: Path, name: str) -> Path:
 
 
 _STATUS = {"failed": "FAILED", "stopped": "KILLED", "finished": "FINISHED"}
-_MAX_PARAMS = 100  # settings that the server takes at once
+_MAX_PARAMS = 100  # the limit of an MLflow request
 
 
 class MlflowTracker:
-    """A run there; records up to `known` are in it already."""
+    """Logs to a run; records up to the version `known` are in it already."""
 
     def __init__(self, client: Any, run: str, known: int) -> None:
         self._client = client
@@ -124,12 +120,12 @@ class MlflowTracker:
 
 
 def check_mlflow(uri: str) -> None:
-    """Refuse where it is not installed, and a password that would be kept in the run's folder."""
+    """Raise `InputError` if MLflow is not installed or the URI has a password, which would be stored."""
     if urlsplit(uri).password and not uri.startswith("sqlite:"):
         raise InputError(
             "--mlflow must not hold a password: set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
         )
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # nobody is told of runs unasked
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # no telemetry unless the user asks for it
     try:
         import mlflow  # noqa: F401
     except ImportError:
@@ -139,11 +135,11 @@ def check_mlflow(uri: str) -> None:
 def open_mlflow(
     uri: str, name: str, settings: Mapping[str, Any], held: TrackedRun | None, since: int | None
 ) -> tuple[MlflowTracker, TrackedRun]:
-    """A new run, or the one that is held, which goes on."""
+    """A tracker of a new run, or of the run `held`, which is continued."""
     from mlflow import MlflowClient
     from mlflow.entities import Param
 
-    # by default a server that is away would hold up the run for minutes
+    # with the defaults, an unreachable server would delay the run for minutes
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
     goes_on = held is not None and held.place == uri
@@ -173,7 +169,7 @@ def _experiment_id(client: Any) -> str:
 
 
 class WandbTracker:
-    """A run there; records up to `known` are in it already."""
+    """Logs to a run; records up to the version `known` are in it already."""
 
     def __init__(self, run: Any, known: int) -> None:
         self._run = run
@@ -192,7 +188,7 @@ class WandbTracker:
 
 
 def check_wandb(project: str) -> None:
-    """Refuse where it is not installed, and a project without a name."""
+    """Raise `InputError` if wandb is not installed or the project has no name."""
     if not project.strip():
         raise InputError("--wandb needs the name of a project, such as offbeat.")
     try:
@@ -204,7 +200,7 @@ def check_wandb(project: str) -> None:
 def open_wandb(
     project: str, name: str, settings: Mapping[str, Any], held: TrackedRun | None, since: int | None
 ) -> tuple[WandbTracker, TrackedRun]:
-    """A new run, or the one that is held, which goes on."""
+    """A tracker of a new run, or of the run `held`, which is continued."""
     import wandb
 
     goes_on = held is not None and held.place == project
@@ -216,7 +212,7 @@ def open_wandb(
             name=name,
             config=flatten(settings),
             resume="allow",
-            reinit="create_new",  # a run of the caller's own stays untouched
+            reinit="create_new",  # the caller's own active run is left alone
             settings=wandb.Settings(console="off"),
         )
         run.define_metric("version")
@@ -230,7 +226,7 @@ def open_wandb(
 
 
 def _last_version(run: Any, since: int | None) -> int:
-    """The last version that the service has; without a line to it, that of the checkpoint."""
+    """The last version that the service has; offline, that of the checkpoint."""
     version = run.summary.get("version")
     if version is not None:
         return int(version)
@@ -238,7 +234,7 @@ def _last_version(run: Any, since: int | None) -> int:
 
 
 class _Backend(NamedTuple):
-    """What is asked for, where the run was before, and how to get there."""
+    """One tracker: the destination that was given, the run to continue, and how to open it."""
 
     title: str
     wanted: str | None
@@ -248,7 +244,7 @@ class _Backend(NamedTuple):
 
 
 def check_trackers(wanted: TrackerOptions) -> None:
-    """Refuse, before anything is written, what is not installed."""
+    """Raise `InputError` for a tracker that cannot be used, before anything is written."""
     for kind in _backends(wanted, TrackedRuns()):
         if kind.wanted is not None:
             kind.check(kind.wanted)
@@ -261,10 +257,10 @@ def open_trackers(
     held: TrackedRuns = TrackedRuns(),
     since: int | None = None,
 ) -> tuple[TrackerGroup, TrackedRuns]:
-    """Trackers of a run of that name, and where it is there.
+    """Open the trackers of a run, and return them with the identity of the run in each.
 
-    `held` is where the run was before, up to `since`, its last checkpoint: there it goes on, unless another
-    place is wanted. A place that is held and not to be had today is left out with a warning.
+    `held` are the tracked runs of a resumed run, and `since` is the version of its checkpoint; they are
+    continued unless another destination is given. One that is not available now is skipped with a warning.
     """
     found: list[SafeTracker] = []
     places: list[TrackedRun | None] = []

@@ -1,7 +1,4 @@
-"""What a run tells a tracker, and how it goes on without one that fails.
-
-Which trackers a run has, and where it is kept so that a resumed run finds them again.
-"""
+"""The tracker interface, protection from failing trackers, and the file with a run's trackers."""
 
 import json
 import logging
@@ -15,20 +12,20 @@ from offbeat.errors import InputError
 
 
 class Tracker(Protocol):
-    """A place that is told of every record, and at the end of all of them in short."""
+    """Receives every record of a run and a summary at the end."""
 
     def record(self, record: Mapping[str, Any]) -> None:
-        """One record of a run; one that the place holds already changes nothing."""
+        """Log a record; one that was logged before has no effect."""
         ...
 
     def close(self, summary: Mapping[str, Any]) -> None:
-        """The end, or the end for now: see `state`."""
+        """The run ended or was stopped; see `run_state`."""
         ...
 
 
 @dataclass(frozen=True)
 class TrackerGroup:
-    """All that were asked for, as one."""
+    """All trackers of a run as one."""
 
     trackers: tuple[Tracker, ...] = ()
 
@@ -42,7 +39,7 @@ class TrackerGroup:
 
 
 class SafeTracker:
-    """A tracker that may fail: after its first error it is left alone, and the run goes on."""
+    """A tracker that is disabled after its first error, so that the run continues."""
 
     def __init__(self, name: str, tracker: Tracker) -> None:
         self._name = name
@@ -71,7 +68,7 @@ class SafeTracker:
 
 
 def finite_numbers(record: Mapping[str, Any]) -> dict[str, float]:
-    """What can be drawn: finite numbers by name, but for the version, which is their place."""
+    """The finite numbers of a record except the version, which is the step."""
     return {
         name: float(value)
         for name, value in record.items()
@@ -83,7 +80,7 @@ def finite_numbers(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def flatten(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Nested settings as one level, `resolved.engine` for one within another."""
+    """Nested settings as one level, with names such as `resolved.engine`."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping):
@@ -94,14 +91,14 @@ def flatten(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def run_state(summary: Mapping[str, Any]) -> str:
-    """How a run stands when it is closed: `failed`, `stopped` (it can be resumed) or `finished`."""
+    """The state of a run that is closed: `failed`, `stopped` (it can be resumed) or `finished`."""
     if summary.get("error"):
         return "failed"
     return "finished" if summary.get("finished") or summary.get("ended") else "stopped"
 
 
 def first_line(error: Exception) -> str:
-    """An error in a few words."""
+    """The type and the first line of an error."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
 
@@ -110,7 +107,7 @@ _TRACKERS_FILE = "trackers.json"
 
 
 class TrackedRun(NamedTuple):
-    """A folder, a project or an address, and the name that the run has there."""
+    """A folder, a project or an address, and the identity of the run there."""
 
     place: str
     run: str
@@ -118,7 +115,7 @@ class TrackedRun(NamedTuple):
 
 @dataclass(frozen=True)
 class TrackerOptions:
-    """Places that were asked for, by tracker; None where it was not."""
+    """The destination of each tracker; None: the tracker is not used."""
 
     tensorboard: str | None = None  # a folder, in which each run gets its own
     wandb: str | None = None  # a project
@@ -126,7 +123,7 @@ class TrackerOptions:
 
 
 class TrackedRuns(NamedTuple):
-    """Where a run is, by tracker."""
+    """The tracked run of each tracker."""
 
     tensorboard: TrackedRun | None = None
     wandb: TrackedRun | None = None
@@ -134,14 +131,14 @@ class TrackedRuns(NamedTuple):
 
 
 def save_tracked_runs(folder: Path, placed: TrackedRuns) -> None:
-    """Write them into a run's folder."""
+    """Write the tracked runs to a run's folder."""
     held = {name: list(place) for name, place in placed._asdict().items() if place is not None}
     if held:
         (folder / _TRACKERS_FILE).write_text(json.dumps(held, indent=1) + "\n")
 
 
 def load_tracked_runs(folder: Path) -> TrackedRuns:
-    """What `remember` wrote there, if anything."""
+    """Read what `save_tracked_runs` wrote, if anything."""
     path = folder / _TRACKERS_FILE
     if not path.exists():
         return TrackedRuns()
@@ -150,5 +147,5 @@ def load_tracked_runs(folder: Path) -> TrackedRuns:
         return TrackedRuns(**{name: TrackedRun(*place) for name, place in held.items()})
     except (ValueError, TypeError, AttributeError):
         raise InputError(
-            f"{path} cannot be read: delete it, and the trackers begin new runs if they are named again."
+            f"{path} cannot be read: delete it, and trackers that are named again start new runs."
         ) from None

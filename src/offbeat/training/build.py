@@ -1,5 +1,6 @@
-"""From an experiment to what a run needs: data, clients, model, method, aggregation and engine."""
+"""Build everything that a run needs from its settings: data, clients, model, method, aggregation, engine."""
 
+import copy
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
@@ -8,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from torch import nn
 
 from offbeat.aggregate.mean import AggregationContext, Aggregator, Mean, PlainSum, Summation
 from offbeat.aggregate.private import Private, sampling_rate
@@ -18,28 +18,28 @@ from offbeat.algorithms.fedopt import STAMP_SHARE
 from offbeat.algorithms.momentum_approximation import Ridge
 from offbeat.core import AnyAlgorithm
 from offbeat.data.client_store import make_client_store, parse_memory_backend, with_folder
-from offbeat.data.datasets import Source, load
-from offbeat.data.partition import Partition, parse_partition
-from offbeat.data.population import Epochs, Examples, Population, Steps
+from offbeat.data.partition import parse_partition
+from offbeat.data.population import Epochs, Examples, ExampleSource, Population, Steps
+from offbeat.data.sources import ClientData
 from offbeat.engines.engine import Engine
 from offbeat.engines.execution import EXECUTIONS
 from offbeat.engines.process_pool import Workers, available_cores
 from offbeat.engines.ray_cluster import RayCluster, check_cluster
 from offbeat.engines.simulation import Sequential, Vectorised
 from offbeat.errors import InputError, setting_name
-from offbeat.nn import models
-from offbeat.nn.problem import Precision, Problem, cross_entropies
+from offbeat.nn.problem import Precision, Problem
 from offbeat.privacy.accountant import Accountant, largest_within, parse_accountant
 from offbeat.privacy.correlated import BandedNoise, parse_correlation
 from offbeat.privacy.ledger import PrivacyAccounting, ReleaseTotals
 from offbeat.privacy.mechanism import AdaptiveClipping
 from offbeat.schedule.availability import Always, Availability, Dropout, parse_availability
 from offbeat.schedule.delays import parse_delay
-from offbeat.schedule.dispatch import Dispatch
+from offbeat.schedule.dispatch import Dispatch, PooledDispatch, TimedDispatch
 from offbeat.schedule.participation import Participation
 from offbeat.schedule.staleness import StalenessWeights, parse_weights
 from offbeat.training.experiment import Experiment, build_dispatch
 from offbeat.training.loop import check_extendable, check_fit
+from offbeat.training.task import LearningTask, named_task
 
 _VMAP_PARAMETERS = 50_000  # parameters up to which a CPU gains from computing clients together
 _WORKERS_GRADIENTS = 2_000  # gradients of larger models that pay for the start of worker processes
@@ -48,9 +48,12 @@ _MAX_GRAINS = 20_000  # between noise of 1 and the least and most noise that is 
 _NOISE_DIGITS = 4  # significant
 
 
-def build_aggregate(experiment: Experiment, algorithm: AnyAlgorithm) -> Aggregator:
+def build_aggregate(
+    experiment: Experiment, algorithm: AnyAlgorithm, summation: Summation | None = None
+) -> Aggregator:
     """The aggregation that an experiment asks for; the noise must be known."""
-    summation: Summation = Secure() if experiment.secure else PlainSum()
+    if summation is None:
+        summation = Secure() if experiment.secure else PlainSum()
     if experiment.clip is None:
         return Mean(summation)
     assert experiment.noise is not None
@@ -74,20 +77,24 @@ def build_aggregate(experiment: Experiment, algorithm: AnyAlgorithm) -> Aggregat
         nominal=experiment.nominal_cohort,
         summation=summation,
         noise_seed=experiment.noise_seed,
+        noise_source=experiment.noise_source,
     )
 
 
-def with_calibrated_noise(experiment: Experiment, opening: AggregationContext) -> Experiment:
-    """The same with the noise that keeps all its server steps below its epsilon, where none was given.
+def with_calibrated_noise(
+    experiment: Experiment, opening: AggregationContext, summation: Summation | None = None
+) -> Experiment:
+    """Compute the noise that keeps all server steps below epsilon, if only epsilon was given.
 
-    Where noise and epsilon are given and no amplification is simulated, a client may contribute as often
-    as fits.
+    If noise and epsilon are given and no amplification is simulated, clients may contribute as often as the
+    budget allows.
     """
     if experiment.clip is None or (experiment.noise is not None and experiment.epsilon is None):
         return experiment
     if experiment.noise is not None:
-        return _with_fitting_participations(experiment, opening)
-    draft = build_aggregate(dataclasses.replace(experiment, noise=1.0, epsilon=None), opening.algorithm)
+        return _with_fitting_participations(experiment, opening, summation)
+    tried = dataclasses.replace(experiment, noise=1.0, epsilon=None)
+    draft = build_aggregate(tried, opening.algorithm, summation)
     check_privacy(draft, opening)
     assert isinstance(draft, Private)
     assert experiment.epsilon is not None
@@ -98,8 +105,10 @@ def with_calibrated_noise(experiment: Experiment, opening: AggregationContext) -
     return dataclasses.replace(experiment, noise=noise)
 
 
-def _with_fitting_participations(experiment: Experiment, opening: AggregationContext) -> Experiment:
-    aggregate = build_aggregate(experiment, opening.algorithm)
+def _with_fitting_participations(
+    experiment: Experiment, opening: AggregationContext, summation: Summation | None
+) -> Experiment:
+    aggregate = build_aggregate(experiment, opening.algorithm, summation)
     check_privacy(aggregate, opening)
     assert isinstance(aggregate, Private)
     assert experiment.epsilon is not None
@@ -122,6 +131,7 @@ def _spending(private: Private, opening: AggregationContext) -> PrivacyAccountin
         private.participation.min_separation,
         private.correlation,
         private.accountant,
+        opening.dispatch.sampling if isinstance(opening.dispatch, TimedDispatch) else None,
     )
 
 
@@ -142,9 +152,10 @@ def parameters_under_noise(experiment: Experiment, aggregate: Aggregator) -> dic
 
 
 def check_privacy(aggregate: Aggregator, opening: AggregationContext) -> None:
-    """Refuse early what the run itself would refuse."""
+    """Reject settings early that the run itself would reject."""
     bounds, population = aggregate.participation, opening.population
-    bounds.check(opening.dispatch.pool(population), population, opening.buffer)
+    if isinstance(opening.dispatch, PooledDispatch):
+        bounds.check(opening.dispatch.pool(population), population, opening.buffer)
     if opening.algorithm.warmup() is not None:
         bounds.check_start()
     aggregate.open(opening)
@@ -202,9 +213,6 @@ def _least_noise(spending: PrivacyAccounting, tally: ReleaseTotals, epsilon: flo
     return float(f"{math.ceil(noise(found) / unit) * unit:.{_NOISE_DIGITS}g}")
 
 
-_VMAP_PARAMETERS = 50_000  # parameters up to which a CPU gains from computing clients together
-_WORKERS_GRADIENTS = 2_000  # gradients of larger models that pay for the start of worker processes
-
 AnySimulatedEngine: TypeAlias = Sequential | Vectorised | Workers | RayCluster
 
 
@@ -215,12 +223,24 @@ class RunSpec(NamedTuple):
     engine: Engine
     dispatch: Dispatch
     weights: StalenessWeights
-    limit: float
+    max_staleness: float
     problem: Problem
-    test: Examples | None  # None: nothing is evaluated
-    source: Source | None  # None: the clients have the data
+    test: Examples | ExampleSource | ClientData | None  # None: nothing is evaluated
+    task: LearningTask | None  # None: the sites of a deployment have it
     aggregate: Aggregator
     parameters: dict[str, Any]  # hyperparameters that were given, or that follow from the noise
+
+    def loop_arguments(self, experiment: Experiment) -> dict[str, Any]:
+        """The keyword arguments of `train` and `replay` that follow from the settings."""
+        return {
+            "dispatch": self.dispatch,
+            "buffer": experiment.buffer,
+            "rounds": experiment.rounds,
+            "weights": self.weights,
+            "max_staleness": self.max_staleness,
+            "aggregate": self.aggregate,
+            "seed": experiment.seed,
+        }
 
 
 def dry_run(
@@ -254,49 +274,52 @@ def check_extension(experiment: Experiment, rounds: int) -> None:
     simulated, shaped = experiment.simulate_amplification, experiment.noise_correlation != "independent"
     if experiment.epsilon is not None and (simulated or shaped or often > experiment.rounds):
         raise InputError(
-            f"noise and epsilon of this run are for {experiment.rounds} server steps, and more would tell "
-            f"more of its clients: name another {setting_name('out')}, whose epsilon adds up with this one's."
+            f"noise and epsilon of this run are for {experiment.rounds} server steps, and more would "
+            f"reveal more about its clients: name another {setting_name('out')}, whose epsilon adds to this."
         )
 
 
 def build_run(
-    experiment: Experiment,
-    source: Source | None = None,
-    folder: Path | None = None,
-    module: nn.Module | None = None,
+    experiment: Experiment, task: LearningTask | None = None, folder: Path | None = None
 ) -> RunSpec:
-    """Load, split and put together what an experiment names; most bad input is refused before the loading.
+    """Load and divide the data and build all objects of a run; most bad input is rejected before the loading.
 
-    The folder is where the run is going to be: what clients keep has to fit there, or in memory. A module
-    stands for the model that is named.
+    `task` takes the place of the task, or of the data and the model, that the experiment names. `folder` is
+    where the run will be written: the state of clients must fit there, or in memory.
     """
+    if experiment.task is not None:
+        task = task or named_task(experiment)
+        task.check_clients(experiment.clients)
     dispatch = build_dispatch(experiment)
-    delays, availability = parse_delay(experiment.delays), parse_availability(experiment.availability)
+    delays = task.parse_delays(experiment.delays) if task else parse_delay(experiment.delays)
+    availability = parse_availability(experiment.availability)
     dropout, weights = Dropout(experiment.dropout), parse_weights(experiment.weights)
-    partition = parse_partition(experiment.partition)
+    if task is None:
+        parse_partition(experiment.partition)  # raises before the data are loaded
     delays.bind(dispatch.source(experiment.seed), experiment.clients)  # raises on a bad file of delays
     opening = dry_run(experiment, dispatch, weights, availability)
-    method, limit = opening.algorithm, opening.max_staleness
+    method = opening.algorithm
     aggregate = build_aggregate(with_calibrated_noise(experiment, opening), method)
     check_privacy(aggregate, opening)
     device = _parse_device(experiment.device)
     if experiment.engine == "ray":
         check_cluster(experiment.ray_address)
-    data_dir = Path(experiment.data_dir) if experiment.data_dir else None
-    source = source or load(experiment.data, data_dir)
-    population = _build_population(experiment, source, partition).to(device)
+    task = task or named_task(experiment)
+    count, size = experiment.local_epochs, experiment.batch_size
+    work = Steps(experiment.local_steps, size) if count is None else Epochs(count, size)
+    population = task.population(experiment, work).to(device)
     precision = Precision[experiment.precision.upper()]
     if precision is Precision.TF32 and device.type == "cpu":
         raise InputError(
             f"a CPU does not round products to tf32: use {setting_name('device')} cuda, or no "
             f"{setting_name('precision')}."
         )
-    module = module or _build_module(experiment, source)
-    problem = Problem(module.to(device), cross_entropies, experiment.weight_decay, precision)
+    module = copy.deepcopy(task.make_module(experiment.seed)).to(device)
+    problem = Problem(module, task.loss, experiment.weight_decay, precision)
     if problem.tracks_statistics and (experiment.clip is not None or experiment.secure):
         raise InputError(
-            f"the model '{experiment.model}' keeps running statistics, which would leave clients in plain "
-            "sight: use a model without them."
+            f"the model of '{experiment.subject}' keeps running statistics, which clients would send "
+            "unprotected: use a model without them."
         )
     setting = Setting(experiment.buffer, _local_steps(population), experiment.rounds)
     parameters = parameters_under_noise(experiment, aggregate)
@@ -307,14 +330,26 @@ def build_run(
     kind = _engine_type(experiment, problem, setting)
     EXECUTIONS[experiment.execution].executor(problem, population).close()  # or raises
     engine = kind(problem, population, delays, availability, dropout, memory=home)
-    test = source.test.to(device)
-    return RunSpec(algorithm, engine, dispatch, weights, limit, problem, test, source, aggregate, parameters)
+    test = task.test_data()
+    test = test.to(device) if isinstance(test, Examples) else test
+    return RunSpec(
+        algorithm,
+        engine,
+        dispatch,
+        weights,
+        opening.max_staleness,
+        problem,
+        test,
+        task,
+        aggregate,
+        parameters,
+    )
 
 
 def _engine_type(
     experiment: Experiment, problem: Problem, setting: Setting
 ) -> Callable[..., AnySimulatedEngine]:
-    """The engine that was named; for `auto` one that suits the model and the amount of work."""
+    """Return the engine of that name; for `auto`, one that suits the model and the amount of work."""
     name, count = experiment.engine, experiment.workers or available_cores()
     if name == "auto":
         enough = setting.rounds * setting.cohort * setting.steps >= _WORKERS_GRADIENTS
@@ -344,10 +379,10 @@ def _engine_type(
             return partial(RayCluster, address=experiment.ray_address, gpus=gpus, **many)
 
 
-def with_computed_noise(experiment: Experiment, trial: RunSpec) -> Experiment:
+def with_computed_noise(experiment: Experiment, spec: RunSpec) -> Experiment:
     """The experiment with the noise that was computed from its epsilon."""
-    if isinstance(trial.aggregate, Private):
-        return dataclasses.replace(experiment, noise=trial.aggregate.noise)
+    if isinstance(spec.aggregate, Private):
+        return dataclasses.replace(experiment, noise=spec.aggregate.noise)
     return experiment
 
 
@@ -358,34 +393,20 @@ def with_run_folder(engine: Engine, folder: Path) -> Engine:
     return engine
 
 
-def resolved_settings(experiment: Experiment, trial: RunSpec) -> dict[str, Any]:
+def resolved_settings(experiment: Experiment, spec: RunSpec) -> dict[str, Any]:
     """Every hyperparameter, including those that follow from buffer size, local steps and rounds."""
-    given = trial.parameters
+    given = spec.parameters
     values = {
         name: given.get(name, each.default) for name, each in find(experiment.algorithm).parameters().items()
     }
     return {
         "hyperparameters": {
-            name: getattr(trial.algorithm, name, None) if value is None else value
+            name: getattr(spec.algorithm, name, None) if value is None else value
             for name, value in values.items()
         },
-        "model_size": trial.problem.size,
-        "engine": "ray" if isinstance(trial.engine, RayCluster) else type(trial.engine).__name__.lower(),
+        "model_size": spec.problem.size,
+        "engine": "ray" if isinstance(spec.engine, RayCluster) else type(spec.engine).__name__.lower(),
     }
-
-
-def _build_module(experiment: Experiment, source: Source) -> nn.Module:
-    name = experiment.model or models.default_model(source.name)
-    module = models.build(name, tuple(source.train.inputs.shape[1:]), source.classes, experiment.seed)
-    models.check_inputs(name, source.train.inputs, source.classes)
-    return module
-
-
-def _build_population(experiment: Experiment, source: Source, partition: Partition) -> Population:
-    parts = partition.split(source.labels, experiment.clients, experiment.seed, source.groups)
-    if experiment.local_epochs is not None:
-        return Population(source.train, parts, Epochs(experiment.local_epochs, experiment.batch_size))
-    return Population(source.train, parts, Steps(experiment.local_steps, experiment.batch_size))
 
 
 def _local_steps(population: Population) -> int:
@@ -404,7 +425,5 @@ def _parse_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError):
-        raise InputError(
-            f"the device '{name}' is not to be had here: use {setting_name('device')} cpu."
-        ) from None
+        raise InputError(f"the device '{name}' is not available: use {setting_name('device')} cpu.") from None
     return device

@@ -5,6 +5,7 @@ replaced atomically: a kill at any moment leaves the last whole one. What client
 its own is not in here, only where it is in that file.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -18,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from offbeat.errors import InputError
-from offbeat.files import fsync_dir
+from offbeat.files import disk_full, fsync_dir
 
 
 class Checkpoint(NamedTuple):
@@ -40,7 +41,8 @@ def save(path: Path | str, checkpoint: Checkpoint) -> None:
     try:
         save_file(_unshared(tensors), part, metadata={"facts": facts, "digest": _digest(facts, tensors)})
     except SafetensorError as error:
-        raise OSError(None, str(error), str(part)) from error
+        full = "No space left" in str(error) or disk_full(path.parent)
+        raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(part)) from error
     # secrets, such as the key of private noise, are readable by the owner only
     part.chmod(0o600 if checkpoint.facts.get("secret") else path.parent.stat().st_mode & 0o666)
     with part.open("rb") as file:

@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from offbeat.schedule.dispatch import Dispatch
 
 DATASETS = ("cifar10", "digits", "fashion-mnist", "mnist", "mrpc", "rte", "shakespeare", "sst2")
-MODELS = ("bert-base", "bert-tiny", "charformer", "cnn", "logistic", "mlp", "resnet18")
+MODELS = ("bert-base", "bert-tiny", "charformer", "cnn", "logistic", "mlp", "resnet18", "resnet18-bn")
 ENGINES = ("auto", "sequential", "vectorised", "workers", "ray")
-EXECUTIONS = ("auto", "mapped", "columns", "eager", "streamed", "compiled")
-PRECISIONS = ("torch", "float32", "tf32", "bfloat16")
+EXECUTIONS = ("auto", "mapped", "mapped-compiled", "streamed", "streamed-compiled")
+PRECISIONS = ("auto", "float32", "tf32", "bfloat16")
+NOISE_SOURCES = ("server", "helper", "both")
 STORES = ("auto", "ram", "device", "mapped")
 
 # Settings by the group of options and the table of a deployment's settings file that have them; those
@@ -42,24 +43,38 @@ class Experiment:
     parameters: tuple[tuple[str, Any], ...] = setting(
         (), "NAME=VALUE", "hyperparameters of the method", table="training", kind=ValueKind.TABLE
     )
-    data: str = _data("digits", "NAME", "data set: {choices}", choices=DATASETS, noun="data set")
+    task: str | None = _data(
+        None,
+        "PACKAGE.MODULE:FUNCTION",
+        "a function that returns an offbeat.LearningTask: a model and data of one's own",
+    )
+    data: str | None = _data("digits", "NAME", "data set: {choices}", choices=DATASETS, noun="data set")
     data_dir: str | None = _data(
         None, "DIR", "folder of the data; without it all but GLUE is downloaded, and digits needs none"
     )
     model: str | None = _data(
         None, "NAME", "model: {choices}", choices=MODELS, noun="model", default_text="by data"
     )
+    augment: str = _data(
+        "none",
+        "NAME",
+        "augmentation of training images: {choices} (pad by 4, crop at random, mirror every second one)",
+        choices=("none", "crop-flip"),
+        noun="augmentation",
+    )
     clients: int = _schedule(100, "N", "number of clients", within=COUNT)
     partition: str = _data(
         "dirichlet:0.5",
         "SPEC",
-        "how examples are divided: iid, dirichlet:ALPHA[:MIN], quantity:ALPHA[:MIN], shards[:N] or natural; "
+        "how examples are divided: iid, dirichlet:ALPHA[:MIN], quantity:ALPHA[:MIN], shards[:N], natural or "
+        "fadas-script:ALPHA (the split of that paper's scripts); "
         "MIN examples or more for each client, 1 by default (0 may leave clients empty, which a run rejects)",
     )
     dispatch: str = _schedule(
         "asynchronous",
         "NAME",
-        "protocol: synchronous, asynchronous, round-refill, poisson, phases or queues",
+        "protocol: synchronous, asynchronous, round-refill, poisson, phases or queues; by a clock: "
+        "allocation or timed-poisson",
         default_text="the method's own",
     )
     hand_out: str = _schedule(
@@ -68,7 +83,20 @@ class Experiment:
         "before or after the server step: when the client that fills the buffer is replaced",
     )
     buffer: int = _schedule(
-        10, "S", "updates per server step", within=COUNT, default_text="10, or the method's own"
+        10,
+        "S",
+        "updates per server step; by a clock, the nominal cohort",
+        within=COUNT,
+        default_text="10, or the method's own",
+    )
+    release_period: float | None = _schedule(
+        None, "SECONDS", "time between two releases by a clock", within="(0, inf)"
+    )
+    lead: int | None = _schedule(
+        None,
+        "N",
+        "by a clock: a client starts at most N releases ahead of its own; 1 by default",
+        within=COUNT,
     )
     concurrency: int = _schedule(20, "N", "clients that work at the same time", within=COUNT)
     delays: str = _simulated_schedule(
@@ -114,14 +142,14 @@ class Experiment:
     execution: str = _compute(
         "auto",
         "NAME",
-        "how a GPU runs many clients: {choices}; auto measures which is fastest",
+        "how a GPU runs many clients: {choices}; auto measures which ends the run first",
         choices=EXECUTIONS,
         noun="execution",
     )
     precision: str = _training(
-        "torch",
+        "auto",
         "NAME",
-        "of matrix products on a GPU: {choices}; torch leaves PyTorch's own settings",
+        "of products and convolutions on a GPU: {choices}; auto is tf32 where the GPU has it",
         choices=PRECISIONS,
         noun="precision",
     )
@@ -173,7 +201,14 @@ class Experiment:
         False, "", "epsilon as if poisson dispatch amplified it, which is not a guarantee"
     )
     noise_correlation: str = _privacy(
-        "independent", "SPEC", "correlation over server steps: independent, tree or banded:B"
+        "independent", "SPEC", "correlation over server steps: independent, tree, banded:B or blt[:STEPS]"
+    )
+    noise_source: str = _privacy(
+        "server",
+        "NAME",
+        "who adds the noise to secure sums: {choices}; with helper or both, the server sees no sum without",
+        choices=NOISE_SOURCES,
+        noun="source of noise",
     )
     accountant: str = _privacy("pld", "NAME", "privacy accountant: pld or rdp")
     adaptive_clip: float | None = _privacy(
@@ -205,9 +240,12 @@ class Experiment:
             "buffer": method.buffer or cls.buffer,
             "weights": method.weights,
             "max_staleness": method.max_staleness,
-            "model": default_model(given.get("data", cls.data)),
+            "data": None if given.get("task") else cls.data,
+            "model": None if given.get("task") else default_model(given.get("data") or "digits"),
             "eval_every": max(1, given.get("rounds", cls.rounds) // 20),
         }
+        if given.get("noise_source", cls.noise_source) != cls.noise_source:
+            own["accountant"] = "rdp"  # the discrete Gaussian has no other
         values = own | given
         if _private_settings(values):
             unclipped = values.get("clip") is None
@@ -236,6 +274,13 @@ class Experiment:
             raise InputError(f"the engine '{self.engine}' has no {name('workers')}: use workers or ray.")
         if self.ray_address is not None and self.engine != "ray":
             raise InputError(f"{name('ray_address')} is for {name('engine')} ray: give that, too.")
+        for part in ("data", "data_dir", "model") if self.task is not None else ():
+            if getattr(self, part) is not None:
+                raise InputError(f"{name('task')} brings its own data and model: leave out {name(part)}.")
+        if self.task is not None and self.augment != "none":
+            raise InputError(f"{name('augment')} is for named data sets: leave it out with {name('task')}.")
+        if self.task is None and self.data is None:
+            raise InputError(f"there is nothing to train on: give {name('data')} or {name('task')}.")
         if self.data == "digits" and self.data_dir is not None:
             raise InputError(f"digits ships with scikit-learn and needs no {name('data_dir')}: leave it out.")
 
@@ -253,6 +298,11 @@ class Experiment:
             raise InputError(
                 f"privacy needs noise: give {name('noise')}, or {name('epsilon')} to have it computed."
             )
+        if self.noise_source != "server" and not self.secure:
+            raise InputError(
+                f"{name('noise_source')} {self.noise_source} needs secure aggregation, which has a helper: "
+                f"give {name('secure')}, too."
+            )
         if self.delta is None:
             raise InputError(
                 f"privacy needs {name('delta')}, well below one in the number of clients, such as 1e-6."
@@ -262,12 +312,25 @@ class Experiment:
                 f"{name('simulate_amplification')} is for clients that are drawn by {name('dispatch')} "
                 f"poisson, not {self.dispatch}: give that, or {name('max_participations')} in its place."
             )
-        if not self.simulate_amplification and self.max_participations is None:
+        if self.dispatch in ("allocation", "timed-poisson"):
+            for unused in ("max_participations", "min_separation"):
+                if getattr(self, unused) is not None:
+                    raise InputError(
+                        f"{self.dispatch} dispatch itself draws how often a client contributes: leave "
+                        f"{name(unused)} out."
+                    )
+        elif not self.simulate_amplification and self.max_participations is None:
             raise InputError(
                 f"privacy rests on how often a client contributes: give {name('max_participations')}, or "
+                f"{name('dispatch')} allocation and {name('release_period')} for releases by a clock, or "
                 f"{name('dispatch')} poisson and {name('simulate_amplification')} for a figure that is not a "
                 "guarantee."
             )
+
+    @property
+    def subject(self) -> str:
+        """What is learned, for titles: the data set or the task."""
+        return self.data or str(self.task).rpartition(":")[2]
 
     def settings(self) -> dict[str, Any]:
         """The settings as values for JSON."""
@@ -278,6 +341,8 @@ class Experiment:
         """The experiment that `settings` was called on, also of an earlier version."""
         known = settings_of(cls)
         values = {name: value for name, value in present_settings(settings).items() if name in known}
+        if is_deployment(settings):
+            values.pop("task", None)  # names functions of the server
         for name, value in values.items():
             if name != "parameters" and not known[name].accepts(value):
                 raise InputError(
@@ -289,6 +354,11 @@ class Experiment:
             raise InputError(
                 "these are not the settings of a run: start it again in another folder."
             ) from None
+
+
+def is_deployment(settings: Mapping[str, Any]) -> bool:
+    """Whether the settings of a run are those of a deployment, whose data are at its sites."""
+    return "secure_sums" in settings or isinstance(settings.get("task"), dict)
 
 
 def _private_settings(values: Mapping[str, Any]) -> list[str]:
@@ -333,4 +403,6 @@ def build_dispatch(experiment: Experiment) -> "Dispatch":
         buffer=experiment.buffer,
         population=experiment.clients,
         hand_out=experiment.hand_out,
+        release_period=experiment.release_period,
+        lead=experiment.lead,
     )

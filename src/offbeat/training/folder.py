@@ -1,13 +1,18 @@
 """A run's folder: settings, records, trace and checkpoint, consistent after a kill at any moment.
 
-Records and trace are appended line by line; a checkpoint knows how long they were when it was
-taken, and resuming cuts them back to that. What clients keep may lie here too, in a file `memory`.
-One process at a time holds the folder.
+Records and trace are appended line by line. A checkpoint contains their lengths and checksums, and resuming
+truncates them to these lengths. The checkpoint before the last one is kept as well: where the last one is
+damaged or missing, a run continues from it. The state of clients may be here as well, in a file `memory`. The
+folder is locked by one process at a time. Only the owner can read the records and the trace of a private run:
+they tell who contributed when.
 """
 
 import json
+import logging
+import math
 import os
 import shlex
+import zlib
 from collections.abc import Iterator, Mapping
 from io import BufferedWriter
 from pathlib import Path
@@ -16,30 +21,43 @@ from typing import Any, Self
 from filelock import FileLock, Timeout
 
 from offbeat.errors import InputError, setting_name
-from offbeat.files import replace_file
+from offbeat.files import PART_SUFFIX, replace_file
 from offbeat.renamed import present_record
 from offbeat.training import checkpoint, settings_file
 from offbeat.training.checkpoint import Checkpoint
 
-_JSONL_FILES = (
-    "trace",
-    "records",
-)  # in the order of writing: no record is ahead of the trace
+_JSONL_FILES = ("trace", "records")  # in the order of writing: no record is ahead of the trace
 FAILURE_FILE = "failure.json"
+_NEWEST, _PREVIOUS = "state.safetensors", "previous.safetensors"  # in the folder `checkpoint`
+_LOG = logging.getLogger("offbeat")
 
 
 class RunFolder:
     """The folder of one run, locked until it is closed; made by `begin` or `resume`."""
 
-    def __init__(self, path: Path, lock: FileLock, resumed: Checkpoint | None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        lock: FileLock,
+        resumed: Checkpoint | None,
+        private: bool = False,
+        notice: str | None = None,
+    ) -> None:
         self.path = path
         self.resumed = resumed
+        self.notice = notice  # what was lost, if the last checkpoint could not be used
         self.version: int | None = resumed.facts["version"] if resumed else None  # of the last checkpoint
         self._lock = lock
         lengths = resumed.facts["lengths"] if resumed else dict.fromkeys(_JSONL_FILES, 0)
-        for name in _JSONL_FILES:
-            _check_length(path / f"{name}.jsonl", lengths[name])
-        self._files = {name: _open_truncated(path / f"{name}.jsonl", lengths[name]) for name in _JSONL_FILES}
+        known = resumed.facts.get("checksums", {}) if resumed else {}  # earlier versions wrote none
+        self._checksums = {
+            name: _check_lines(path / f"{name}.jsonl", lengths[name], known.get(name))
+            for name in _JSONL_FILES
+        }
+        self._mode = 0o600 if private else None
+        self._files = {
+            name: _open_truncated(path / f"{name}.jsonl", lengths[name], self._mode) for name in _JSONL_FILES
+        }
         (path / FAILURE_FILE).unlink(missing_ok=True)  # of an earlier attempt
 
     @classmethod
@@ -50,7 +68,7 @@ class RunFolder:
         try:
             _check_no_run(path)  # now that the folder is locked
             settings_file.write(path, asked)
-            return cls(path, lock, None)
+            return cls(path, lock, None, asked.get("clip") is not None)
         except BaseException:
             lock.release()
             raise
@@ -61,17 +79,20 @@ class RunFolder:
         settings_file.compare(path, asked)
         lock = _acquire_lock(path)
         try:
-            place = path / "checkpoint" / "state.safetensors"
-            if asked.get("clip") is not None and not place.exists():
-                _check_ledger_kept(path)
-            return cls(path, lock, checkpoint.load(place) if place.exists() else None)
+            private = asked.get("clip") is not None
+            resumed, notice = _load_checkpoint(path, private=private)
+            if notice is not None:
+                _LOG.warning("%s", notice)
+            return cls(path, lock, resumed, private, notice)
         except BaseException:
             lock.release()
             raise
 
     def append(self, name: str, line: Mapping[str, Any]) -> None:
         """Append a line to records or trace."""
-        self._files[name].write(json.dumps(line, allow_nan=False).encode() + b"\n")
+        data = json.dumps(line, allow_nan=False).encode() + b"\n"
+        self._files[name].write(data)
+        self._checksums[name] = zlib.crc32(data, self._checksums[name])
 
     def save(self, state: Checkpoint) -> None:
         """Write a checkpoint, from which the run resumes."""
@@ -87,14 +108,24 @@ class RunFolder:
         path = self.path / f"{name}.jsonl"
         text = path.read_bytes()
         length = text.rfind(b"\n", 0, len(text) - 1) + 1
+        self._checksums[name] = zlib.crc32(text[:length])
         self.resumed = self._save(state, state.facts["lengths"] | {name: length})  # first, in case of a kill
         self._files[name].close()
-        self._files[name] = _open_truncated(path, length)
+        self._files[name] = _open_truncated(path, length, self._mode)
 
     def flush(self) -> None:
         """Make the lines so far visible to other processes."""
         for file in self._files.values():
             file.flush()
+
+    def write_clients(self, version: int, values: Mapping[str, Mapping[str, float]]) -> None:
+        """Write the metrics of each client; those that are not defined for a client are null."""
+        found = {
+            metric: {name: value if math.isfinite(value) else None for name, value in each.items()}
+            for metric, each in values.items()
+        }
+        text = json.dumps({"version": version, "clients": found}) + "\n"
+        replace_file(self.path / "clients.json", text.encode())
 
     def fail(self, why: str) -> None:
         """Write why the run failed, until it is resumed."""
@@ -109,8 +140,16 @@ class RunFolder:
             self._lock.release()
 
     def _save(self, state: Checkpoint, lengths: Mapping[str, int]) -> Checkpoint:
-        saved = Checkpoint(state.facts | {"lengths": dict(lengths)}, state.tensors)
-        checkpoint.save(self.path / "checkpoint" / "state.safetensors", saved)
+        counted = {"lengths": dict(lengths), "checksums": dict(self._checksums)}
+        saved = Checkpoint(state.facts | counted, state.tensors)
+        newest, previous = (self.path / "checkpoint" / name for name in (_NEWEST, _PREVIOUS))
+        if newest.exists():
+            link = previous.with_name(previous.name + PART_SUFFIX)
+            link.unlink(missing_ok=True)
+            os.link(newest, link)
+            link.replace(previous)
+            link.unlink(missing_ok=True)  # renaming does nothing where both are links to one file
+        checkpoint.save(newest, saved)
         self.version = saved.facts["version"]
         return saved
 
@@ -152,20 +191,55 @@ def claim_folder(parent: Path, stem: str) -> Path:
 
 def read_jsonl(path: Path, name: str) -> Iterator[dict[str, Any]]:
     """The complete lines of records or trace, without one that a kill cut short."""
-    with (path / f"{name}.jsonl").open("rb") as file:
-        for line in file:
+    file_path = path / f"{name}.jsonl"
+    with file_path.open("rb") as file:
+        for number, line in enumerate(file, 1):
             if line.endswith(b"\n"):
-                found: dict[str, Any] = json.loads(line)
+                try:
+                    found = json.loads(line)
+                except (ValueError, RecursionError):
+                    found = None
+                if not isinstance(found, dict):
+                    raise InputError(f"{file_path} is damaged in line {number}: restore it from a backup.")
                 yield present_record(found) if name == "records" else found
 
 
-def _check_ledger_kept(path: Path) -> None:
-    """Refuse to resume a private run that has lost the count of what it released."""
-    if any(line["version"] > 0 for line in read_jsonl(path, "trace")):
+def _load_checkpoint(path: Path, *, private: bool) -> tuple[Checkpoint | None, str | None]:
+    """The checkpoint to resume from, if there was any; and a sentence if it is not the last one."""
+    newest, previous = (path / "checkpoint" / name for name in (_NEWEST, _PREVIOUS))
+    if newest.exists():
+        try:
+            return checkpoint.load(newest), None
+        except InputError as error:
+            problem = str(error).rpartition(":")[0]
+    elif not previous.exists() and not _has_steps(path):
+        return None, None
+    else:
+        problem = f"the checkpoint {newest} is missing"
+    if private:
         raise InputError(
-            f"the private run in {path} has lost its checkpoint, which counts what it told of its clients: "
-            "it cannot go on, and what another run tells adds up with it."
+            f"{problem}, which counts what this private run has released: restore it from a backup; without "
+            "it the run cannot continue, and what another run releases adds to what this one did."
         )
+    try:
+        resumed = checkpoint.load(previous)
+    except InputError:
+        raise InputError(
+            f"{problem}, and there is no earlier one that can be read: restore it from a backup, or start "
+            "the run again in another folder."
+        ) from None
+    version = resumed.facts["version"]
+    return resumed, (
+        f"{problem}: the run continues from the checkpoint before it, of version {version}; what was "
+        "computed and accepted since that step is lost."
+    )
+
+
+def _has_steps(path: Path) -> bool:
+    """Whether the trace of a run has a server step, before which there is always a checkpoint."""
+    if not (path / "trace.jsonl").exists():
+        return False
+    return any(line.get("version", 1) > 0 for line in read_jsonl(path, "trace"))
 
 
 def _acquire_lock(path: Path) -> FileLock:
@@ -189,27 +263,44 @@ def _acquire_lock(path: Path) -> FileLock:
 def _check_no_run(path: Path) -> None:
     if (path / "settings.json").exists():
         raise InputError(
-            f"{path} holds a run already: name another {setting_name('out')}, or go on with it by "
+            f"{path} already contains a run: name another {setting_name('out')}, or resume it with "
             f"'offbeat run --out {shlex.quote(str(path))} --resume'."
         )
     for name in ("records.jsonl", "trace.jsonl", "checkpoint", "memory", FAILURE_FILE):
         if (path / name).exists():
             raise InputError(
-                f"{path} has a '{name}' that is not of a run: name another {setting_name('out')}."
+                f"{path} contains a '{name}' but no settings of a run: name another {setting_name('out')}."
             )
 
 
-def _check_length(path: Path, length: int) -> None:
-    if length and (not path.exists() or path.stat().st_size < length):
+def _check_lines(path: Path, length: int, checksum: int | None) -> int:
+    """The checksum of the first `length` bytes, which must be those that the checkpoint knows of."""
+    data = b""
+    if length:
+        data = path.read_bytes()[:length] if path.exists() else b""
+        if len(data) < length:
+            raise InputError(
+                f"{path} is shorter than when the checkpoint was taken: "
+                "restore it from a backup, or start the run again in another folder."
+            )
+    found = zlib.crc32(data)
+    if checksum is not None and found != checksum:
         raise InputError(
-            f"{path} is shorter than when the checkpoint was taken: "
-            "put it back, or start the run anew in another folder."
+            f"{path} has changed since the checkpoint was taken: "
+            "restore it from a backup, or start the run again in another folder."
         )
+    return found
 
 
-def _open_truncated(path: Path, length: int) -> BufferedWriter:
-    """The file, open for writing after its first `length` bytes."""
-    file = path.open("ab")
+def _open_truncated(path: Path, length: int, mode: int | None) -> BufferedWriter:
+    """The file, open for writing after its first `length` bytes; a mode is also set on an existing file."""
+
+    def create(name: str, flags: int) -> int:
+        return os.open(name, flags, 0o666 if mode is None else mode)
+
+    if mode is not None and path.exists():
+        path.chmod(mode)
+    file = open(path, "ab", opener=create)  # noqa: SIM115 - closed with the folder
     file.truncate(length)
     file.seek(0, os.SEEK_END)
     return file

@@ -16,14 +16,23 @@ from torch import Tensor
 from offbeat import trees
 from offbeat.aggregate.mean import AggregationContext, Aggregator, Mean, PrivacyCost
 from offbeat.aggregate.private import current_repr
+from offbeat.aggregate.uploads import probe_upload, shrinks_without_updates
 from offbeat.algorithms import Setting, build
 from offbeat.core import AnyAlgorithm, Cohort, SavedState, Task, Vector, traits_of
-from offbeat.engines.engine import ClientUpdates, Engine, PersistentSession, SecureEncodingSession, Session
+from offbeat.engines.engine import (
+    ClientUpdates,
+    Engine,
+    PersistentSession,
+    SecureEncodingSession,
+    Session,
+    TunedSession,
+)
 from offbeat.errors import DivergedError, InputError, renamed_parameters, setting_name
 from offbeat.nn.problem import Statistics
-from offbeat.schedule.dispatch import Dispatch, Phases, RoundRefill
-from offbeat.schedule.scheduler import Buffer, BufferSource, Scheduler, TaskCounts
+from offbeat.schedule.dispatch import Dispatch, Phases, RoundRefill, TimedDispatch
+from offbeat.schedule.scheduler import Buffer, BufferSource, TaskCounts
 from offbeat.schedule.staleness import Equal, StalenessWeights
+from offbeat.schedule.timed import make_scheduler, nominal_cohort
 from offbeat.training.checkpoint import Checkpoint
 
 _MIN_PIECE, _MAX_PIECE = 10, 100  # clients whose uploads are held at once in the full-participation start
@@ -60,10 +69,13 @@ class Snapshot(NamedTuple):
     ended: str | None  # why the run ends before the last version asked for
     checkpoint: Callable[[], Checkpoint]  # all that is needed to resume here
     confirm: Callable[[], None]  # to be called once the last checkpoint is on the disk
+    settle: Callable[[], None] = lambda: None  # raises if this step diverged
+    execution: Callable[[], dict[str, Any] | None] = lambda: None  # how local work is computed, if chosen
 
     @property
     def x(self) -> Vector:
-        """The model."""
+        """The model; raises if training diverged, which on a GPU is found out late."""
+        self.settle()
         x: Vector = self.state.x
         return x
 
@@ -115,19 +127,22 @@ def server_steps(
         run.publish(version, algorithm)
         filled = run.scheduler.fill(version)
         run.session.forget(filled.dropped + filled.lost)
-        updates = run.session.gather(filled.tasks, version)
+        updates = run.session.gather(filled.tasks, version) if filled.tasks else run.no_updates()
+        run.settle()  # of the last step, now that the device has more to do
         run.count_traffic(filled, updates)
         cohort = describe_cohort(filled.tasks, version, run.clients, run.weights)
-        check_finite(updates, filled.tasks, f"at server step {version + 1}: lower the rates")
+        known = run.known_cohort(cohort)
+        check = FiniteCheck(updates, filled.tasks, version + 1)
+        if not run.checks_later:
+            check.check_uploads()
         statistics = run.new_statistics(updates)
         total = aggregation.collect(updates.uploads, filled.tasks, cohort)
-        state = algorithm.step(run.state, aggregation.release(total, cohort), cohort)
-        if not bool(torch.isfinite(state.x).all()):
-            raise DivergedError(
-                f"the model became NaN or infinite at server step {version + 1} "
-                f"(its updates came from {client_names(filled.tasks)}): lower the rates."
-            )
+        state = algorithm.step(run.state, aggregation.release(total, known), known)
+        check.add_model(state.x)
         run.state, run.statistics, run.version, run.consistent = state, statistics, version + 1, True
+        run.check = check
+        if not run.checks_later or run.version == run.rounds:
+            run.settle()
         yield run.snapshot(cohort, filled)
 
 
@@ -147,6 +162,8 @@ class RunState:
         seed: int,
     ) -> None:
         self.algorithm = algorithm
+        self.dispatch = dispatch
+        self.buffer = buffer
         self.weights = weights
         self.rounds = rounds
         self.clients = engine.clients
@@ -168,9 +185,14 @@ class RunState:
         if self.aggregation.hides_sample:
             rng.hide(secrets.randbits(62))
         self.session: Session = engine.open(algorithm, seed, rng)
+        if isinstance(self.session, TunedSession):
+            self.session.expect(buffer, rounds)
+        # on a GPU, waiting for a check would leave a hole in its work
+        self.checks_later = works_asynchronously(x.device) and not self.aggregation.private
+        self.check: FiniteCheck | None = None  # of the last step, if its result is not known yet
         if isinstance(self.session, SecureEncodingSession):
-            self.session.set_secure_encoding(self.aggregation.secure_encoding)
-        self.scheduler: BufferSource = Scheduler(
+            self.session.set_secure_encoding(self.aggregation.secure_encoding, self.aggregation.private)
+        self.scheduler: BufferSource = make_scheduler(
             self.session,
             dispatch,
             rng,
@@ -208,12 +230,31 @@ class RunState:
         )
         self.session.publish(version, algorithm, message, self.statistics)
 
+    def settle(self) -> None:
+        """Raise if the last step diverged."""
+        if self.check is not None:
+            self.check.settle()
+            self.check = None
+
     def count_traffic(self, filled: Buffer, updates: ClientUpdates) -> None:
         """Count the numbers that one step sent, including updates that arrived too late."""
-        upload = trees.numel(updates.uploads) // len(filled.tasks) + trees.numel(updates.statistics)
+        uploads = trees.numel(updates.uploads) // max(1, len(filled.tasks))
+        upload = uploads + trees.numel(updates.statistics)
         started = self.scheduler.counts.started - self._started
         back = len(filled.tasks) + len(filled.dropped)
         self.sent = Traffic(self.sent.down + started * self._message_size, self.sent.up + back * upload)
+
+    def no_updates(self) -> ClientUpdates:
+        """Of a timed release to which nobody contributed."""
+        upload = probe_upload(self.algorithm, self.state.x)
+        empty = trees.map(lambda leaf: leaf.new_zeros((0, *leaf.shape)), upload)
+        return ClientUpdates(empty, self.statistics)
+
+    def known_cohort(self, cohort: Cohort) -> Cohort:
+        """What the server's step may know of a cohort; under a timed dispatch who is in it is a secret."""
+        if not isinstance(self.dispatch, TimedDispatch):
+            return cohort
+        return nominal_cohort(self.dispatch, cohort.version, self.clients, self.buffer, self.weights)
 
     def ended(self) -> str | None:
         """Why no further step may be taken, if so."""
@@ -252,7 +293,7 @@ class RunState:
             updates = self.session.gather(tasks, 0)
             self.count_traffic(filled._replace(tasks=tasks), updates)
             self._started = self.scheduler.counts.started
-            check_finite(updates, tasks, "in the start: check the model and the data")
+            FiniteCheck(updates, tasks, 0).check_uploads("in the start: check the model and the data")
             self.new_statistics(updates)
             total = self.aggregation.collect(
                 updates.uploads, tasks, describe_cohort(tasks, 0, self.clients, Equal())
@@ -284,9 +325,12 @@ class RunState:
             self.ended() if self.version < self.rounds else None,
             partial(self.save, self.version),
             self.session.confirm,
+            self.check.settle if self.check else lambda: None,
+            self.session.execution if isinstance(self.session, TunedSession) else lambda: None,
         )
 
     def save(self, version: int) -> Checkpoint:
+        self.settle()
         if version != self.version or not self.consistent:
             raise InputError(
                 f"the run has left version {version}: take a checkpoint of a snapshot before the next one."
@@ -354,17 +398,58 @@ def describe_cohort(
     return Cohort(version, population, staleness, tuple(weights(age) for age in staleness))
 
 
-def check_finite(updates: ClientUpdates, tasks: tuple[Task, ...], where: str) -> None:
-    """Stop before a NaN or infinite upload touches the state."""
-    bad = set()
-    for leaf in trees.leaves(updates.uploads):
-        rows = leaf.reshape(len(tasks), -1)
-        if bool(torch.isfinite(rows.sum(1)).all()):  # one pass; where a sum overflows, look closer
-            continue
-        finite = torch.isfinite(rows).all(1)
-        bad |= {task for task, good in zip(tasks, finite.tolist(), strict=True) if not good}
-    if bad:
-        raise DivergedError(f"the update of {client_names(bad)} became NaN or infinite {where}.")
+def works_asynchronously(device: torch.device) -> bool:
+    """Whether a device goes on while its results are not needed."""
+    return device.type == "cuda"
+
+
+class FiniteCheck:
+    """Whether the uploads and the model of a server step are finite; on a GPU without waiting for it."""
+
+    def __init__(self, updates: ClientUpdates, tasks: tuple[Task, ...], step: int) -> None:
+        uploads = trees.leaves(updates.uploads) if tasks else []
+        self._uploads = [leaf.reshape(len(tasks), -1) for leaf in uploads]
+        self._tasks = tasks
+        self._step = step
+        # one pass; where a sum overflows, all is looked at
+        self._finite = [torch.isfinite(rows.sum(1)).all() for rows in self._uploads]
+        self._copied: torch.cuda.Event | None = None
+
+    def add_model(self, x: Vector) -> None:
+        """Check the model that the uploads led to as well, and have the result sent to the CPU."""
+        flags = torch.stack([*self._finite, torch.isfinite(x).all()])
+        if not x.is_cuda:
+            self._flags = flags
+            return
+        self._flags = torch.empty(flags.shape, dtype=torch.bool, pin_memory=True)
+        self._flags.copy_(flags, non_blocking=True)
+        self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._copied.record()
+
+    def check_uploads(self, where: str | None = None) -> None:
+        """Stop before a NaN or infinite upload touches the state."""
+        bad = set()
+        for rows, finite in zip(self._uploads, self._finite, strict=True):
+            if bool(finite):
+                continue
+            each = torch.isfinite(rows).all(1).tolist()
+            bad |= {task for task, good in zip(self._tasks, each, strict=True) if not good}
+        if bad:
+            where = where or f"at server step {self._step}: lower the rates"
+            raise DivergedError(f"the update of {client_names(bad)} became NaN or infinite {where}.")
+
+    def settle(self) -> None:
+        """Wait for the result, and raise if something was not finite."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        if bool(self._flags.all()):
+            return
+        self.check_uploads()
+        if not self._flags[-1]:
+            raise DivergedError(
+                f"the model became NaN or infinite at server step {self._step} "
+                f"(its updates came from {client_names(self._tasks)}): lower the rates."
+            )
 
 
 def _with_prefix(part: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -382,11 +467,16 @@ def client_names(tasks: Iterable[Task]) -> str:
 def check_fit(
     algorithm: AnyAlgorithm, dispatch: Dispatch, weights: StalenessWeights, rounds: int, max_staleness: float
 ) -> None:
-    """Refuse a method under a protocol that it is not defined for."""
+    """Reject a method under a protocol that it is not defined for."""
     name = type(algorithm).__name__
     if not isinstance(weights, Equal) and trees.leaves(algorithm.memory(torch.zeros(1))):
         # sums over clients' memory, such as the mean of control variates, would break
         raise InputError(f"{name} has no staleness weights, since its clients keep memory: use constant.")
+    if isinstance(dispatch, TimedDispatch) and shrinks_without_updates(algorithm):
+        raise InputError(
+            f"{name} averages models, and a release by a clock has now more and now fewer of them: use a "
+            "method that averages updates."
+        )
     if traits_of(algorithm).two_phases:
         if not isinstance(dispatch, Phases):
             raise InputError(f"{name} asks each cohort twice in a row: use phases dispatch.")
@@ -413,6 +503,6 @@ def check_extendable(name: str, parameters: Mapping[str, Any], rounds: int, late
     if len({repr(build(name, Setting(1, 1, each), parameters)) for each in (rounds, later)}) > 1:
         raise InputError(
             f"{name} sets its rates by {setting_name('rounds')}, so {later} in place of {rounds} is another "
-            f"run: name another {setting_name('out')}; to train until told to stop use a method that does "
-            "not, such as cadence."
+            f"run: name another {setting_name('out')}, or use a method whose rates do not depend on it, such "
+            "as cadence."
         )

@@ -1,8 +1,8 @@
-"""A run once more, from its trace: the same tasks from the same versions give the same model.
+"""Replay a run from its trace: the same tasks from the same versions give the same model.
 
-A trace says which tasks each server step took, not when others were sent; so it is all that is needed
-whoever drew the order, a seed or a network. What is private is not computed again where its noise has
-a secret key: with other noise it would tell more of its clients, and without noise all.
+A trace lists the tasks of each server step, so a simulated run and a deployed run can be replayed alike. A
+private run whose noise has a secret key is not replayed: another draw of the noise would reveal more about
+its clients, and a replay without noise would reveal everything.
 """
 
 import json
@@ -16,7 +16,7 @@ from offbeat.aggregate.private import Private
 from offbeat.core import AnyAlgorithm, Task, traits_of
 from offbeat.engines.engine import Engine, Session
 from offbeat.errors import InputError, renamed_parameters
-from offbeat.schedule.dispatch import Dispatch
+from offbeat.schedule.dispatch import Dispatch, TimedDispatch
 from offbeat.schedule.scheduler import Buffer, TaskCounts
 from offbeat.schedule.staleness import Equal, StalenessWeights
 from offbeat.training.loop import RunState, Snapshot, StartProgress, check_fit, server_steps
@@ -41,19 +41,20 @@ def replay(
     until: int | None = None,
     observe_start: Callable[[StartProgress], None] = lambda starting: None,
 ) -> Iterator[Snapshot]:
-    """The snapshots of a run, computed again on a simulated engine; times are those of the trace.
+    """Compute the snapshots of a run again on a simulated engine, with the times of the trace.
 
-    All else is as `train` was given it: the dispatcher starts nobody here, but what is claimed of privacy
-    rests on it. `rounds` is how many were asked for, where the trace has fewer. Nothing is computed before
-    the whole trace, or what there is of it up to version `until`, was found to make sense.
+    The other arguments are those that `train` was given. The dispatcher starts no tasks here, but the privacy
+    accounting depends on it. `rounds` is the number of server steps that the run asked for, if the trace has
+    fewer. The trace is validated up to version `until` before anything is computed.
     """
     if isinstance(aggregate, Private) and aggregate.noise and aggregate.noise_seed is None:
         raise secret_noise_error()
     if traits_of(algorithm).reads_rank:
         raise InputError(
-            "a trace does not tell in which order tasks began, and trailing does ask: run it again."
+            "a trace does not contain the order in which tasks started, which trailing needs: run it again."
         )
-    start, taken = read_trace(trace, engine.clients, buffer, max_staleness, until)
+    timed = isinstance(dispatch, TimedDispatch)
+    start, taken = read_trace(trace, engine.clients, None if timed else buffer, max_staleness, until)
     warm = algorithm.warmup() is not None
     if warm != (start is not None):
         had, has = ("a start", "none") if start else ("no start", "one")
@@ -70,27 +71,27 @@ def replay(
     run = RunState(algorithm, engine, dispatch, weights, buffer, asked, max_staleness, aggregate, seed)
     run.scheduler = TraceSource(start, taken, run.session)
     try:
-        for shot in server_steps(run, None, observe_start):
-            yield shot._replace(time=shot.filled.time if shot.filled else 0.0)
-            if shot.version == len(taken):
+        for snapshot in server_steps(run, None, observe_start):
+            yield snapshot._replace(time=snapshot.filled.time if snapshot.filled else 0.0)
+            if snapshot.version == len(taken):
                 return
     finally:
         run.session.close()
 
 
 def secret_noise_error() -> InputError:
-    """For noise that cannot be drawn twice."""
+    """The error for a run whose noise cannot be drawn a second time."""
     return InputError(
-        "the noise of this run is secret and is drawn once only, so no replay can give its model: "
+        "the noise of this run is secret and drawn only once, so a replay cannot compute its model: "
         "replay a run without noise, or a simulation whose noise has a seed."
     )
 
 
 class TraceSource:
-    """The full buffers that a trace tells of.
+    """The full buffers of a trace, in place of a scheduler.
 
-    Each task is started with its version, so that the session holds the message until it is needed, and
-    is let arrive at once: the clock has no say here.
+    Each task is started together with its version, so that the session keeps the message until it is needed,
+    and arrives at once: the virtual clock is not used.
     """
 
     def __init__(self, start: Buffer | None, taken: Sequence[Buffer], session: Session) -> None:
@@ -119,7 +120,7 @@ class TraceSource:
         return self._take(self._taken[version], self._begun.pop(version, ()))
 
     def save(self) -> dict[str, Any]:
-        raise InputError("a replay cannot be saved half-way: replay it again, up to the version wanted.")
+        raise InputError("a replay has no checkpoints: replay the trace again, up to the version needed.")
 
     def load(self, data: dict[str, Any]) -> None:
         raise InputError("a replay begins at version 0: leave out the checkpoint.")
@@ -136,7 +137,7 @@ class TraceSource:
 
 
 def read_trace_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """A trace's lines; one that a kill cut short is left out."""
+    """Read the lines of a trace; an incomplete last line, as a killed process leaves it, is skipped."""
     with path.open("rb") as file:
         for number, text in enumerate(file, 1):
             if not text.endswith(b"\n"):
@@ -149,9 +150,17 @@ def read_trace_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_trace(
-    trace: Iterable[Mapping[str, Any]], clients: int, buffer: int, max_staleness: float, until: int | None
+    trace: Iterable[Mapping[str, Any]],
+    clients: int,
+    buffer: int | None,
+    max_staleness: float,
+    until: int | None,
 ) -> tuple[Buffer | None, list[Buffer]]:
-    """The start, if there was one, and every server step; what cannot have happened is refused."""
+    """Return the start, if there was one, and every server step; an inconsistent trace is rejected.
+
+    Without a buffer the steps are releases by a clock, which may have any number of tasks, and where a
+    client's later visit may be for an earlier release.
+    """
     start: Buffer | None = None
     taken: list[Buffer] = []
     seen: set[tuple[int, int]] = set()  # client and visit
@@ -172,11 +181,11 @@ def read_trace(
         for client, began, visit in filled.tasks:
             if filled.version - began > max_staleness:
                 raise _damaged(number, f"uses an update that is {filled.version - began} versions old")
-            if last.get(client, 0) > visit:
+            if buffer is not None and last.get(client, 0) > visit:
                 raise _damaged(number, f"has visit {visit} of client {client} after a later one")
             last[client] = visit
         due = buffer if version else clients
-        if len(filled.tasks) != due:
+        if due is not None and len(filled.tasks) != due:
             raise _damaged(number, f"has {len(filled.tasks)} tasks in place of {due}")
         if version:
             taken.append(filled)
@@ -188,7 +197,7 @@ def read_trace(
 
 
 def _parse(number: int, line: Any) -> tuple[int, Buffer]:
-    """Which version a line made, and of what."""
+    """Parse a line into the version that it made and the buffer behind it."""
     if not isinstance(line, Mapping):
         raise _damaged(number, "is not an object")
     version, time = line.get("version"), line.get("time")
@@ -231,5 +240,5 @@ def _is_number(value: Any) -> TypeGuard[float]:
 
 def _damaged(number: int, what: str) -> InputError:
     return InputError(
-        f"line {number} of the trace {what}: replay a whole copy of it, or only what comes before."
+        f"line {number} of the trace {what}: replay an undamaged copy, or only the versions before it."
     )

@@ -11,9 +11,10 @@ from offbeat.aggregate.mean import PrivacyCost
 from offbeat.aggregate.private import Private
 from offbeat.errors import DivergedError
 from offbeat.privacy.ledger import correct_statement, corrected_end
+from offbeat.training import settings_file
 from offbeat.training.build import RunSpec, with_run_folder
 from offbeat.training.checkpoint import Checkpoint
-from offbeat.training.evaluate import accuracy, ema, evaluate
+from offbeat.training.evaluate import ClientMetrics, ema
 from offbeat.training.experiment import Experiment
 from offbeat.training.folder import RunFolder
 from offbeat.training.loop import Snapshot, StartProgress, train
@@ -28,7 +29,7 @@ class Progress(NamedTuple):
 
     version: int
     time: float
-    trips: int
+    client_updates: int
     staleness: float  # mean over the last buffer
     record: dict[str, Any] | None
     outcome: "RunOutcome | None" = None  # of the last version
@@ -53,21 +54,22 @@ def saved_outcome(resumed: Checkpoint | None) -> RunOutcome:
 
 def run_experiment(
     experiment: Experiment,
-    trial: RunSpec,
+    spec: RunSpec,
     folder: RunFolder | None = None,
     *,
     save_every: int | None = None,
     stop: Callable[[], bool] = lambda: False,
     observe_start: Callable[[int, int], None] = lambda done, clients: None,
 ) -> Iterator[Progress]:
-    """Train, and yield after every server step; when `stop` says so, save and end early.
+    """Train, and yield after every server step; if `stop` returns true, save a checkpoint and end.
 
-    A checkpoint is taken at once, and then every `save_every` versions or so rarely that they cost little.
-    Where training diverges, the folder keeps why.
-    `observe_start` is told how many clients of the full-participation start are done, and of how many.
+    A checkpoint is saved at the start, and then every `save_every` versions or, by default, so rarely that
+    saving takes little of the time. If training diverges, the reason is written to the folder.
+    `observe_start` is called during the full-participation start with the numbers of finished and of all
+    clients.
     """
     try:
-        yield from _run_steps(experiment, trial, folder, save_every, stop, observe_start)
+        yield from _run_steps(experiment, spec, folder, save_every, stop, observe_start)
     except DivergedError as error:
         if folder:
             folder.fail(str(error))
@@ -76,7 +78,7 @@ def run_experiment(
 
 def _run_steps(
     experiment: Experiment,
-    trial: RunSpec,
+    spec: RunSpec,
     folder: RunFolder | None,
     save_every: int | None,
     stop: Callable[[], bool],
@@ -85,48 +87,50 @@ def _run_steps(
     if folder:
         _reopen_end(folder, experiment.rounds)
     state = _RunRecorder(folder.resumed if folder else None)
-    shots = train(
-        trial.algorithm,
-        with_run_folder(trial.engine, folder.path) if folder else trial.engine,
-        dispatch=trial.dispatch,
-        buffer=experiment.buffer,
-        rounds=experiment.rounds,
-        weights=trial.weights,
-        max_staleness=trial.limit,
-        aggregate=trial.aggregate,
-        seed=experiment.seed,
+    snapshots = train(
+        spec.algorithm,
+        with_run_folder(spec.engine, folder.path) if folder else spec.engine,
+        **spec.loop_arguments(experiment),
         resume=folder.resumed if folder else None,
         observe_start=lambda starting: state.start(starting, folder, save_every, observe_start),
     )
-    for shot in shots:
-        state.see(shot, experiment.ema_decay)
-        if folder and shot.filled:
-            folder.append("trace", _trace(shot))
-        final = shot.version == experiment.rounds or shot.ended is not None
+    noted = False  # how the run computes
+    for snapshot in snapshots:
+        state.see(snapshot, experiment.ema_decay)
+        if folder and not noted and (report := snapshot.execution()) and report["seconds"]:
+            settings_file.note_execution(folder.path, report)
+            noted = True
+        if folder and snapshot.filled:
+            folder.append("trace", _trace(snapshot))
+        final = snapshot.version == experiment.rounds or snapshot.ended is not None
         last = final or stop()
         record = None
-        due = shot.version % experiment.eval_every == 0
+        due = snapshot.version % experiment.eval_every == 0
         if due or final:
-            record = state.record(shot, trial, experiment.ema_decay, due)
-            if isinstance(trial.aggregate, Private):
-                counted = final or _epsilon_due(shot.version, experiment)
+            record = state.record(snapshot, spec, experiment.ema_decay, due)
+            if isinstance(spec.aggregate, Private):
+                counted = final or _epsilon_due(snapshot.version, experiment)
                 name = "simulated_epsilon" if experiment.simulate_amplification else "epsilon"
-                record[name] = _epsilon(shot) if counted else None
+                record[name] = _epsilon(snapshot) if counted else None
             if folder:
                 folder.append("records", record)
                 folder.flush()
-        outcome = RunOutcome(shot.ended, shot.spent()) if last else None
-        if folder and (last or state.due(shot.version, save_every)):
-            state.save(shot, folder, outcome)
-        ages = shot.cohort.staleness if shot.cohort else ()
+            if folder and last and state.clients is not None:
+                folder.write_clients(snapshot.version, state.clients.clients)
+        outcome = RunOutcome(snapshot.ended, snapshot.spent()) if last else None
+        if folder and (last or state.due(snapshot.version, save_every)):
+            state.save(snapshot, folder, outcome)
+        ages = snapshot.cohort.staleness if snapshot.cohort else ()
         mean = sum(ages) / len(ages) if ages else 0.0
-        yield Progress(shot.version, shot.time, shot.counts.client_updates, mean, record, outcome, ages)
+        yield Progress(
+            snapshot.version, snapshot.time, snapshot.counts.client_updates, mean, record, outcome, ages
+        )
         if last:
             return
 
 
 class _RunRecorder:
-    """What is kept beyond the loop: the averaged model, staleness since the last record, elapsed time."""
+    """The state of a run outside the loop: averaged model, staleness since the last record, elapsed time."""
 
     def __init__(self, resumed: Checkpoint | None) -> None:
         facts: dict[str, Any] = resumed.facts["running"] if resumed else {"ages": [0, 0, 0], "elapsed": 0.0}
@@ -136,40 +140,41 @@ class _RunRecorder:
         self._before: float = facts["elapsed"]
         self._begun = time.monotonic()
         self._saved = self._begun if resumed else -math.inf
+        self.clients: ClientMetrics | None = None  # the metrics of each client in the last record
         self._cost = 0.0
 
     @property
     def elapsed(self) -> float:
         return self._before + time.monotonic() - self._begun
 
-    def see(self, shot: Snapshot, decay: float | None) -> None:
+    def see(self, snapshot: Snapshot, decay: float | None) -> None:
         if decay is not None:
-            self._average = shot.x if self._average is None else ema(self._average, shot.x, decay)
-        for age in shot.cohort.staleness if shot.cohort else ():
+            self._average = snapshot.x if self._average is None else ema(self._average, snapshot.x, decay)
+        for age in snapshot.cohort.staleness if snapshot.cohort else ():
             self._total += age
             self._count += 1
             self._worst = max(self._worst, age)
 
-    def record(self, shot: Snapshot, trial: RunSpec, decay: float | None, due: bool) -> dict[str, Any]:
-        x = shot.x if decay is None or self._average is None else self._average
-        metrics = {"accuracy": accuracy}
-        scores = (
-            evaluate(trial.problem, x, trial.test, metrics, statistics=shot.statistics) if trial.test else {}
-        )
-        if not all(math.isfinite(value) for value in scores.values()):
-            raise DivergedError(f"the loss became NaN or infinite {_diverged_where(shot)}.")
+    def record(self, snapshot: Snapshot, spec: RunSpec, decay: float | None, due: bool) -> dict[str, Any]:
+        x = snapshot.x if decay is None or self._average is None else self._average
+        scores: dict[str, float] = {}
+        if spec.test is not None:
+            assert spec.task is not None
+            scores, self.clients = spec.task.evaluate(spec.problem, x, spec.test, snapshot.statistics)
+            if not math.isfinite(scores["loss"]):
+                raise DivergedError(f"the loss became NaN or infinite {_diverged_where(snapshot)}.")
         record = {
-            "version": shot.version,
-            "time": shot.time,
-            "client_updates": shot.counts.client_updates,
-            **scores,
+            "version": snapshot.version,
+            "time": snapshot.time,
+            "client_updates": snapshot.counts.client_updates,
+            **{name: value if math.isfinite(value) else None for name, value in scores.items()},
             "staleness_mean": self._total / self._count if self._count else 0.0,
             "staleness_max": self._worst,
-            "dropped": shot.counts.dropped,
-            "lost": shot.counts.lost,
-            "floats_down": shot.sent.down,
-            "floats_up": shot.sent.up,
-            "bytes": sum(shot.sent) * shot.x.element_size(),
+            "dropped": snapshot.counts.dropped,
+            "lost": snapshot.counts.lost,
+            "floats_down": snapshot.sent.down,
+            "floats_up": snapshot.sent.up,
+            "bytes": sum(snapshot.sent) * snapshot.x.element_size(),
             "elapsed": round(self.elapsed, 3),
         }
         self._early = None if due else [self._total, self._count, self._worst]
@@ -193,10 +198,10 @@ class _RunRecorder:
             self.save(starting, folder)
 
     def save(
-        self, shot: Snapshot | StartProgress, folder: RunFolder, outcome: RunOutcome | None = None
+        self, snapshot: Snapshot | StartProgress, folder: RunFolder, outcome: RunOutcome | None = None
     ) -> None:
         begun = time.monotonic()
-        facts, tensors = shot.checkpoint()
+        facts, tensors = snapshot.checkpoint()
         running = {
             "ages": [self._total, self._count, self._worst],
             "early": self._early,
@@ -205,7 +210,7 @@ class _RunRecorder:
         }
         average = {} if self._average is None else {"average": self._average}
         folder.save(Checkpoint(facts | {"running": running}, tensors | average))
-        shot.confirm()
+        snapshot.confirm()
         self._saved = time.monotonic()
         self._cost = self._saved - begun
 
@@ -227,29 +232,29 @@ def _epsilon_due(version: int, experiment: Experiment) -> bool:
     return version // span > (version - experiment.eval_every) // span
 
 
-def _epsilon(shot: Snapshot) -> float | None:
+def _epsilon(snapshot: Snapshot) -> float | None:
     """Epsilon so far; None where it is infinite, which JSON cannot express."""
-    spent = shot.spent()
+    spent = snapshot.spent()
     return spent.epsilon if spent and math.isfinite(spent.epsilon) else None
 
 
-def _diverged_where(shot: Snapshot) -> str:
+def _diverged_where(snapshot: Snapshot) -> str:
     """At which step, from which clients' updates, and what to do."""
-    if not shot.version or not shot.filled:
+    if not snapshot.version or not snapshot.filled:
         return "before the first server step: check the model and the data"
-    clients = sorted({task.client for task in shot.filled.tasks})
+    clients = sorted({task.client for task in snapshot.filled.tasks})
     names = f"client{'s' if len(clients) > 1 else ''} {', '.join(map(str, clients))}"
-    return f"at server step {shot.version} (its updates came from {names}): lower the rates"
+    return f"at server step {snapshot.version} (its updates came from {names}): lower the rates"
 
 
-def _trace(shot: Snapshot) -> dict[str, Any]:
+def _trace(snapshot: Snapshot) -> dict[str, Any]:
     """The tasks of a server step with client, version, visit and times; the start is version 0."""
-    filled = shot.filled
+    filled = snapshot.filled
     assert filled
     times = zip(filled.tasks, filled.started, filled.arrived, strict=True)
     return {
-        "version": shot.version,
-        "time": shot.time,
+        "version": snapshot.version,
+        "time": snapshot.time,
         "tasks": [[*task, started, arrived] for task, started, arrived in times],
         "dropped": [list(task) for task in filled.dropped],
         "lost": [list(task) for task in filled.lost],

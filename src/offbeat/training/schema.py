@@ -15,6 +15,7 @@ from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 from offbeat.errors import InputError, setting_name, unknown_name
+from offbeat.renamed import check_value
 
 COUNT = "[1, 2^31)"
 
@@ -88,7 +89,7 @@ class SettingInfo:
     group: str = ""  # the command line's options that it is among; empty: it has no option of that kind
     table: str = ""  # the table of a deployment's settings file that has it; empty: none
     default_text: str = ""  # describes a default that follows from other settings
-    kind: ValueKind | None = None  # in a settings file, where the type of the field does not tell
+    kind: ValueKind | None = None  # in a settings file, if the type of the field does not determine it
     private: bool = False  # whether it is for private runs only
     placement: bool = False  # whether it says only where a run is computed, so it may change on resuming
 
@@ -137,6 +138,7 @@ class NamedSetting:
         if value is None:
             return
         if info.choices and value not in info.choices:
+            check_value(self.name, value)
             raise unknown_name(info.noun or self.name, str(value), info.choices)
         if info.interval is not None and value not in info.interval:
             unit = f" {info.unit}" if info.unit else ""

@@ -1,4 +1,4 @@
-"""A run's settings.json: every setting, and the version of the code that runs it."""
+"""The settings.json of a run: every setting, and the version of offbeat that started it."""
 
 import json
 import logging
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from offbeat.errors import InputError, setting_name
-from offbeat.files import replace_file
+from offbeat.files import replace_file, with_checksum, without_checksum
 from offbeat.training.experiment import Experiment, present_settings
 from offbeat.training.schema import settings_of
 
@@ -17,27 +17,38 @@ FORMAT = 1  # of a run's folder; folders without a number have the first
 
 
 def write(folder: Path, settings: Mapping[str, Any]) -> None:
-    """What was asked for, with the code that is running."""
+    """Write the settings of a run and the version of offbeat."""
     _replace(folder, dict(settings) | _origin() | {"format": FORMAT})
 
 
+def note_execution(folder: Path, report: Mapping[str, Any]) -> None:
+    """Add how the run computes, as `Snapshot.execution` tells."""
+    _replace(folder, read(folder) | {"execution_report": report})
+
+
 def lengthen(folder: Path, rounds: int) -> None:
-    """Let the run in a folder end later; which code it was begun with stays."""
-    _replace(folder, read(folder) | {"rounds": rounds})
+    """Raise the number of rounds of a run; the version that started it stays as it is."""
+    _replace(folder, read(folder, verify=True) | {"rounds": rounds})
 
 
-def read(folder: Path) -> dict[str, Any]:
-    """The settings of the run in a folder."""
+def read(folder: Path, *, verify: bool = False) -> dict[str, Any]:
+    """The settings of the run in a folder; `verify` their checksum in order to continue the run."""
     try:
-        settings = json.loads((folder / "settings.json").read_text())
+        settings = json.loads((folder / "settings.json").read_bytes())
+        if verify:
+            without_checksum(settings)
     except (FileNotFoundError, NotADirectoryError):
         raise InputError(
-            f"{folder} holds no run to resume: leave out {setting_name('resume')} to start one there."
+            f"{folder} contains no run to resume: leave out {setting_name('resume')} to start one there."
         ) from None
-    except (ValueError, RecursionError):
+    except (ValueError, AttributeError, RecursionError):
         settings = None
     if not isinstance(settings, dict):
-        raise InputError(f"{folder / 'settings.json'} is damaged: start the run anew in another folder.")
+        raise InputError(
+            f"{folder / 'settings.json'} is damaged or was edited: restore it from a backup, or start the "
+            "run again in another folder."
+        )
+    settings.pop("checksum", None)
     form = settings.get("format", 1)
     if type(form) is not int or form > FORMAT:
         raise InputError(
@@ -46,10 +57,19 @@ def read(folder: Path) -> dict[str, Any]:
     return present_settings(settings)
 
 
+def main_metric(settings: Mapping[str, Any]) -> tuple[str, bool]:
+    """The metric by which a run is compared with others, and whether higher values are better."""
+    name, goal = next(iter(settings.get("metrics", {"accuracy": "max"}).items()))
+    return name, goal == "max"
+
+
 def compare(folder: Path, asked: Mapping[str, Any]) -> None:
-    """Reject other settings than a run began with, naming the differences; warn of other code."""
-    known = read(folder)
+    """Reject settings that differ from those of the run; warn if the version of offbeat differs."""
+    known = read(folder, verify=True)
     before, now = _flat(known), _flat(json.loads(json.dumps(dict(asked))))
+    for name, each in settings_of(Experiment).items():  # a setting that is newer than the run
+        if name in now and name != "parameters":
+            before.setdefault(name, each.default)
     movable = {name for name, each in settings_of(Experiment).items() if each.info.placement}
     names = [name for name in before | now if name in now or name.startswith("parameters.")]
     names = [name for name in names if name not in movable]
@@ -66,7 +86,7 @@ def compare(folder: Path, asked: Mapping[str, Any]) -> None:
     origin = _origin()
     if any(known.get(name) != value for name, value in origin.items()):
         logging.getLogger("offbeat").warning(
-            "%s was begun by version %s (commit %s) and goes on with %s (commit %s): the result may differ.",
+            "%s was started by %s (commit %s) and is resumed with %s (commit %s): results may differ.",
             folder,
             *(known.get(name) for name in origin),
             *origin.values(),
@@ -76,7 +96,8 @@ def compare(folder: Path, asked: Mapping[str, Any]) -> None:
 def _replace(folder: Path, settings: Mapping[str, Any]) -> None:
     """Write, then move into place."""
     # A run is known by this file, so it is on disk before everything that would be lost without it.
-    replace_file(folder / "settings.json", (json.dumps(settings, indent=1) + "\n").encode())
+    text = json.dumps(with_checksum(json.loads(json.dumps(settings))), indent=1)
+    replace_file(folder / "settings.json", f"{text}\n".encode())
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,7 +112,7 @@ def _word(value: Any) -> str:
 
 
 def _origin() -> dict[str, str | None]:
-    """The version, and the commit if the package runs from its own checkout; `+` tells of changes."""
+    """The version, and the commit if the package runs from a checkout; `+` marks uncommitted changes."""
     here = Path(__file__).parent.parent
     commit = None
     if _git(here, "ls-files", "--error-unmatch", "__init__.py") is not None:

@@ -1,0 +1,409 @@
+"""`offbeat.run`: train a task with progress, checkpoints, trackers and a run's folder.
+
+The command `offbeat run` starts and resumes runs by the same functions.
+"""
+
+import dataclasses
+import logging
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from offbeat import trees
+from offbeat.aggregate.mean import PrivacyCost
+from offbeat.algorithms import Setting, build, find
+from offbeat.errors import DivergedError, InputError, setting_name, unknown_name
+from offbeat.nn.problem import Problem
+from offbeat.renamed import check_name
+from offbeat.trackers.backends import check_trackers, open_trackers
+from offbeat.trackers.tracker import (
+    TrackerGroup,
+    TrackerOptions,
+    load_tracked_runs,
+    save_tracked_runs,
+)
+from offbeat.training import checkpoint, settings_file
+from offbeat.training.build import RunSpec, build_run, check_extension, resolved_settings, with_computed_noise
+from offbeat.training.experiment import Experiment
+from offbeat.training.folder import RunFolder, check_free, claim_folder, read_jsonl
+from offbeat.training.progress import StopRequest, bar, limit_threads, stop_signals
+from offbeat.training.runner import RunOutcome, run_experiment, saved_outcome
+from offbeat.training.schema import settings_of
+from offbeat.training.task import LearningTask, named_task
+
+_log = logging.getLogger("offbeat")
+_NOT_FOR_TASKS = ("algorithm", "parameters", "task", "data", "data_dir", "model")
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How a run is watched and saved, none of which changes its result."""
+
+    save_every: int | None = None
+    trackers: TrackerOptions = TrackerOptions(None, None, None)
+    progress: bool = True
+    notify: Callable[[str], None] = _log.info  # receives sentences about the run
+
+    def __post_init__(self) -> None:
+        if self.save_every is not None and self.save_every < 1:
+            raise InputError(f"{setting_name('save_every')} must be at least 1, not {self.save_every}.")
+        check_trackers(self.trackers)
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a run ended, and what it left in its folder.
+
+    Attributes:
+        experiment: Every setting.
+        folder: The folder of the run.
+        version: Server steps up to the last checkpoint; None if there is none.
+        records: The records so far: one dictionary for each evaluation.
+        ended: Why the run ended before its last round, if it did.
+        privacy: The privacy cost of a private run.
+        error: Why training diverged, if it did.
+    """
+
+    experiment: Experiment
+    folder: Path
+    version: int | None
+    records: tuple[dict[str, Any], ...]
+    ended: str | None
+    privacy: PrivacyCost | None
+    error: str | None = None
+    stopped: int | None = None  # the exit code of a run that a signal stopped
+    task: LearningTask | None = dataclasses.field(default=None, repr=False)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run took all its server steps."""
+        return self.version == self.experiment.rounds
+
+    @property
+    def metric(self) -> str:
+        """The metric by which runs are compared."""
+        return settings_file.main_metric(settings_file.read(self.folder))[0]
+
+    @property
+    def best(self) -> float | None:
+        """The best recorded value of that metric."""
+        name, higher = settings_file.main_metric(settings_file.read(self.folder))
+        values = [record[name] for record in self.records if record.get(name) is not None]
+        return (max if higher else min)(values, default=None)
+
+    def module(self) -> nn.Module:
+        """The trained module: of the last checkpoint, averaged over server steps if `ema_decay` was given."""
+        task = self.task or named_task(self.experiment)
+        return trained_module(self.experiment, task, self.folder)
+
+    @property
+    def resume(self) -> str | None:
+        """The command that resumes the run, if there is something left."""
+        if self.finished or self.ended or self.error:
+            return None
+        return f"offbeat run --out {shlex.quote(str(self.folder))} --resume"
+
+    def summary(self) -> dict[str, Any]:
+        """The run in one object, for JSON and for trackers."""
+        return {
+            "algorithm": self.experiment.algorithm,
+            "finished": self.finished,
+            "ended": self.ended,
+            "version": self.version,
+            "last": self.records[-1] if self.records else None,
+            f"best_{self.metric}": self.best,
+            "privacy": self.privacy.as_json() if self.privacy else None,
+            "out": str(self.folder),
+            "settings": self.experiment.settings(),
+            "error": self.error,
+            "resume": self.resume,
+        }
+
+    @property
+    def saved(self) -> str:
+        """Which version is saved, in words."""
+        return "no version was saved yet" if self.version is None else f"version {self.version} is saved"
+
+
+def run(
+    task: LearningTask,
+    algorithm: str = Experiment.algorithm,
+    *,
+    parameters: Mapping[str, Any] | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    save_every: int | None = None,
+    progress: bool = True,
+    tensorboard: str | None = None,
+    wandb: str | None = None,
+    mlflow: str | None = None,
+    **settings: Any,
+) -> RunResult:
+    """Train a task, and write records, trace and checkpoints into a folder.
+
+    Args:
+        task: What to train, on whose data, and how to evaluate it.
+        algorithm: The name of a method; see `offbeat.CATALOGUE`, and `offbeat.register` for one's own.
+        parameters: Hyperparameters of the method; those left out have their defaults.
+        out: The folder of the run; None: the next free folder in `runs/`.
+        resume: Continue the run in `out` from its last checkpoint. A larger number of rounds extends it.
+        save_every: Save a checkpoint every so many server steps; None: from time to time.
+        progress: Show a progress bar if standard error is a terminal.
+        tensorboard: A folder for event files of TensorBoard.
+        wandb: A project of Weights & Biases.
+        mlflow: An MLflow server, or `sqlite:///FILE`.
+        **settings: Any other setting of `Experiment`, such as `rounds`, `buffer`, `local_steps` or `seed`.
+
+    Returns:
+        The records and the folder. An interrupt saves the current step and raises `KeyboardInterrupt`.
+    """
+    if not isinstance(task, LearningTask):
+        raise InputError(f"run needs an offbeat.LearningTask, not a {type(task).__name__}.")
+    if not isinstance(algorithm, str):
+        raise InputError(
+            f"the algorithm must be the name of a method, not a {type(algorithm).__name__}: register it "
+            "with offbeat.register(name, method) and give that name."
+        )
+    known = [name for name in settings_of(Experiment) if name not in _NOT_FOR_TASKS]
+    for name, value in settings.items():
+        check_name(name)
+        if name in _NOT_FOR_TASKS:
+            raise InputError(f"the task brings its own data and model: leave out {name}.")
+        if name not in known:
+            raise unknown_name("setting", name, known)
+        if value is not None and not settings_of(Experiment)[name].accepts(value):
+            kind = settings_of(Experiment)[name].kind.value
+            raise InputError(f"{name} must be {kind}, not {value!r}.")
+    if parameters is not None:
+        settings["parameters"] = _checked_parameters(algorithm, parameters)
+    options = RunOptions(save_every, TrackerOptions(tensorboard, wandb, mlflow), progress)
+    if resume:
+        if out is None:
+            raise InputError("resume needs out, the folder of the run to resume.")
+        given = settings | ({} if algorithm == Experiment.algorithm else {"algorithm": algorithm})
+        result = resume_run(Path(out), given, options, task)
+    else:
+        defaults = task.defaults(algorithm)
+        experiment = Experiment.of(**{"algorithm": algorithm, "task": task.name} | defaults | settings)
+        result = start_run(experiment, options, None if out is None else Path(out), task)
+    if result.error:
+        raise DivergedError(result.error)
+    if result.stopped is not None:
+        raise KeyboardInterrupt(f"{result.saved} in {result.folder}; resume it with resume=True")
+    return result
+
+
+def _checked_parameters(algorithm: str, given: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    known = find(algorithm).parameters()
+    for name in given:
+        if name not in known:
+            raise unknown_name(f"parameter of {algorithm}", name, known)
+    return tuple(sorted(given.items()))
+
+
+def start_run(
+    experiment: Experiment,
+    options: RunOptions,
+    out: Path | None = None,
+    task: LearningTask | None = None,
+    notices: Iterable[str] = (),
+) -> RunResult:
+    """Train an experiment in a new folder; the notices are passed on once the settings are checked."""
+    if out is not None:
+        check_free(out)
+    spec = build_run(experiment, task, out or Path("runs"))
+    for notice in notices:
+        options.notify(notice)
+    if experiment.epsilon is not None and experiment.noise is None:
+        experiment = with_computed_noise(experiment, spec)
+        simulated = (
+            ", as a simulation and not a privacy guarantee" if experiment.simulate_amplification else ""
+        )
+        options.notify(
+            f"noise of multiplier {experiment.noise:g} keeps {experiment.rounds} server steps "
+            f"below epsilon {experiment.epsilon:g}{simulated}."
+        )
+    folder = (
+        claim_folder(Path("runs"), f"{experiment.algorithm}-{experiment.subject}") if out is None else out
+    )
+    warn_of_exhausted_clients(experiment)
+    asked = describe_run(experiment, spec)
+    try:
+        tracker, tracked = open_trackers(options.trackers, folder.absolute().name, asked)
+    except InputError:
+        if out is None:
+            folder.rmdir()  # nothing of this run is left
+        raise
+    with RunFolder.begin(folder, asked) as opened:
+        save_tracked_runs(folder, tracked)
+        return _train(experiment, spec, opened, options, tracker)
+
+
+def describe_run(experiment: Experiment, spec: RunSpec) -> dict[str, Any]:
+    """The settings of a run and what followed from them, for its folder."""
+    found = experiment.settings() | {"resolved": resolved_settings(experiment, spec)}
+    if spec.task is not None:
+        found["metrics"] = spec.task.goals
+        if spec.task.client_names is not None:
+            found["client_names"] = list(spec.task.client_names)
+    return found
+
+
+def resume_run(
+    out: Path, given: Mapping[str, Any], options: RunOptions, task: LearningTask | None = None
+) -> RunResult:
+    """Resume the run in a folder with its own settings; only the number of rounds may grow."""
+    held = settings_file.read(out)
+    known = Experiment.from_settings(held)
+    if task is None and known.task is not None and ":" in known.task:
+        task = named_task(known)  # which may register the method
+    values = known.settings() | dict(given)
+    parameters = known.settings()["parameters"] | dict(given.get("parameters", ()))
+    experiment = Experiment.of(**values | {"parameters": tuple(sorted(parameters.items()))})
+    if experiment.rounds > known.rounds:
+        check_extension(known, experiment.rounds)
+    with RunFolder.resume(
+        out, experiment.settings() | {"rounds": min(known.rounds, experiment.rounds)}
+    ) as folder:
+        outcome = saved_outcome(folder.resumed)
+        if folder.version == experiment.rounds or outcome.ended:
+            if not outcome.ended:
+                options.notify(f"the run in {out} had finished already.")
+            return _result(experiment, task, folder, outcome)
+        if task is None and experiment.task is not None:
+            raise InputError(
+                f"the run in {out} was started from Python with the task '{experiment.task}': resume it "
+                "with offbeat.run(task, ..., resume=True)."
+            )
+        names = None if task is None or task.client_names is None else list(task.client_names)
+        if names != held.get("client_names"):
+            raise InputError(
+                f"the run in {out} was started with other clients than the task has now: give the same "
+                f"task, or name another {setting_name('out')}."
+            )
+        spec = build_run(experiment, task, out)
+        if experiment.rounds > known.rounds:
+            settings_file.lengthen(out, experiment.rounds)
+            warn_of_exhausted_clients(experiment)
+            options.notify(
+                f"the run in {out} continues to {experiment.rounds} server steps instead of "
+                f"{known.rounds}, evaluated every {experiment.eval_every} as before."
+            )
+        return _train(experiment, spec, folder, options, _resume_trackers(options.trackers, folder))
+
+
+def _resume_trackers(asked: TrackerOptions, folder: RunFolder) -> TrackerGroup:
+    """Open the trackers of a resumed run, and send the records that they lack."""
+    settings = settings_file.read(folder.path)
+    held = load_tracked_runs(folder.path)
+    tracker, tracked = open_trackers(asked, folder.path.absolute().name, settings, held, folder.version)
+    save_tracked_runs(folder.path, tracked)
+    for record in named(read_jsonl(folder.path, "records"), bool(settings.get("simulate_amplification"))):
+        tracker.record(record)
+    return tracker
+
+
+def named(records: Iterable[dict[str, Any]], simulated: bool) -> Iterator[dict[str, Any]]:
+    """Rename epsilon in the records of earlier versions, if it was simulated."""
+    for record in records:
+        if simulated and "epsilon" in record:
+            yield {"simulated_epsilon" if name == "epsilon" else name: record[name] for name in record}
+        else:
+            yield record
+
+
+def train_in_folder(
+    experiment: Experiment,
+    spec: RunSpec,
+    folder: RunFolder,
+    options: RunOptions,
+    stop: StopRequest,
+    tracker: TrackerGroup = TrackerGroup(),
+) -> tuple[RunOutcome, str | None]:
+    """Train with a progress bar; return the outcome, and why it diverged if it did."""
+    limit_threads(experiment, spec)
+    outcome = RunOutcome(None, None)
+    metric = next(iter(spec.task.goals)) if spec.task else "loss"
+    try:
+        with bar(
+            experiment.algorithm, experiment.rounds, folder.version or 0, metric, shown=options.progress
+        ) as shown:
+            steps = run_experiment(
+                experiment, spec, folder, save_every=options.save_every, stop=stop, observe_start=shown.start
+            )
+            for step in steps:
+                shown.step(step)
+                if step.record:
+                    tracker.record(step.record)
+                outcome = step.outcome or outcome
+    except DivergedError as error:
+        return outcome, str(error)
+    except KeyboardInterrupt:
+        pass
+    return outcome, None
+
+
+def _train(
+    experiment: Experiment, spec: RunSpec, folder: RunFolder, options: RunOptions, tracker: TrackerGroup
+) -> RunResult:
+    with stop_signals() as stop:
+        outcome, failure = train_in_folder(experiment, spec, folder, options, stop, tracker)
+        result = _result(experiment, spec.task, folder, outcome, failure)
+        if result.resume is not None:
+            result = dataclasses.replace(result, stopped=stop.code)
+        tracker.close(result.summary())
+        return result
+
+
+def _result(
+    experiment: Experiment,
+    task: LearningTask | None,
+    folder: RunFolder,
+    outcome: RunOutcome,
+    failure: str | None = None,
+) -> RunResult:
+    folder.flush()
+    records = tuple(named(read_jsonl(folder.path, "records"), experiment.simulate_amplification))
+    result = RunResult(
+        experiment, folder.path, folder.version, records, outcome.ended, outcome.spent, task=task
+    )
+    if failure is None:
+        return result
+    return dataclasses.replace(result, error=f"{failure.rstrip('.')}; {result.saved} in {folder.path}.")
+
+
+def trained_module(experiment: Experiment, task: LearningTask, folder: Path) -> nn.Module:
+    """The module with the weights of a run's last checkpoint."""
+    path = folder / "checkpoint" / "state.safetensors"
+    if not path.is_file():
+        raise InputError(f"the run in {folder} has saved no model yet: let it take a server step first.")
+    problem = Problem(task.make_module(experiment.seed), task.loss)
+    x, statistics = problem.initial()
+    setting = Setting(experiment.buffer, experiment.local_steps, experiment.rounds)
+    shape = trees.structure(build(experiment.algorithm, setting, dict(experiment.parameters)).init(x))
+    tensors = checkpoint.load(path).tensors
+    try:
+        state = trees.unflatten(shape, [tensors[f"state.{n}"] for n in range(shape.num_leaves)])
+        return problem.module(
+            tensors.get("average", state.x), {name: tensors[f"statistics.{name}"] for name in statistics}
+        )
+    except (KeyError, ValueError, RuntimeError):
+        raise InputError(f"the checkpoint {path} is of another model: give the task of the run.") from None
+
+
+def warn_of_exhausted_clients(experiment: Experiment) -> None:
+    """Warn if bounded contributions cannot last for all server steps."""
+    if experiment.max_participations is None:
+        return
+    steps = experiment.clients * experiment.max_participations // experiment.buffer
+    if steps < experiment.rounds:
+        _log.warning(
+            "%d clients that contribute %d times at most last for %d of the %d server steps: "
+            "raise %s or %s, or lower %s.",
+            *(experiment.clients, experiment.max_participations, steps, experiment.rounds),
+            *(setting_name(name) for name in ("max_participations", "clients", "rounds")),
+        )

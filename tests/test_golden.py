@@ -14,11 +14,9 @@ import io
 import json
 import math
 import re
-import socket
 import sqlite3
 import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -50,7 +48,6 @@ from offbeat.deploy.protocol.strict_json import Reason
 from offbeat.deploy.protocol.transport import Reply
 from offbeat.deploy.server.journal import AcceptedUpload, Journal
 from offbeat.deploy.server.run import ServeOutcome, write_outcome
-from offbeat.deploy.site import relay
 from offbeat.nn import models
 from offbeat.privacy.secure import encoding
 from offbeat.privacy.secure.client import subtract_share
@@ -63,12 +60,13 @@ from offbeat.training.checkpoint import Checkpoint
 from offbeat.training.experiment import Experiment
 from offbeat.training.folder import RunFolder
 from offbeat.training.runner import Progress, run_experiment
+from offbeat.training.task import named_task
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of what Flower imports
-    from offbeat.deploy.flower.client import to_records
+    from offbeat.deploy.flower.content import Content, to_records
 
-JOIN = "offbeat.cli.deploy.keep_joined"  # what `offbeat join` does until it is stopped
+JOIN = "offbeat.deploy.flower.site.run_site"  # what `offbeat join` does until it is stopped
 HELPER_SERVER = "offbeat.deploy.helper.server.build_server"  # what `offbeat helper` does until it is stopped
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -124,7 +122,7 @@ RUNS: dict[str, dict[str, Any]] = {
     | {"algorithm": "cadence", "clip": None, "noise_correlation": "banded:2", "min_separation": 2},
     "private-tree": {"algorithm": "fedavgm", "noise_correlation": "tree"} | PRIVATE,
     "secure": {"algorithm": "adamasfl", "secure": True, "buffer": 5},
-    "secure-private": {"algorithm": "fedbuff", "secure": True, "buffer": 5} | PRIVATE,
+    "secure-private": {"algorithm": "fedbuff", "secure": True, "buffer": 5, "weights": "constant"} | PRIVATE,
 }
 
 
@@ -144,7 +142,7 @@ def short_run(given: dict[str, Any], folder: Path) -> list[Golden]:
     """What a run leaves: hyperparameters, records, trace, and the names and the model of its checkpoint."""
     experiment = Experiment.of(**SHORT | {"buffer": CATALOGUE[given["algorithm"]].buffer or 3} | given)
     module = models.build("mlp", (64,), 10, experiment.seed).double()
-    trial = build_run(experiment, digits(), folder, module)
+    trial = build_run(experiment, named_task(experiment, digits(), module), folder)
     with RunFolder.begin(folder, experiment.settings()) as opened:
         for _ in run_experiment(experiment, trial, opened):
             pass
@@ -239,7 +237,15 @@ COMMANDS: dict[str, tuple[str, float]] = {  # in this order: later ones read wha
     ),
     "helper": ("helper --key key --store store --token token --insecure --port 0", EXACT),
 }
-VOLATILE = {"elapsed", "until", "url", "key", "commit", "size"}  # names of values that differ each time
+VOLATILE = {
+    "elapsed",
+    "until",
+    "url",
+    "key",
+    "commit",
+    "size",
+    "checksum",
+}  # names of values that differ each time
 
 
 def printed(words: str) -> Golden:
@@ -401,12 +407,12 @@ SEED = bytes(range(16))
 SITE = ec.derive_private_key(12345, ec.SECP384R1())
 # A seed sealed to KEY for the first task, and SITE's signature under it; both differ each time they are made.
 SEALED = (
-    "91968004bf20e6d6e06e5c7551a6c50f7a8329397cd3dfa63f399c5d6c0cc10f60156db1861ce89b2347f0754f1c8e22a1b7"
-    "e85b4fa923d98b2af4e3dd1043a4"
+    "8cf56a0a9126442445a6e6393a78dff151a7ebd1adf22be18feae9982d606f1887fdbac24ec5ed3713d5c0daae7ee0adb8a9"
+    "9f6467bec024dd6f54a8e4fdc5c0202122232425262728292a2b2c2d2e2f303132333435363738393a3b3c3d3e3f"
 )
 SIGNATURE = (
-    "13b2cb0077698822fec04c5ea2c388dff04d3ca6bc629a32aebb3755ed1baa6ef8e0f8f5333fa27afc4222b988765072d38c"
-    "3d5f937e7a300a8ea20172269fd4528f136d44b1d13060c38cac12bb1d90b162e2a153e497947ae9014f40582760"
+    "098a5b6963aab5913872709e090d40bd88da1cd6336a11fde7cf56e4a22d828916fddb1dc522c3f3253b21794f40314f36eb"
+    "ed874cb478c5753c80fad30977a9221899253379772680a4ec99a21c725f577bbc7dcb16c320d99631175e582621"
 )
 FORM = (("float32", (3, 4)), ("int64", ()))
 LEAVES = [
@@ -447,7 +453,6 @@ def wire_bytes(folder: Path) -> Golden:
             messages.encode_greeting("there is\nno place é."),
         ],
         "flower": flower_records(),
-        "frame": frame({"kind": "task", "note": "é", "seconds": 1.5}, b"\x00\x01\xff").hex(),
         "terms": write_terms(TERMS),
         "clipping": [clipping_digest(None), clipping_digest({"b": 2, "a": math.inf}, ["b"])],
         "requests": [
@@ -467,18 +472,18 @@ def wire_bytes(folder: Path) -> Golden:
 
 
 def flower_records() -> list[Any]:
-    content = to_records("a note", b"\x01\x02")
-    array = content["offbeat.payload"]["payload"]
-    facts = [array.dtype, list(array.shape), array.stype, array.data.hex()]
-    return [sorted(content), dict(content["offbeat"]), sorted(content["offbeat.payload"]), facts]
-
-
-def frame(head: dict[str, Any], payload: bytes) -> bytes:
-    one, other = socket.socketpair()
-    with one, other:
-        relay.send_frame(one, head, payload, time.monotonic() + 10)
-        one.close()
-        return b"".join(iter(lambda: other.recv(1 << 16), b""))
+    small, large = (to_records(Content("a note", bytes(size), b"\x03")) for size in (2, 2**21 + 1))
+    array = large["offbeat.payload"]["payload"]
+    facts = [array.dtype, list(array.shape), array.stype]
+    inline = {name: str(value) for name, value in small["offbeat"].items()}
+    return [
+        sorted(small),
+        inline,
+        sorted(large),
+        sorted(large["offbeat"]),
+        sorted(large["offbeat.payload"]),
+        facts,
+    ]
 
 
 def shares() -> Golden:
@@ -590,11 +595,13 @@ def deployed_messages(place: Path) -> Golden:
         for path in each.rglob("*")
         if path.is_file()
     )
-    run_name = (folder / "journal" / "run").read_text()
+    run_name = (folder / "journal" / "run").read_text().split()[0]
     return {
         "messages": sent,
         "trace": deployment.trace(),
-        "roster": {client: sorted(member) for client, member in roster.items()},
+        "roster": {
+            name: sorted(value) if isinstance(value, dict) else name for name, value in roster.items()
+        },
         "checkpoint": {
             name: sorted(each) if isinstance(each, dict) else None for name, each in facts.items()
         },
@@ -709,22 +716,23 @@ def test_a_deployment_sends_the_same_messages(tmp_path: Path) -> None:
 
 
 def write_all() -> None:
+    """Write every file, and only then remove those of runs and commands that are gone."""
     torch.set_num_threads(1)
-    for old in GOLDEN.rglob("*.json*"):
-        old.unlink()  # of runs and commands that are gone
+    contents: dict[str, Any] = {}
     for name, given in runs().items():
         with empty_folder() as folder:
-            write(f"trajectories/{name}.jsonl", short_run(given, folder / "run"))
+            contents[f"trajectories/{name}.jsonl"] = short_run(given, folder / "run")
     with empty_folder():
-        found = command_json()
-    for name, value in found.items():
-        write(f"json/{name}.json", value)
-    write("names.txt", public_names())
-    write("options.txt", options())
+        contents |= {f"json/{name}.json": value for name, value in command_json().items()}
+    contents |= {"names.txt": public_names(), "options.txt": options()}
     with empty_folder() as folder:
-        write("wire.json", wire_bytes(folder))
+        contents["wire.json"] = wire_bytes(folder)
     with empty_folder() as folder:
-        write("deployment.json", deployed_messages(folder))
+        contents["deployment.json"] = deployed_messages(folder)
+    for name, value in contents.items():
+        write(name, value)
+    for old in {str(path.relative_to(GOLDEN)) for path in GOLDEN.rglob("*.json*")} - contents.keys():
+        (GOLDEN / old).unlink()
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from offbeat.algorithms import CATALOGUE, current_name, find
+from offbeat.algorithms.ca2fl import CA2FL
 from offbeat.algorithms.registry import check_ranges, discover
 from offbeat.algorithms.scaffold import Scaffold
 from offbeat.core import Traits, traits_of
@@ -100,3 +101,16 @@ def test_names_times_and_figures_need_no_torch(modules: str) -> None:
     code = f"import sys, offbeat.{modules}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_defaults_are_those_of_the_papers() -> None:
+    assert CATALOGUE["fadas"].parameters()["server_lr"].default == 3e-4
+    assert CATALOGUE["fadas-da"].parameters()["server_lr"].default == 1e-3
+    assert CATALOGUE["dude"].buffer == CATALOGUE["fedasync"].buffer == 1
+
+
+def test_the_theory_of_ca2fl_has_rates_without_delay() -> None:
+    assert CA2FL.tuned(10, 5, 1.0, worst=0) == CA2FL.tuned(10, 5, 1.0, worst=1)
+    assert CA2FL.tuned(10, 5, 1.0, worst=4).local_lr == pytest.approx(
+        CA2FL.tuned(10, 5, 1.0, worst=1).local_lr / 2
+    )

@@ -1,5 +1,7 @@
 """Every method against its oracle, under every dispatch, on both engines."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -112,6 +114,32 @@ def test_losses_drops_and_absences_do_not_break_a_method(case: str, engine: str)
     np.testing.assert_allclose(shots[-1].x.numpy(), models[-1], rtol=0, atol=1e-10)
     assert shots[-1].counts.lost > 0
     assert shots[-1].counts.dropped > 0
+
+
+@pytest.mark.parametrize("case", ["adamasfl", "cadence", "masfl", "padamfed-vr"])
+def test_a_start_in_several_pieces_equals_its_oracle(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sums of all pieces make the start, not those of the last piece."""
+    monkeypatch.setattr(sys.modules["offbeat.training.loop"], "_MIN_PIECE", 3)
+    world, chosen = make_world(), CASES[case]
+    algorithm = build(chosen.method, Setting(*SYSTEM), chosen.given)
+    shots = play(algorithm, Vectorised(world.problem, world.population, Exponential(1.0)), Asynchronous(5))
+    assert_equal_models(shots, chosen, world)
+
+
+# One case of each method that divides by the number of local steps.
+BY_STEPS = ["adamasfl", "cadence", "dude", "fafed", "fedcm", "fednova", "masfl", "padamfed-vr", "scaffold II"]
+
+
+@pytest.mark.parametrize("case", [*BY_STEPS, "delta-sgd", "scaffold-m-vr"])
+def test_tasks_long_enough_to_be_padded_equal_their_oracle(case: str) -> None:
+    """Tasks of 6 to 26 local steps: the vectorised engine pads the short ones beside the long ones."""
+    world, chosen = make_world(work=Epochs(2, 1)), CASES[case]
+    made = Vectorised(world.problem, world.population, Exponential(1.0))
+    dispatch = "synchronous" if chosen.prompt else "asynchronous everybody"
+    algorithm = build(chosen.method, Setting(*SYSTEM), chosen.given)
+    options = {"weights": parse_weights(chosen.weights), "max_staleness": chosen.max_staleness}
+    shots = play(algorithm, made, DISPATCH[dispatch], rounds=4, **options)
+    assert_equal_models(shots, chosen, world)
 
 
 LONG = {

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from oracles.cases import ADAPTIVE, Case
+from oracles.cases import ADAPTIVE, LATE, Case
 from oracles.replay import Problem, Step, Vector, begin, mean_change
 from oracles.weights import Weight, constant
 
@@ -88,5 +88,19 @@ CASES = {
         ADAPTIVE | {"server_lr": 0.6, "capped": True},
         fadas,
         ADAPTIVE | {"server_lr": 0.6, "rate": equation_4(1)},
+    ),
+    "fadas-da above 2": Case(
+        "fadas-da",
+        ADAPTIVE | {"tau_c": 2.0},
+        fadas,
+        ADAPTIVE | {"rate": equation_77(2)},
+        only=LATE,
+    ),
+    "fadas-da capped above 2": Case(
+        "fadas-da",
+        ADAPTIVE | {"server_lr": 0.6, "capped": True, "tau_c": 2.0},
+        fadas,
+        ADAPTIVE | {"server_lr": 0.6, "rate": equation_4(2)},
+        only=LATE,
     ),
 }

@@ -1,16 +1,16 @@
 """Federated optimisers, one paper to a file, and the catalogue of them all."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from offbeat.algorithms.registry import Cost, Method, Setting, discover
+from offbeat.algorithms.registry import Catalogue, Cost, Method, Setting, as_method, discover
 from offbeat.core import AnyAlgorithm
 from offbeat.errors import InputError, unknown_name
 
-__all__ = ["CATALOGUE", "Cost", "Method", "Setting", "build", "current_name", "find"]
+__all__ = ["CATALOGUE", "Cost", "Method", "Setting", "build", "current_name", "find", "register"]
 
-CATALOGUE: Mapping[str, Method] = discover(__name__, __path__)
-_FORMER = {method.former_name: name for name, method in CATALOGUE.items() if method.former_name}
+CATALOGUE = Catalogue(discover(__name__, __path__))
+_FORMER = {method.former_name: name for name, method in CATALOGUE.own.items() if method.former_name}
 
 
 def current_name(name: str) -> str:
@@ -34,3 +34,19 @@ def build(name: str, setting: Setting, given: Mapping[str, Any]) -> AnyAlgorithm
         if key not in method.parameters():
             raise unknown_name(f"parameter of {name}", key, method.parameters())
     return method.build(setting, **given)
+
+
+def register(name: str, method: Method | Callable[..., AnyAlgorithm], **facts: Any) -> None:
+    """Add a method of one's own to the catalogue, under which runs, comparisons and deployments find it.
+
+    A package can do the same without a call: an entry point of the group `offbeat.algorithms` is a method
+    under the name of the entry point.
+
+    Args:
+        name: A new name: lower-case letters, digits and hyphens.
+        method: A class or function that makes the algorithm from its hyperparameters, or a `Method`.
+        **facts: For a class or function, other fields of `Method`, such as `summary`, `dispatch` or `cost`.
+    """
+    if name in _FORMER:
+        raise InputError(f"the name '{name}' belonged to '{_FORMER[name]}': choose another name.")
+    CATALOGUE.add(name, as_method(name, method, **facts))

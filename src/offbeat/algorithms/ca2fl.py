@@ -40,7 +40,11 @@ class CA2FL:
 
     @classmethod
     def tuned(cls, cohort: int, steps: int, smoothness: float, worst: int) -> Self:
-        """The largest rates of its theory, from S, K, the smoothness L and the worst staleness."""
+        """The largest rates of its theory, from S, K, the smoothness L and the worst staleness.
+
+        The theory has a staleness of at least 1; without any delay its rates are those of 1.
+        """
+        worst = max(worst, 1)
         local = 1 / (36 * steps * smoothness * math.sqrt(worst))
         return cls(local, cohort / (36 * steps * smoothness**2 * worst**2) / local)
 

@@ -2,7 +2,7 @@
 
 The server walks along the mean of all clients' latest gradients, of which an arrival replaces
 one. One pass over all clients fills them. The paper has one gradient per task, a buffer of 1 and
-everybody always at work (`--local-steps 1 --dispatch round-refill`, concurrency = clients); with K local
+everybody always at work (`--local-steps 1` and `--concurrency` equal to `--clients`); with K local
 steps a client's gradient is the mean along its local path, (start - end) / (lr K). The paper
 keeps the table at the server; here each client keeps its own and sends the change.
 Reconstructed from the literature, not confirmed against the paper's own listing.
@@ -75,5 +75,6 @@ METHODS = {
         "arXiv 2405.16966",
         "round-refill",
         Cost(client=1, server=2),
+        buffer=1,
     ),
 }

@@ -3,6 +3,8 @@
 x <- (1 - alpha s) x + alpha s x_new on every arrival, where the weight s of a stale model is an
 argument of `train`. Clients minimise F(x) + rho/2 |x - x_v|^2 from the model x_v they were given.
 With a buffer of M models the same rule mixes their weighted mean. It uploads models, not updates.
+Two choices differ from the paper's text: a model trained from the server's current version has
+staleness 0 (the paper counts from 1), and rho is 0 unless given (the paper has 0.005).
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Local SGD under one server rule, x <- x - lr m / h: FedAvg, FedAvgM, FedAdam and their kin.
 
 A *momentum* turns the history of mean updates into m, a *scale* turns it into h, and a *damp*
-may lower the rate by what the cohort looks like. Which of them make which method:
+may lower the rate for a cohort. The methods are combinations of these:
 
 | method | momentum | scale | source |
 |---|---|---|---|
@@ -11,9 +11,9 @@ may lower the rate by what the cohort looks like. Which of them make which metho
 | FedAMS | `Ema` | `AmsGrad` with a floor | Wang et al. 2022 |
 | any of them under delay | `Approximation`, `LightApproximation` | any | arXiv 2402.09247 |
 
-FedBuff is FedAvg on a buffer; what makes its weights fade is an argument of `train`. Whether
-moments are corrected for their start at zero is a choice (`unbiased`), since papers and their
-code differ; the papers' rule, without, is the default.
+FedBuff is FedAvg on a buffer; its staleness weights are an argument of `train`. Bias correction of
+the moments is optional (`unbiased`), because papers and their code differ; the default follows the
+papers and does not correct.
 """
 
 import math
@@ -28,7 +28,7 @@ STAMP_SHARE = math.sqrt(1 - 1 / 1.1**2)  # makes the joint sensitivity 1.1 times
 
 
 class Momentum(Protocol):
-    """The history of mean updates, as a direction."""
+    """Turns the history of mean updates into a direction."""
 
     @property
     def span(self) -> int | None:
@@ -38,14 +38,14 @@ class Momentum(Protocol):
     def init(self, x: Vector) -> Any: ...
 
     def stamp(self, x: Vector, version: int) -> Tree:
-        """What a client sends back beside its update, for a momentum that asks where updates began."""
+        """What a client sends back with its update, for a momentum that needs the version it started from."""
         ...
 
     def __call__(self, past: Any, mean: "Upload", cohort: Cohort) -> tuple[Vector, Any]: ...
 
 
 class Scale(Protocol):
-    """The history of mean updates, as a divisor of the step."""
+    """Turns the history of mean updates into a divisor of the step."""
 
     def init(self, x: Vector) -> Any: ...
 
@@ -284,7 +284,7 @@ class FedOpt:
 
 
 def _bias_correction(beta: float, cohort: Cohort, unbiased: bool) -> float:
-    """What the weights of an average that began at zero add up to."""
+    """Return the sum of the weights of an average that began at zero."""
     return 1 - beta ** (cohort.version + 1) if unbiased else 1.0
 
 

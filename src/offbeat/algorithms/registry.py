@@ -4,18 +4,23 @@ Each file of this package holds the methods of one paper and, in `METHODS`, thei
 is found without being listed. Nothing here imports torch, so that methods can be listed without it.
 """
 
+import functools
 import inspect
 import logging
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from importlib import import_module
+from importlib.metadata import entry_points
 from pkgutil import iter_modules
 from types import MappingProxyType
 from typing import Any, Concatenate, NamedTuple
 
 from offbeat.core import AnyAlgorithm
-from offbeat.errors import InputError
+from offbeat.errors import InputError, unknown_name
+
+_NAME = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*")
 
 log = logging.getLogger(__name__)
 
@@ -81,15 +86,97 @@ def discover(package: str, path: list[str]) -> Mapping[str, Method]:
     return MappingProxyType(dict(sorted(found.items())))
 
 
+class Catalogue(Mapping[str, Method]):
+    """Methods by name: those of this package, those registered, and those of installed packages.
+
+    The entry points of installed packages are looked up when a name is not known otherwise, or all names are
+    asked for.
+    """
+
+    def __init__(self, own: Mapping[str, Method]) -> None:
+        self.own = own
+        self._added: dict[str, Method] = {}
+        self._plugins: dict[str, Method] | None = None
+
+    def __getitem__(self, name: str) -> Method:
+        for known in (self.own, self._added):
+            if name in known:
+                return known[name]
+        return self._installed()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted({*self.own, *self._added, *self._installed()}))
+
+    def __len__(self) -> int:
+        return len({*self.own, *self._added, *self._installed()})
+
+    def add(self, name: str, method: Method) -> None:
+        """Add a method under a new name; adding the same definition again has no effect."""
+        if not _NAME.fullmatch(str(name)):
+            raise InputError(
+                f"a method cannot be called {name!r}: use lower-case letters, digits and hyphens, beginning "
+                "with a letter."
+            )
+        known = self.own.get(name) or self._added.get(name)
+        if known is not None and _origin(known) != _origin(method):
+            raise InputError(f"there is a method '{name}' already: choose another name.")
+        if known is None or name in self._added:  # a module that is loaded again registers its new class
+            self._added[name] = method
+
+    def _installed(self) -> Mapping[str, Method]:
+        if self._plugins is None:
+            self._plugins = {}
+            for point in entry_points(group="offbeat.algorithms"):
+                if point.name in self.own or not _NAME.fullmatch(point.name):
+                    log.warning(
+                        "%s defines a method '%s', a name that cannot be used.", point.value, point.name
+                    )
+                    continue
+                try:
+                    self._plugins[point.name] = as_method(point.name, point.load())
+                except Exception as error:
+                    log.warning("the method '%s' (%s) cannot be loaded: %s", point.name, point.value, error)
+        return self._plugins
+
+
+def _origin(method: Method) -> tuple[str, str]:
+    made = inspect.unwrap(method.build)
+    return made.__module__, made.__qualname__
+
+
+def as_method(name: str, given: "Method | Callable[..., AnyAlgorithm]", **facts: Any) -> Method:
+    """The catalogue entry of a class or function whose parameters are the hyperparameters."""
+    known = {field.name for field in fields(Method)} - {"build", "former_name"}
+    for fact in facts:
+        if fact not in known:
+            raise unknown_name(f"fact about the method {name}", fact, known)
+    if isinstance(given, Method):
+        return replace(given, **facts)
+    if not callable(given):
+        raise InputError(
+            f"the method '{name}' must be a class or a function that makes an algorithm, not a value of type "
+            f"{type(given).__name__}: register the class, not an instance of it."
+        )
+    summary = (inspect.getdoc(given) or "").partition("\n")[0].rstrip(".")
+    own: dict[str, Any] = {
+        "summary": summary or "a method of one's own",
+        "paper": "",
+        "dispatch": "asynchronous",
+    }
+    return Method(constructor(given), **own | facts)
+
+
 def constructor(
     method: Callable[..., AnyAlgorithm], hidden: tuple[str, ...] = (), **defaults: Any
 ) -> Callable[Concatenate[Setting, ...], AnyAlgorithm]:
     """The `Method.build` of a method whose hyperparameters are its fields, with these defaults."""
 
+    @functools.wraps(method, updated=())
     def build(setting: Setting, **given: Any) -> AnyAlgorithm:
         return method(**defaults | given)
 
-    own = [p for name, p in inspect.signature(method).parameters.items() if name not in hidden]
+    signature = inspect.signature(method, eval_str=True)
+    own = [p for name, p in signature.parameters.items() if name not in hidden]
     keywords = [
         p.replace(kind=inspect.Parameter.KEYWORD_ONLY, default=defaults.get(p.name, p.default)) for p in own
     ]

@@ -1,0 +1,83 @@
+"""Delta-SGD (Kim et al., ICLR 2024, arXiv 2306.11201): clients find their step size from local smoothness.
+
+From the second local step on, with x_k the model before step k,
+
+    eta_k = min(gamma |x_k - x_{k-1}| / (2 |g(x_k) - g(x_{k-1})|), sqrt(1 + delta theta_{k-1}) eta_{k-1}),
+    theta_k = eta_k / eta_{k-1},
+
+and the first step has eta_0 and theta_0 in each task. The server averages (`server_lr` 1), or takes any step
+along the mean. The defaults are the paper's, which it uses for all tasks.
+
+Both gradients are those of the minibatch of step k, so that their difference is one of the models alone; the
+paper's equation leaves open which minibatch the earlier one has. A step thus costs two gradients. Where they
+are equal, the first term sets no limit.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from offbeat.algorithms.fedasync import Model
+from offbeat.algorithms.fedopt import Upload
+from offbeat.algorithms.registry import Method, check_ranges, constructor
+from offbeat.core import Batch, Batches, Cohort, Gradient, Tensor, Traits, Vector, Visit, scan
+
+_Walk = tuple[Vector, Vector, Tensor, Tensor]  # x_k, x_{k-1}, eta_{k-1}, theta_{k-1}
+
+
+@dataclass(frozen=True)
+class DeltaSGD:
+    """Local SGD whose steps follow the smoothness that a client meets."""
+
+    local_lr: float = 0.2  # of the first step of a task
+    gamma: float = 2.0
+    delta: float = 0.1
+    theta: float = 1.0
+    server_lr: float = 1.0
+
+    traits: ClassVar[Traits] = Traits(repeats_batches=True)
+
+    def __post_init__(self) -> None:
+        check_ranges(self, gamma="(0, inf)", delta="[0, inf)", theta="[0, inf)")
+
+    def warmup(self) -> None:
+        return None
+
+    def init(self, x: Vector) -> Model:
+        return Model(x)
+
+    def memory(self, x: Vector) -> tuple[()]:
+        return ()
+
+    def broadcast(self, state: Model, version: int) -> Model:
+        return state
+
+    def local(
+        self, message: Model, memory: tuple[()], batches: Batches, visit: Visit, grad: Gradient
+    ) -> tuple[Upload, tuple[()]]:
+        def step(walk: _Walk, batch: Batch) -> _Walk:
+            x, before, eta, theta = walk
+            g = grad(x, batch)
+            change = (g - grad(before, batch)).norm()
+            limit = self.gamma * (x - before).norm() / (2 * change)
+            longest = (1 + self.delta * theta).sqrt() * eta
+            eta_new = limit.minimum(longest).where(change > 0, longest)
+            return x - eta_new * g, x, eta_new, eta_new / eta
+
+        x, one = message.x, message.x.new_ones(())
+        first = x - self.local_lr * grad(x, batches.items[0])
+        walk = (first, x, self.local_lr * one, self.theta * one)
+        end, *_ = scan(step, walk, Batches(batches.items[1:]))
+        return Upload(x - end), memory
+
+    def step(self, state: Model, mean: Upload, cohort: Cohort) -> Model:
+        return Model(state.x - self.server_lr * mean.delta)
+
+
+METHODS = {
+    "delta-sgd": Method(
+        constructor(DeltaSGD),
+        "local steps from the smoothness that a client meets",
+        "ICLR 2024, arXiv 2306.11201",
+        "synchronous",
+    ),
+}

@@ -1,0 +1,73 @@
+"""DoG (Ivgi, Hinder and Carmon, ICML 2023, arXiv 2302.12022) at the server: distance over gradients.
+
+The server goes along the mean update D_t of local SGD, as if it were a gradient, with the rate
+
+    max(r, max_{i <= t} |x_i - x_0|) / sqrt(eps + sum_{i <= t} |D_i|^2),   r = first_move (1 + |x_0|).
+
+It has no rate to set; that of local steps stays. The paper is about SGD; an update of several local steps is
+not covered by its theorem, nor is a stale one. The paper evaluates an average of the path, for which there is
+`--ema-decay`.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from offbeat.algorithms.fedasync import Model
+from offbeat.algorithms.fedopt import Upload
+from offbeat.algorithms.registry import Cost, Method, check_ranges, constructor
+from offbeat.core import Batches, Cohort, Gradient, Tensor, Vector, Visit, sgd
+
+
+class State(NamedTuple):
+    """Server state."""
+
+    x: Vector
+    first: Vector  # model
+    furthest: Tensor  # () distance from it so far
+    total: Tensor  # () of the squares of mean updates
+
+
+@dataclass(frozen=True)
+class DoG:
+    """Local SGD and a server rate from the distance gone over the updates so far."""
+
+    local_lr: float
+    first_move: float = 1e-6
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        check_ranges(self, first_move="(0, inf)")
+
+    def warmup(self) -> None:
+        return None
+
+    def init(self, x: Vector) -> State:
+        return State(x, x, self.first_move * (1 + x.norm()), x.new_zeros(()))
+
+    def memory(self, x: Vector) -> tuple[()]:
+        return ()
+
+    def broadcast(self, state: State, version: int) -> Model:
+        return Model(state.x)
+
+    def local(
+        self, message: Model, memory: tuple[()], batches: Batches, visit: Visit, grad: Gradient
+    ) -> tuple[Upload, tuple[()]]:
+        return Upload(message.x - sgd(message.x, batches, grad, self.local_lr)), memory
+
+    def step(self, state: State, mean: Upload, cohort: Cohort) -> State:
+        furthest = state.furthest.maximum((state.x - state.first).norm())
+        total = state.total + mean.delta @ mean.delta
+        x = state.x - furthest / (total + self.eps).sqrt() * mean.delta
+        return State(x, state.first, furthest, total)
+
+
+METHODS = {
+    "dog": Method(
+        constructor(DoG, local_lr=0.1),
+        "a server rate from the distance gone over the updates so far",
+        "ICML 2023, arXiv 2302.12022",
+        "synchronous",
+        Cost(server=2),
+    ),
+}

@@ -211,3 +211,75 @@ def test_links_of_a_page_with_an_odd_name_are_alive(tab: Tab, crowd: Path) -> No
     links = tab.value("[...document.querySelectorAll('a[download]')].map(each => each.href)")
     files = crowd.with_name("a#b?c%41-files").iterdir()
     assert sorted(links) == sorted(file.as_uri() for file in files)
+
+
+VISIBLE = """[...document.querySelectorAll("%s")].filter(each => each.getClientRects().length).length"""
+
+
+@pytest.mark.parametrize("scripts", [True, False])
+def test_runs_can_be_hidden_with_and_without_scripts(tab: Tab, page: Path, scripts: bool) -> None:
+    tab.events.clear()
+    tab.ask("Emulation.setScriptExecutionDisabled", value=not scripts)
+    tab.open(page, 1280, "light")
+    before = {number: tab.value(VISIBLE % f".r{number}") for number in range(3)}
+    assert min(before.values()) > 20
+    assert tab.value("document.getElementById('explore').hidden") is not scripts
+    tab.value("document.getElementById('run-1').click()")
+    assert tab.value(VISIBLE % ".r1") == 0
+    assert tab.value(VISIBLE % ".r0") == before[0]
+    tab.value("document.getElementById('run-1').click()")
+    assert tab.value(VISIBLE % ".r1") == before[1]
+    tab.ask("Emulation.setScriptExecutionDisabled", value=False)
+
+
+EXPLORED = """[...document.querySelectorAll("#explore-plot .line")].map(each => each.dataset.run)"""
+CHOOSE = """(([id, label]) => { const box = document.getElementById(id);
+  box.value = [...box.options].find(each => each.textContent === label).value;
+  box.dispatchEvent(new Event("change", {bubbles: true})); })(%s)"""
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_axes_can_be_chosen_and_follow_the_chosen_runs(tab: Tab, page: Path, width: int) -> None:
+    tab.events.clear()
+    tab.open(page, width, "dark")
+    assert len(tab.value(EXPLORED)) == 3
+    texts = "[...document.querySelectorAll('#explore-plot text')].map(each => each.textContent)"
+    assert {"accuracy", "server steps"} <= set(tab.value(texts))
+    paths = "[...document.querySelectorAll('#explore-plot .line')].map(each => each.getAttribute('d'))"
+    before = tab.value(paths)
+    tab.value(CHOOSE % json.dumps(["explore-x", "virtual time"]))
+    tab.value(CHOOSE % json.dumps(["explore-y", "epsilon"]))
+    assert tab.value(EXPLORED) == ["private"]
+    assert "epsilon" in tab.value(texts)
+    tab.value(CHOOSE % json.dumps(["explore-y", "loss"]))
+    tab.value("document.getElementById('run-0').click()")
+    assert "one" not in tab.value(EXPLORED)
+    assert len(tab.value(EXPLORED)) == 2
+    assert tab.value(paths) != before
+    tab.value("document.getElementById('explore-log').click()")
+    assert tab.named("Runtime.exceptionThrown", "Log.entryAdded") == []
+    assert tab.value("document.documentElement.scrollWidth") <= width
+    bounds = tab.value(
+        "[...document.querySelectorAll('#explore-plot .line')].flatMap(each => each.getAttribute('d')"
+        ".slice(1).split('L').map(pair => Number(pair.split(',')[1])))"
+    )
+    assert bounds
+    assert all(25 <= y <= 371 for y in bounds)
+
+
+def test_the_script_draws_what_the_records_say(tab: Tab, page: Path) -> None:
+    """The first and last points of a line lie at the ends of the axis, and values in proportion."""
+    tab.events.clear()
+    tab.open(page, 1280, "light")
+    for number in (1, 2):
+        tab.value(f"document.getElementById('run-{number}').click()")
+    tab.value("document.getElementById('explore-zoom').click()")
+    (path,) = tab.value("[...document.querySelectorAll('#explore-plot .line')].map(e => e.getAttribute('d'))")
+    drawn = [tuple(map(float, pair.split(","))) for pair in path.removeprefix("M").split("L")]
+    recorded = [json.loads(text) for text in (page.parent / "one" / "records.jsonl").read_text().splitlines()]
+    steps = [record["version"] for record in recorded]
+    scores = [record["accuracy"] for record in recorded]
+    low, high = min(scores), max(scores)
+    for (x, y), step, score in zip(drawn, steps, scores, strict=True):
+        assert x == pytest.approx(70 + 755 * (step - steps[0]) / (steps[-1] - steps[0]), abs=0.06)
+        assert y == pytest.approx(370 - 344 * (score - low) / (high - low), abs=0.1)

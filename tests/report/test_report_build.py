@@ -78,9 +78,9 @@ def test_numbers_as_csv_say_their_units(made: Path, tmp_path: Path) -> None:
         run, *heads[file.stem] = next(csv.reader(file.read_text().splitlines()))
         assert run == "run"
     assert heads["accuracy-by-time"] == ["virtual time, s", "accuracy"]
-    assert heads["loss-by-bytes"] == ["bytes sent, down and up, B", "loss"]
+    assert heads["loss-by-bytes"] == ["bytes sent and received, B", "loss"]
     assert heads["loss-by-steps"] == ["server steps", "loss"]
-    assert heads["staleness"] == ["staleness, versions", "updates, part of 1"]
+    assert heads["staleness"] == ["staleness, versions", "updates, fraction"]
     assert heads["arrivals"] == ["virtual time, s", "arrivals per s"]
-    assert heads["participation"] == ["clients, part of 1", "updates used"]
-    assert heads["fairness"] == ["clients, part of 1", "accuracy"]
+    assert heads["participation"] == ["clients, fraction", "updates used"]
+    assert heads["fairness"] == ["clients, fraction", "accuracy"]

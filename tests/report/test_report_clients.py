@@ -94,13 +94,13 @@ def test_an_averaged_model_is_the_one_that_is_asked(tmp_path: Path) -> None:
 def test_what_cannot_be_computed_is_left_out_with_a_sentence(made: Path, tmp_path: Path) -> None:
     for name in ("deployed", "unsaved", "elsewhere"):
         shutil.copytree(made, tmp_path / name)
-    change_settings(tmp_path / "deployed", task="digits")
+    change_settings(tmp_path / "deployed", task={"module": "clinic:module"})
     shutil.rmtree(tmp_path / "unsaved" / "checkpoint")
     change_settings(tmp_path / "elsewhere", data="mnist", data_dir=str(tmp_path / "nothing"))
     runs = read_runs([tmp_path / name for name in ("deployed", "unsaved", "elsewhere")])
     figure = fairness_figure(runs, client_accuracies(runs))
     assert figure.lines == ()
-    assert "deployed: its examples are with its sites" in figure.notes[0]
+    assert "deployed: its examples are at its sites" in figure.notes[0]
     assert "there is no checkpoint" in figure.notes[1]
     assert "nothing" in figure.notes[2]
 
@@ -110,4 +110,4 @@ def test_who_took_part_stays_a_secret_where_privacy_rests_on_it(made: Path, tmp_
     change_settings(tmp_path / "hidden", simulate_amplification=True)
     figure = participation_figure(read_runs([tmp_path / "hidden"]))
     assert figure.lines == ()
-    assert "rests on nobody learning who took part" in figure.notes[0]
+    assert "assumes that participation stays secret" in figure.notes[0]

@@ -51,7 +51,7 @@ def test_the_table_is_in_base_units_and_says_which() -> None:
     figure = Figure("f", "F", Axis("time", SECONDS), Axis("sent", BYTES), (far,))
     assert figure_csv(figure) == 'run,"time, s","sent, B","at most, B"\na,0,0.5,25000000000\n'
     figure = Figure("f", "F", Axis("steps", COUNT), Axis("clients", PERCENT), (line("a", [0.5]),))
-    assert figure_csv(figure) == 'run,steps,"clients, part of 1"\na,0,0.5\n'
+    assert figure_csv(figure) == 'run,steps,"clients, fraction"\na,0,0.5\n'
 
 
 def test_a_name_is_no_formula_in_the_table() -> None:

@@ -47,7 +47,7 @@ def test_a_last_line_that_a_kill_cut_short_is_left_out(run: Path) -> None:
 def test_a_trace_that_ends_before_the_records_is_damaged(run: Path, left: int) -> None:
     write_lines(run, "trace", lines(run, "trace")[:left])
     with pytest.raises(
-        InputError, match=f"trace.jsonl is damaged .it ends at server step {left}, .* of 8.: put"
+        InputError, match=f"trace.jsonl is damaged .it ends at server step {left}, .* of 8.: replace"
     ):
         read_runs([run])
 
@@ -137,15 +137,15 @@ def make_empty(run: Path) -> Path:
     [
         ("absent", "there is no folder .*absent: name the folder of a run"),
         ("file", "there is no folder"),
-        ("empty", "is not the folder of a run: name one that 'offbeat run' wrote"),
-        ("parent", "is not a run but holds some: name them, as in 'offbeat report .*run'"),
+        ("empty", "is not the folder of a run: name a folder that 'offbeat run' wrote"),
+        ("parent", "is not a run but contains runs: name them, as in 'offbeat report .*run'"),
         ("newer", r"written by a newer version of offbeat \(9.0.0\): use that one"),
-        ("other", "are not of a run: name the folder of one"),
+        ("other", "are not those of a run: name the folder of a run"),
         ("damaged", "settings.json is damaged"),
-        ("no records", "is incomplete, it has no records yet: wait for its first one"),
-        ("empty records", "is incomplete, it has no records yet"),
-        ("half a record", "is incomplete, it has no records yet"),
-        ("bad record", r"records.jsonl is damaged \(a loss is 'low'\): put a whole copy in its place"),
+        ("no records", "has no records yet: wait for its first one"),
+        ("empty records", "has no records yet"),
+        ("half a record", "has no records yet"),
+        ("bad record", r"records.jsonl is damaged \(a loss is 'low'\): replace it with an intact copy"),
         ("no record", "records.jsonl is damaged"),
         ("list", "records.jsonl is damaged"),
         ("bad trace", r"trace.jsonl is damaged \(a line is not JSON\)"),

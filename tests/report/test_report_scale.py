@@ -29,9 +29,9 @@ def test_an_axis_holds_its_numbers_and_has_few_ticks(a: float, b: float, unit: U
     assert axis.high >= high - slack
     assert len(axis.ticks) <= 9
     for value, _ in axis.ticks:
-        assert -1e-4 <= axis.place(value) <= 1 + 1e-4
-    assert axis.place(axis.low) == 0
-    assert axis.place(axis.high) == 1
+        assert -1e-4 <= axis.position(value) <= 1 + 1e-4
+    assert axis.position(axis.low) == 0
+    assert axis.position(axis.high) == 1
 
 
 @given(st.floats(0, 1), st.floats(0, 1e6))
@@ -61,8 +61,8 @@ def test_an_axis_by_factors_holds_its_numbers_between_its_ends(power: float, wid
     axis = log_scale(low, high)
     assert axis.low <= low <= high <= axis.high
     for value in (low, high, *(value for value, _ in axis.ticks)):
-        assert -0.01 <= axis.place(value) <= 1.01
-    assert axis.place((axis.low**0.5) * axis.high**0.5) == pytest.approx(0.5)
+        assert -0.01 <= axis.position(value) <= 1.01
+    assert axis.position((axis.low**0.5) * axis.high**0.5) == pytest.approx(0.5)
     assert len({name for _, name in axis.ticks}) == len(axis.ticks)
 
 
@@ -94,7 +94,7 @@ def test_ticks_by_factors_are_ones_and_threes_of_few_decades() -> None:
     ],
 )
 def test_a_number_is_said_in_its_unit(unit: Unit, value: float, text: str) -> None:
-    assert unit.say(value) == text
+    assert unit.format(value) == text
 
 
 def test_what_is_infinite_is_said_too() -> None:

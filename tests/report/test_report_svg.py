@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbeat.report.chart import Axis, Figure, Series
-from offbeat.report.svg import HEIGHT, WIDTH, draw, escape_text, spread_labels, standalone
+from offbeat.report.svg import HEIGHT, WIDTH, coinciding, draw, escape_text, spread_labels, standalone
 
 YS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=400)
 
@@ -37,7 +37,7 @@ def test_names_from_outside_are_never_markup(one: str, other: str) -> None:
     drawn = draw(figure(line(0, [1.0, 2.0], one), line(1, [2.0, 1.0], other)))
     root = ET.fromstring(standalone(drawn))
     tags = {element.tag.rpartition("}")[2] for element in root.iter()}
-    assert tags <= {"svg", "style", "rect", "title", "path", "text"}
+    assert tags <= {"svg", "g", "style", "rect", "title", "path", "text"}
 
 
 def test_text_shows_what_would_be_invisible_or_turn_the_line_round() -> None:
@@ -85,7 +85,9 @@ def test_a_run_goes_by_the_same_name_in_all_figures_of_a_page() -> None:
 
 
 def test_runs_differ_in_more_than_colour() -> None:
-    root = ET.fromstring(draw(figure(*(line(style, [1.0, 2.0], f"run {style}") for style in range(4)))))
+    root = ET.fromstring(
+        draw(figure(*(line(style, [1.0, 2.0 + style], f"run {style}") for style in range(4))))
+    )
     dashes = [
         each.attrib.get("stroke-dasharray") for each in root.iter("path") if "line" in each.attrib["class"]
     ]
@@ -114,3 +116,52 @@ def test_a_file_of_its_own_brings_its_colours_along() -> None:
 def test_numbers_that_are_all_the_same_are_drawn() -> None:
     ET.fromstring(draw(figure(line(0, [0.0]), line(1, [0.0]))))
     ET.fromstring(draw(figure(line(0, [7.5] * 3))))
+
+
+def dashes(drawn: str) -> dict[str, tuple[str | None, str | None]]:
+    lines = [each for each in ET.fromstring(drawn).iter("path") if "line" in each.attrib["class"]]
+    return {
+        each.attrib["class"]: (each.get("stroke-dasharray"), each.get("stroke-dashoffset")) for each in lines
+    }
+
+
+def test_lines_that_coincide_are_named_and_alternate_in_dashes() -> None:
+    same = figure(line(0, [1, 2, 3], "a"), line(1, [1, 2, 3], "b"), line(2, [3, 2, 1], "c"))
+    assert coinciding(same) == [("a", "b")]
+    found = dashes(draw(same))
+    assert found["line c0"] == ("9 9", "0")
+    assert found["line c1"] == ("9 9", "-9")
+    assert found["line c2"] == ("2 3", None)
+    apart = figure(line(0, [1, 2, 3], "a"), line(1, [1, 2.1, 3], "b"))
+    assert coinciding(apart) == []
+
+
+def test_a_line_that_shares_only_a_short_part_does_not_coincide() -> None:
+    short = Series(1, "b", np.array([0.0, 1.0]), np.array([0.0, 1.0]))
+    assert coinciding(figure(line(0, [0, 1, 2, 3, 4], "a"), short)) == []
+
+
+def ticks(drawn: str) -> list[float]:
+    texts = [each for each in ET.fromstring(drawn).iter("text") if each.get("text-anchor") == "end"]
+    return [float(each.text or "") for each in texts]
+
+
+def test_a_zoomed_axis_leaves_out_the_start_and_nothing_else() -> None:
+    rising = line(0, [0.1, 0.8, *np.linspace(0.9, 0.92, 18)])
+    whole, zoomed = (
+        draw(Figure("f", "t", Axis("x"), Axis("y", zoom=zoom), (rising,))) for zoom in (False, True)
+    )
+    assert min(ticks(whole)) <= 0.1
+    assert 0.85 <= min(ticks(zoomed)) <= 0.9
+    assert max(ticks(zoomed)) >= 0.92
+    late = line(1, [0.9] * 19 + [0.2])
+    both = draw(Figure("f", "t", Axis("x"), Axis("y", zoom=True), (rising, late)))
+    assert min(ticks(both)) <= 0.2
+
+
+def test_what_a_zoomed_axis_leaves_out_is_clipped() -> None:
+    rising = line(0, [0.1, 0.8, *np.linspace(0.9, 0.92, 18)])
+    root = ET.fromstring(draw(Figure("f", "t", Axis("x"), Axis("y", zoom=True), (rising,))))
+    (plot,) = (each for each in root.iter("svg") if each.get("class") == "plot")
+    assert [each for each in plot.iter("path") if "line" in each.attrib["class"]]
+    assert float(plot.attrib["y"]) + float(plot.attrib["height"]) <= HEIGHT - 40 + 5

@@ -1,6 +1,6 @@
-"""The report in its place: figures and their numbers first, the page last, each whole or not at all.
+"""Builds a report: reads run folders, compares the runs, draws the figures and writes the files.
 
-From folders of runs to a report: read, compare, draw, write.
+Figures are written before the page, and each file is replaced atomically.
 """
 
 import os
@@ -16,7 +16,9 @@ from offbeat.report.chart import Figure, figure_csv
 from offbeat.report.fairness import client_accuracies
 from offbeat.report.figures import (
     LEARNING_AXES,
+    client_metric_figure,
     fairness_figure,
+    file_name,
     learning_figures,
     participation_figure,
     privacy_figures,
@@ -25,27 +27,33 @@ from offbeat.report.figures import (
 from offbeat.report.html import render_page
 from offbeat.report.load import read_runs
 from offbeat.report.svg import MAX_RUNS, draw, png_converter, standalone
-from offbeat.report.tables import check_comparable, summary_table
+from offbeat.report.tables import (
+    check_comparable,
+    client_table,
+    main_metric,
+    metric_names,
+    summary_table,
+)
 
 
 class ReportPaths(NamedTuple):
-    """Where a report goes."""
+    """The files of a report."""
 
     page: Path
     folder: Path  # of the figures
 
 
 def report_paths(out: Path) -> ReportPaths:
-    """Refuse one that cannot be written to; nothing is written."""
+    """The paths of a report; raises `InputError` if they cannot be written to. Nothing is written."""
     if out.suffix not in (".html", ".htm"):
-        raise InputError(f"a report is an HTML page and '{out}' is not named like one: end -o in .html.")
+        raise InputError(f"a report is an HTML page, but '{out}' does not end in .html: change -o.")
     if not out.parent.is_dir():
         raise InputError(f"there is no folder {out.parent}: make it first, or name another -o.")
     spot = ReportPaths(out, out.with_name(f"{out.stem}-files"))
     if out.is_dir():
         raise InputError(f"{out} is a folder: name another -o.")
     if spot.folder.exists() and not spot.folder.is_dir():
-        raise InputError(f"{spot.folder} is a file, and figures would go to a folder there: name another -o.")
+        raise InputError(f"{spot.folder} is a file, but figures need a folder of that name: name another -o.")
     for each in (out.parent, spot.folder):
         if each.exists() and not os.access(each, os.W_OK | os.X_OK):
             raise InputError(f"{each} cannot be written to: name another -o.")
@@ -53,7 +61,7 @@ def report_paths(out: Path) -> ReportPaths:
 
 
 def write_report(spot: ReportPaths, page: str, contents: Mapping[str, bytes], known: Iterable[str]) -> None:
-    """Put everything there; files by `known` names that an earlier report left and this one lacks go."""
+    """Write all files; remove files with `known` names that an earlier report left and this one lacks."""
     spot.folder.mkdir(exist_ok=True)
     for name, content in contents.items():
         replace_file(spot.folder / name, content)
@@ -63,14 +71,17 @@ def write_report(spot: ReportPaths, page: str, contents: Mapping[str, bytes], kn
     replace_file(spot.page, page.encode())
 
 
-_METRICS = ("accuracy", "loss")
 _FORMATS = ("svg", "png", "csv")
-# Every name that a figure can have, in this version.
-_FIGURE_NAMES = (
-    *(f"{metric}-by-{over.name}" for metric in _METRICS for over in LEARNING_AXES),
+_OTHER_FIGURES = (
     *("privacy", "staleness", "staleness-course", "concurrency", "arrivals", "wasted"),
-    *("participation", "fairness"),
+    *("participation", "clients", "fairness"),
 )
+
+
+def figure_names(metrics: Iterable[str]) -> tuple[str, ...]:
+    """Every name that a figure of runs with these metrics can have."""
+    learning = (f"{file_name(metric)}-by-{over.name}" for metric in metrics for over in LEARNING_AXES)
+    return (*learning, *_OTHER_FIGURES)
 
 
 class WrittenReport(NamedTuple):
@@ -81,26 +92,29 @@ class WrittenReport(NamedTuple):
     runs: tuple[str, ...]
     size: int  # of the page, in bytes
     figures: tuple[str, ...]
-    without_png: str | None  # why
-    secret: tuple[str, ...]  # runs whose privacy rests on what the page tells
+    without_png: str | None  # why there are no PNG files, if there are none
+    secret: tuple[str, ...]  # runs whose privacy analysis assumes that what the page shows stays secret
 
 
 def make_report(
     folders: Sequence[Path], out: Path, *, anyway: bool = False, with_fairness: bool = False
 ) -> WrittenReport:
-    """Write a report of these runs; `anyway`: although their accuracies may not mean the same."""
+    """Write a report of these runs; `anyway` skips the check that their metrics are comparable."""
     if not folders:
         raise InputError("a report needs a run: name the folder of one.")
     if len(folders) > MAX_RUNS:
-        raise InputError(f"a report tells {MAX_RUNS} runs apart at most, not {len(folders)}: name fewer.")
+        raise InputError(f"a report can show at most {MAX_RUNS} runs, not {len(folders)}: name fewer.")
     spot = report_paths(out)
     runs = read_runs(folders)
     if not anyway:
         check_comparable(runs)
     labels = tuple(run.label for run in runs)
-    learned = [_for_runs(learning_figures(runs, metric), labels) for metric in _METRICS]
+    metrics = metric_names(runs)
+    learned = [_for_runs(learning_figures(runs, metric), labels) for metric in metrics]
     served = client_accuracies(runs) if with_fairness else {}
-    single = [participation_figure(runs), *([fairness_figure(runs, served)] if with_fairness else [])]
+    by_client = client_metric_figure(runs, *main_metric(runs))
+    single = [participation_figure(runs), by_client]
+    single += [fairness_figure(runs, served)] if with_fairness else []
     others = _for_runs([*privacy_figures(runs), *work_figures(runs), *single], labels)
     figures = [*(figure for each in learned for figure in each), *others]
     contents, without_png = _files(figures)
@@ -112,20 +126,21 @@ def make_report(
         }
         for figure in figures
     }
-    text = render_page(runs, learned, others, summary_table(runs, served), links)
-    write_report(spot, text, contents, (f"{name}.{kind}" for name in _FIGURE_NAMES for kind in _FORMATS))
+    text = render_page(runs, learned, others, summary_table(runs, served), client_table(runs), links)
+    known = figure_names({*metrics, "accuracy", "loss"})
+    write_report(spot, text, contents, (f"{name}.{kind}" for name in known for kind in _FORMATS))
     drawn = tuple(figure.name for figure in figures if figure.lines)
     secret = tuple(run.label for run in runs if run.hides_sample)
     return WrittenReport(spot.page, spot.folder, labels, len(text.encode()), drawn, without_png, secret)
 
 
 def _for_runs(figures: Iterable[Figure], labels: tuple[str, ...]) -> tuple[Figure, ...]:
-    """The figures, as those of a page of all these runs."""
+    """The figures with the labels of all runs of the page."""
     return tuple(replace(figure, runs=labels) for figure in figures)
 
 
 def _files(figures: Sequence[Figure]) -> tuple[dict[str, bytes], str | None]:
-    """Each figure that has lines, as files; and why there is no PNG, where there is none."""
+    """The files of all figures that have lines; and the reason if there are no PNG files."""
     contents: dict[str, bytes] = {}
     convert = png_converter()
     for figure in figures:

@@ -1,7 +1,4 @@
-"""Axes: the units they are shown in, where their ticks go, and numbers as people read them.
-
-A figure as data: lines over shared axes, from which its drawing and its table follow.
-"""
+"""Figures as data: series over shared axes, units and ticks of the axes, and the numbers as CSV."""
 
 import csv
 import io
@@ -15,34 +12,34 @@ import numpy as np
 from offbeat.report.trace import Floats
 
 _NICE = (1.0, 2.0, 5.0, 10.0)
-_FLAT = 1e-4  # of the largest number: what spreads less is shown as all the same
-_TINY = 1e-300  # numbers below it are drawn as zero: a tick's distance would not be a normal number
-_DECADES = 5  # up to which an axis by factors has ticks at threes, too
-_AROUND = 0.05  # of it: how far an axis then goes to both sides
+_FLAT = 1e-4  # relative range below which values are shown as equal
+_TINY = 1e-300  # smaller values are drawn as zero, since the distance of ticks would be subnormal
+_DECADES = 5  # up to which a logarithmic axis has ticks at 3, 30, ... as well
+_AROUND = 0.05  # relative margin of an axis on which all values are equal
 
 
 class UnitSize(NamedTuple):
     """One size of a unit."""
 
-    least: float  # from which on it is used
+    least: float  # the smallest value that is shown in this size
     each: float
     name: str
 
 
 @dataclass(frozen=True)
 class Unit:
-    """Sizes in which a quantity is shown, from small to large."""
+    """The sizes in which a quantity is shown, from small to large."""
 
     sizes: tuple[UnitSize, ...]
-    whole: bool = False  # whether there is nothing between two numbers
+    whole: bool = False  # whether values are integers
 
     def size(self, largest: float) -> UnitSize:
-        """The one for numbers up to `largest`."""
+        """The size for values up to `largest`."""
         return [self.sizes[0], *(size for size in self.sizes if size.least <= largest)][-1]
 
-    def say(self, value: float) -> str:
-        """One number, by itself."""
-        size = self.size(abs(value))
+    def format(self, value: float, largest: float | None = None) -> str:
+        """A value as text, in the size for values up to `largest`."""
+        size = self.size(abs(value) if largest is None else largest)
         number = value / size.each
         return f"{format_number(number, whole=self.whole and size.each == 1)} {size.name}".strip()
 
@@ -70,15 +67,15 @@ PERCENT = Unit((UnitSize(0, 0.01, "%"),))
 
 
 class AxisScale(NamedTuple):
-    """A stretch of an axis and its ticks."""
+    """The range of an axis and its ticks."""
 
     low: float
     high: float
     ticks: tuple[tuple[float, str], ...]
-    log: bool = False  # whether the same factor is the same length everywhere
+    log: bool = False  # logarithmic
 
-    def place(self, value: float) -> float:
-        """Where a number lies, from 0 to 1."""
+    def position(self, value: float) -> float:
+        """The relative position of a value: 0 at the low end of the axis, 1 at the high end."""
         if self.log:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
@@ -87,11 +84,11 @@ class AxisScale(NamedTuple):
 def linear_scale(
     low: float, high: float, size: UnitSize, wanted: int, *, snug: bool, whole: bool = False
 ) -> AxisScale:
-    """An axis for numbers from `low` to `high`; unless it is snug, it begins and ends at ticks."""
+    """An axis for values from `low` to `high`; it is extended to ticks at both ends unless `snug`."""
     largest = max(abs(low), abs(high))
     if largest < _TINY:
         low = high = largest = 0.0
-    if high - low <= _FLAT * largest:  # nothing to spread out
+    if high - low <= _FLAT * largest:  # all values are equal
         side = _AROUND * largest or size.each
         low, high = low - (side if largest else 0.0), high + side
     step = _step((high - low) / size.each, wanted)
@@ -108,7 +105,7 @@ def linear_scale(
 
 
 def log_scale(low: float, high: float) -> AxisScale:
-    """An axis for positive numbers on which the same factor is the same length; ticks are ones and threes."""
+    """A logarithmic axis for positive values, with ticks at 1, 3, 10, 30, ..."""
     if high <= (1 + _FLAT) * low:
         low, high = low / 2, high * 2
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
@@ -120,7 +117,7 @@ def log_scale(low: float, high: float) -> AxisScale:
 
 
 def format_number(value: float, *, whole: bool = False) -> str:
-    """A number in running text."""
+    """A number as text."""
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
     if whole:
@@ -131,14 +128,14 @@ def format_number(value: float, *, whole: bool = False) -> str:
 
 
 def _step(span: float, wanted: int) -> float:
-    """A nice number that goes into the span about so often."""
+    """A round distance of ticks, for about `wanted` ticks."""
     rough = span / wanted
     ten = 10.0 ** math.floor(math.log10(rough))
     return next((nice * ten for nice in _NICE if nice * ten >= rough * 0.999), 10 * ten)
 
 
 def _tick(value: float, step: float) -> str:
-    """With as many digits as tell it from its neighbours."""
+    """A tick with as many digits as it takes to distinguish it from its neighbours."""
     decimals = max(0, -math.floor(math.log10(step) + 1e-9))
     if abs(value) < 1e6 and decimals <= 5:
         return f"{value:,.{decimals}f}"
@@ -146,13 +143,13 @@ def _tick(value: float, step: float) -> str:
     return f"{value:.{digits}g}"
 
 
-_MAX_POINTS = 240  # points of a line, about: more than a screen shows of one this wide
-_FORMULA = ("=", "+", "-", "@")  # how spreadsheets know one
+_MAX_POINTS = 240  # about the number of points of a line that a drawing can resolve
+_FORMULA = ("=", "+", "-", "@")  # the first characters of what spreadsheets treat as a formula
 
 
 @dataclass(frozen=True)
 class Series:
-    """One run's part of a figure; several of the same style and label are pieces of one line."""
+    """The values of one run in a figure."""
 
     style: int  # the same for a run in all figures
     label: str
@@ -163,17 +160,18 @@ class Series:
 
 @dataclass(frozen=True)
 class Axis:
-    """What is measured."""
+    """The quantity on an axis."""
 
     label: str
     unit: Unit = PLAIN
     zero: bool = False  # whether it begins at zero
-    log: bool = False  # whether the same factor is the same length everywhere; all numbers are positive
+    log: bool = False  # logarithmic; all values are positive
+    zoom: bool = False  # leave out the start of the lines where it would squeeze the rest
 
 
 @dataclass(frozen=True)
 class Figure:
-    """Lines that share their axes; without lines the notes say why."""
+    """Series over shared axes; without series, the notes say why."""
 
     name: str
     title: str
@@ -181,17 +179,17 @@ class Figure:
     y: Axis
     lines: tuple[Series, ...] = ()
     notes: tuple[str, ...] = ()
-    top: str = "at most"  # what a band's upper edge is
-    stair: float = 0.0  # how wide each point is; 0: points are joined by straight lines
-    runs: tuple[str, ...] = ()  # of its page: where there are several, each line is named
+    top: str = "at most"  # the meaning of a band's upper edge
+    stair: float = 0.0  # the width of the bars of a histogram; 0: points are joined by lines
+    runs: tuple[str, ...] = ()  # labels of all runs of the page; with several, each line is labelled
 
 
 def figure_csv(figure: Figure) -> str:
-    """Its numbers as CSV, all of them.
+    """All values of a figure as CSV.
 
-    They are in base units, whatever size the drawing shows them in, and each column's name ends in its
-    unit: seconds, bytes, or the part of 1 that the drawing has in percent. Counts have none,
-    and a rate is what its label says.
+    Values are in base units, independent of the units of the drawing, and each column's name ends in its
+    unit: seconds, bytes, or the fraction that the drawing shows in percent. Counts have no unit, and the
+    unit of a rate is part of its label.
     """
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
@@ -208,12 +206,12 @@ def figure_csv(figure: Figure) -> str:
 
 
 def _base_unit(unit: Unit) -> str:
-    """What one of it is; percent have no name for that."""
-    return next((size.name for size in unit.sizes if size.each == 1), "part of 1")
+    """The name of the base unit."""
+    return next((size.name for size in unit.sizes if size.each == 1), "fraction")
 
 
 def thin_points(xs: Floats, ys: Floats) -> Sequence[int]:
-    """Places of the points that a drawing needs: of each stretch the first, the lowest and the highest."""
+    """Indices of the points that a drawing needs: the first, lowest and highest point of each interval."""
     if len(xs) <= _MAX_POINTS:
         return range(len(xs))
     kept = {len(xs) - 1}

@@ -1,10 +1,6 @@
-"""Figures of what was learned, from records: over server steps, client updates, time and bytes.
+"""The figures of a report as data: learning curves, staleness and concurrency, privacy, and clients."""
 
-Figures of how work went, from traces: staleness, who was at work, what arrived and what was wasted.
-
-Figures of single clients: how often each took part, and how well the model serves each.
-"""
-
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -17,7 +13,7 @@ from offbeat.report.trace import Floats, Integers, TraceSummary
 
 
 class LearningAxis(NamedTuple):
-    """An axis to learn over."""
+    """The horizontal axis of a learning curve."""
 
     name: str
     column: str
@@ -29,22 +25,28 @@ LEARNING_AXES = (
     LearningAxis("steps", "version", "server steps", COUNT),
     LearningAxis("updates", "client_updates", "client updates", COUNT),
     LearningAxis("time", "time", "virtual time", SECONDS),
-    LearningAxis("bytes", "bytes", "bytes sent, down and up", BYTES),
+    LearningAxis("bytes", "bytes", "bytes sent and received", BYTES),
 )
 
 
 def time_label(runs: Sequence[Run]) -> str:
-    """Time is virtual where nobody had to wait."""
+    """`time` for deployments, `virtual time` for simulations."""
     return "time" if all(run.deployed for run in runs) else "virtual time"
 
 
+def file_name(metric: str) -> str:
+    """A metric's name as part of the name of a file."""
+    return re.sub(r"[^a-z0-9]+", "-", metric.lower()).strip("-") or "metric"
+
+
 def learning_figures(runs: Sequence[Run], metric: str) -> Iterator[Figure]:
-    """A metric, by its name in records, over each axis."""
+    """A metric of the records over each axis."""
     for over in LEARNING_AXES:
         label = time_label(runs) if over.column == "time" else over.label
         lines, notes = [], []
         for style, run in enumerate(runs):
-            xs, ys = run.records[over.column], run.records[metric]
+            xs = run.records[over.column]
+            ys = run.records.get(metric, np.full(len(xs), np.nan))
             there = ~(np.isnan(xs) | np.isnan(ys))
             if there.any():
                 lines.append(Series(style, run.label, xs[there], ys[there]))
@@ -52,17 +54,17 @@ def learning_figures(runs: Sequence[Run], metric: str) -> Iterator[Figure]:
                 what = metric if np.isnan(ys).all() else label
                 notes.append(f"{run.label} has no {what} in its records.")
         yield Figure(
-            f"{metric}-by-{over.name}",
-            metric.capitalize(),
+            f"{file_name(metric)}-by-{over.name}",
+            f"{metric[:1].upper()}{metric[1:]}",
             Axis(label, over.unit),
-            Axis(metric),
+            Axis(metric, zoom=True),
             tuple(lines),
             tuple(notes),
         )
 
 
 def privacy_figures(runs: Sequence[Run]) -> Iterator[Figure]:
-    """Epsilon over server steps; no figure where nothing is private."""
+    """Epsilon over server steps; no figure if no run is private."""
     private = [(style, run) for style, run in enumerate(runs) if run.settings.get("clip") is not None]
     if not private:
         return
@@ -71,14 +73,14 @@ def privacy_figures(runs: Sequence[Run]) -> Iterator[Figure]:
         xs, ys = run.records["version"], run.records["epsilon"]
         there = ~np.isnan(ys)
         if (there & (xs > 0)).any():
-            label = f"{run.label} (simulation, no guarantee)" if run.simulated else run.label
+            label = f"{run.label} (simulation, not a guarantee)" if run.simulated else run.label
             lines.append(Series(style, label, xs[there], ys[there]))
         else:
             notes.append(f"{run.label} has no finite epsilon of a server step in its records.")
     simulated = [run.label for _, run in private if run.simulated]
     notes += [f"SIMULATION, not a privacy guarantee: {', '.join(simulated)}."] if simulated else []
     partly = "" if len(simulated) == len(private) else " of some"
-    said = f" (simulation{partly}, no guarantee)" if simulated else ""
+    said = f" (simulation{partly}, not a guarantee)" if simulated else ""
     plain = [run.label for run in runs if run.settings.get("clip") is None]
     notes += [f"Not private: {', '.join(plain)}."] if plain else []
     yield Figure(
@@ -91,14 +93,12 @@ def privacy_figures(runs: Sequence[Run]) -> Iterator[Figure]:
     )
 
 
-_MAX_STALENESS_BINS = 60  # of staleness that a figure tells apart
-_ESTIMATED_TIMES = (
-    "Traces have no times of tasks that were dropped or lost: they are estimated from the steps around them."
-)
+_MAX_STALENESS_BINS = 60  # bins of the histogram
+_ESTIMATED_TIMES = "The times of dropped and lost tasks are estimated from the server steps around them."
 
 
 def work_figures(runs: Sequence[Run]) -> Iterator[Figure]:
-    """All of them."""
+    """Figures from traces: staleness, concurrency, arrivals and wasted work."""
     yield _staleness_histogram(runs)
     yield _staleness_over_steps(runs)
     yield from _figures_over_time(runs)
@@ -113,12 +113,16 @@ def _staleness_histogram(runs: Sequence[Run]) -> Figure:
         height = np.bincount(ages // width, weights=counts) / max(1, counts.sum())
         return width * np.arange(len(height)).astype(float), height
 
+    lines, notes = _trace_series(runs, shares)
+    if not largest:
+        lines, notes = (), (*notes, "No update was stale.")
     return Figure(
         "staleness",
-        "Staleness of updates" + (f", {width} versions together" if width > 1 else ""),
+        "Staleness of updates" + (f", in bins of {width} versions" if width > 1 else ""),
         Axis("staleness, versions", COUNT, zero=True),
         Axis("updates", PERCENT, zero=True),
-        *_trace_series(runs, shares),
+        lines,
+        notes,
         stair=width,
     )
 
@@ -126,9 +130,11 @@ def _staleness_histogram(runs: Sequence[Run]) -> Figure:
 def _staleness_over_steps(runs: Sequence[Run]) -> Figure:
     lines, notes = _trace_series(runs, lambda trace: (trace.steps.edges, trace.age_mean))
     tops = {run.label: run.trace.age_max for run in runs if run.trace}
+    if not any(top.any() for top in tops.values()):
+        lines = ()
     return Figure(
         "staleness-course",
-        "Staleness as it went: mean, and up to the largest",
+        "Staleness over server steps: mean and maximum",
         Axis("server steps", COUNT, zero=True),
         Axis("staleness, versions", PLAIN, zero=True),
         tuple(Series(each.style, each.label, each.xs, each.ys, tops[each.label]) for each in lines),
@@ -141,7 +147,7 @@ def _figures_over_time(runs: Sequence[Run]) -> Iterator[Figure]:
     lines, notes = _trace_series(runs, lambda trace: (trace.time.centres, trace.busy))
     wasted = any(run.trace and (run.trace.dropped.any() or run.trace.lost.any()) for run in runs)
     open_ended = tuple(
-        f"{run.label}: who was still at work at the end is not known, so the line falls too early."
+        f"{run.label}: the tasks in flight at the end are not known, so the line falls too early."
         for run in runs
         if run.trace and not run.whole
     )
@@ -149,14 +155,14 @@ def _figures_over_time(runs: Sequence[Run]) -> Iterator[Figure]:
         "concurrency",
         "Clients at work",
         time,
-        Axis("clients at work, on average", PLAIN, zero=True),
+        Axis("clients at work, mean", PLAIN, zero=True),
         lines,
         notes + ((_ESTIMATED_TIMES,) if wasted else ()) + open_ended,
     )
     size = SECONDS.size(max((run.trace.time.end for run in runs if run.trace), default=1.0))
     yield Figure(
         "arrivals",
-        "Updates that arrived and were used",
+        "Arrivals of updates that were used",
         time,
         Axis(f"arrivals per {size.name}", PLAIN, zero=True),
         *_trace_series(
@@ -171,7 +177,7 @@ def _figures_over_time(runs: Sequence[Run]) -> Iterator[Figure]:
 
 
 def _wasted_work(runs: Sequence[Run], time: Axis, any_wasted: bool) -> Figure:
-    """Of one run dropped and lost apart, of several together."""
+    """The sum of dropped and lost tasks; for a single run one line for each."""
     lines: tuple[Series, ...]
     lines, notes = _trace_series(runs, lambda trace: _cumulative(trace, trace.dropped + trace.lost))
     if len(runs) == 1 and (trace := runs[0].trace):
@@ -198,7 +204,7 @@ def _cumulative(trace: TraceSummary, counts: Integers) -> tuple[Floats, Floats]:
 def _trace_series(
     runs: Sequence[Run], of: Callable[[TraceSummary], tuple[Floats, Floats]]
 ) -> tuple[tuple[Series, ...], tuple[str, ...]]:
-    """A line for each run that has a trace, and a note for each that has none."""
+    """A series for each run that has a trace, and a note for each that has none."""
     lines = tuple(
         Series(style, run.label, *of(run.trace)) for style, run in enumerate(runs) if run.trace is not None
     )
@@ -206,11 +212,11 @@ def _trace_series(
     return lines, notes
 
 
-_MAX_CLIENTS = 100_000  # clients that a curve shows one by one
+_MAX_CLIENTS = 100_000  # points of a curve over clients
 
 
 def gini(counts: Integers) -> float:
-    """0 where all have the same, near 1 where one has all."""
+    """The Gini coefficient: 0 if all counts are equal, near 1 if one client has all."""
     ordered = np.sort(counts)
     total = float(ordered.sum())
     if not total:
@@ -220,15 +226,15 @@ def gini(counts: Integers) -> float:
 
 
 def participation_figure(runs: Sequence[Run]) -> Figure:
-    """Updates of each client, from the most to the fewest."""
+    """Updates of each client, in descending order."""
     lines, notes = [], []
     for style, run in enumerate(runs):
         if run.trace is None:
             notes.append(f"{run.label} has no trace of a server step.")
         elif run.hides_sample:
             notes.append(
-                f"{run.label} is left out: the epsilon that it simulates rests on nobody learning who took "
-                "part how often."
+                f"{run.label} is left out: the epsilon that it simulates assumes that participation stays "
+                "secret."
             )
         else:
             lines.append(Series(style, run.label, *_sorted_curve(np.sort(run.trace.taken)[::-1])))
@@ -242,8 +248,29 @@ def participation_figure(runs: Sequence[Run]) -> Figure:
     )
 
 
+def client_metric_figure(runs: Sequence[Run], metric: str, higher_is_better: bool) -> Figure:
+    """A metric on the test examples of each client at the end, the worst clients first."""
+    lines, notes = [], []
+    for style, run in enumerate(runs):
+        values = np.array([value for value in run.clients.get(metric, {}).values() if not np.isnan(value)])
+        if not len(values):
+            continue
+        ordered = np.sort(values) if higher_is_better else np.sort(values)[::-1]
+        lines.append(Series(style, run.label, *_sorted_curve(ordered)))
+        if run.settings.get("clip") is not None:
+            notes.append(f"{run.label} is private, but these values are not: they use clients' own data.")
+    return Figure(
+        "clients",
+        f"{metric[:1].upper()}{metric[1:]} on each client's test examples, the worst first",
+        Axis("clients", PERCENT, zero=True),
+        Axis(metric),
+        tuple(lines),
+        tuple(notes),
+    )
+
+
 def fairness_figure(runs: Sequence[Run], spreads: Mapping[str, ClientAccuracies | str]) -> Figure:
-    """The accuracy on each client's own examples, from the worst served on; or why it is not known."""
+    """The accuracy on each client's own examples, in ascending order; or why it is not known."""
     lines, notes = [], []
     for style, run in enumerate(runs):
         spread = spreads[run.label]
@@ -253,11 +280,11 @@ def fairness_figure(runs: Sequence[Run], spreads: Mapping[str, ClientAccuracies 
         lines.append(Series(style, run.label, *_sorted_curve(np.sort(spread.accuracies))))
         if run.settings.get("clip") is not None:
             notes.append(
-                f"{run.label} is private, but these numbers are not: they come from clients' own examples."
+                f"{run.label} is private, but these values are not: they come from clients' own examples."
             )
     return Figure(
         "fairness",
-        "Accuracy on each client's own training examples, the worst served first",
+        "Accuracy on each client's own training examples, the lowest first",
         Axis("clients", PERCENT, zero=True),
         Axis("accuracy", PLAIN),
         tuple(lines),
@@ -266,7 +293,7 @@ def fairness_figure(runs: Sequence[Run], spreads: Mapping[str, ClientAccuracies 
 
 
 def _sorted_curve(ordered: Floats | Integers) -> tuple[Floats, Floats]:
-    """Values over the share of clients; of a hundred thousand of them where there are more."""
+    """Values over the fraction of clients, with at most `_MAX_CLIENTS` points."""
     count = len(ordered)
-    places = np.unique(np.linspace(0, count - 1, min(count, _MAX_CLIENTS)).round().astype(np.int64))
-    return (places + 1) / count, ordered[places].astype(np.float64)
+    indices = np.unique(np.linspace(0, count - 1, min(count, _MAX_CLIENTS)).round().astype(np.int64))
+    return (indices + 1) / count, ordered[indices].astype(np.float64)

@@ -1,14 +1,12 @@
-"""A run's records as columns of numbers.
+"""Reads the folder of a run: settings, records, a summary of the trace, and how the run ended.
 
-What a run's last checkpoint says of its end; nothing else of it is looked at, for some of it is secret.
-
-The folder of a run, as a report needs it.
+Only the outcome and the tasks in flight are read from a checkpoint, since other parts of it are secret.
 """
 
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,43 +26,51 @@ from offbeat.report.trace import (
     trace_end,
 )
 from offbeat.training import checkpoint, settings_file
+from offbeat.training.experiment import is_deployment
 from offbeat.training.folder import FAILURE_FILE
 
 RECORD_COLUMNS = (
     "version",
     "time",
     "client_updates",
-    "loss",
-    "accuracy",
     "epsilon",
     "bytes",
     "dropped",
     "lost",
     "elapsed",
 )
+_EARLIER_METRICS = {"accuracy": "max", "loss": "min"}  # of runs whose settings do not name their metrics
+CLIENT_SUMMARIES = {"mean": "mean", "worst_tenth": "worst tenth", "spread": "spread"}
 _REQUIRED_COLUMNS = ("version", "time", "client_updates")
-_MAX_NUMBER = 1e150  # no run counts, or diverges, as far
+CLIENTS_FILE = "clients.json"
+_MAX_NUMBER = 1e150  # larger numbers mean that the file is damaged
 
 Records = Mapping[str, Floats]  # NaN: not recorded
 
 
-def read_columns(lines: Iterable[Any]) -> Records:
-    """All records; a number that a run cannot have written is refused."""
+def metric_columns(metric: str) -> tuple[str, ...]:
+    """The columns of a metric: over all test examples, and summaries over clients."""
+    return (metric, *(f"{metric}_{kind}" for kind in CLIENT_SUMMARIES))
+
+
+def read_columns(lines: Iterable[Any], metrics: Iterable[str] = tuple(_EARLIER_METRICS)) -> Records:
+    """All records as columns; raises `DamagedFileError` for a value that no run writes."""
+    columns = (*RECORD_COLUMNS, *(column for name in metrics for column in metric_columns(name)))
     rows = []
     last = -1.0
     for line in lines:
         if not isinstance(line, Mapping):
-            raise DamagedFileError("a line is no record")
+            raise DamagedFileError("a line is not a record")
         line = present_record(line)
         if "simulated_epsilon" in line:
             line["epsilon"] = line["simulated_epsilon"]
-        row = [_number(line.get(name), name) for name in RECORD_COLUMNS]
-        if any(math.isnan(row[RECORD_COLUMNS.index(name)]) for name in _REQUIRED_COLUMNS) or row[0] <= last:
-            raise DamagedFileError("a line is no record, or out of order")
+        row = [_number(line.get(name), name) for name in columns]
+        if any(math.isnan(row[columns.index(name)]) for name in _REQUIRED_COLUMNS) or row[0] <= last:
+            raise DamagedFileError("a line is not a record, or is out of order")
         last = row[0]
         rows.append(row)
-    table = np.array(rows, dtype=np.float64).reshape(len(rows), len(RECORD_COLUMNS))
-    return {name: table[:, place] for place, name in enumerate(RECORD_COLUMNS)}
+    table = np.array(rows, dtype=np.float64).reshape(len(rows), len(columns))
+    return {name: table[:, index] for index, name in enumerate(columns)}
 
 
 def _number(value: Any, name: str) -> float:
@@ -77,33 +83,34 @@ def _number(value: Any, name: str) -> float:
 
 @dataclass(frozen=True)
 class PrivacySpent:
-    """What was told about any one client."""
+    """The privacy loss of any one client."""
 
-    epsilon: float | None  # None: at the end of a run that has not ended
+    epsilon: float | None  # None: the run has not ended
     delta: float
     releases: int
     terms: str
+    unamplified: float | None = None  # epsilon against those who see who contributed when; None: the same
 
 
 @dataclass(frozen=True)
 class RunEnding:
-    """Where a run is."""
+    """How far a run got, and why it ended."""
 
-    version: int | None = None  # of the checkpoint
-    ended: str | None = None  # why before the last version that was asked for
+    version: int | None = None  # the version of the checkpoint
+    ended: str | None = None  # why it ended before its last server step
     privacy: PrivacySpent | None = None
-    flights: tuple[PendingTask, ...] | None = None  # tasks under way; None: it does not say
+    flights: tuple[PendingTask, ...] | None = None  # tasks in flight; None: unknown
     unread: str | None = None  # why the checkpoint could not be read
-    diverged: str | None = None  # why it went no further
+    diverged: str | None = None  # the message of a run that diverged
 
 
 def read_ending(folder: Path) -> RunEnding:
-    """What there is to be read; a checkpoint may be missing, or be its owner's alone."""
-    place, diverged = folder / "checkpoint" / "state.safetensors", _diverged(folder / FAILURE_FILE)
-    if not place.exists():
+    """The ending of a run; its checkpoint may be missing or unreadable."""
+    path, diverged = folder / "checkpoint" / "state.safetensors", _diverged(folder / FAILURE_FILE)
+    if not path.exists():
         return RunEnding(unread="the run has no checkpoint", diverged=diverged)
     try:
-        facts = checkpoint.load_facts(place)
+        facts = checkpoint.load_facts(path)
     except InputError:
         return RunEnding(unread="the run's checkpoint cannot be read", diverged=diverged)
     version = facts.get("version")
@@ -115,9 +122,9 @@ def read_ending(folder: Path) -> RunEnding:
     )
 
 
-def _diverged(place: Path) -> str | None:
+def _diverged(path: Path) -> str | None:
     try:
-        return str(json.loads(place.read_bytes())["diverged"])
+        return str(json.loads(path.read_bytes())["diverged"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
@@ -127,10 +134,11 @@ def _outcome(facts: Mapping[str, Any]) -> tuple[str | None, PrivacySpent | None]
         ended, spent = facts["running"].get("outcome", (None, None))
         ended = None if ended is None else str(ended)
         if spent is not None:
-            epsilon, delta, releases, terms = spent
+            epsilon, delta, releases, terms, *rest = spent  # runs of before have four values
             ended = corrected_end(ended, str(terms))
+            unamplified = None if not rest or rest[0] is None else float(rest[0])
             return ended, PrivacySpent(
-                float(epsilon), float(delta), int(releases), correct_statement(str(terms))
+                float(epsilon), float(delta), int(releases), correct_statement(str(terms)), unamplified
             )
         ledger = facts["aggregate"].get("spent")
         if ledger is None:
@@ -153,44 +161,55 @@ def _pending_tasks(facts: Mapping[str, Any]) -> tuple[PendingTask, ...] | None:
 
 @dataclass(frozen=True)
 class Run:
-    """One run."""
+    """One run, as a report needs it."""
 
     label: str
     folder: Path
     settings: Mapping[str, Any]
     records: Records
-    trace: TraceSummary | None  # None: there is none, or no server step was taken yet
-    whole: bool  # whether the trace's end, and so who was still at work there, is known
+    trace: TraceSummary | None  # None: no trace, or no server step yet
+    whole: bool  # whether the tasks in flight at the end of the trace are known
     ending: RunEnding
+    clients: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # metric -> client -> value
+
+    @property
+    def metrics(self) -> dict[str, bool]:
+        """The metrics in order of importance, and whether higher values are better."""
+        return {name: goal == "max" for name, goal in _metrics(self.settings).items()}
 
     @property
     def deployed(self) -> bool:
-        """Whether its clients were sites with data of their own."""
-        return "task" in self.settings
+        """Whether the run was a deployment over sites and not a simulation."""
+        return is_deployment(self.settings)
 
     @property
     def hides_sample(self) -> bool:
-        """Whether the epsilon that was computed rests on nobody learning who took part."""
+        """Whether its epsilon assumes that the participating clients stay secret."""
         return bool(self.settings.get("simulate_amplification"))
 
     @property
     def simulated(self) -> bool:
-        """Whether its epsilon counts on amplification that does not hold, and so is no guarantee."""
+        """Whether its epsilon assumes amplification that is simulated only, and so is not a guarantee."""
         privacy = self.ending.privacy
         return self.hides_sample or (privacy is not None and is_simulated(privacy.terms))
 
 
+def has_values(run: Run, column: str) -> bool:
+    """Whether any record of a run has a value in a column."""
+    return column in run.records and not np.isnan(run.records[column]).all()
+
+
 def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """All runs, each with a name of its own."""
-    whole = [folder.resolve() for folder in folders]
-    for place, folder in enumerate(whole):
-        if folder in whole[:place]:
-            raise InputError(f"{folders[place]} is named twice: name each run once.")
-    return [_read(*each) for each in zip(folders, _labels(whole), strict=True)]
+    """All runs, each with a distinct label."""
+    resolved = [folder.resolve() for folder in folders]
+    for index, folder in enumerate(resolved):
+        if folder in resolved[:index]:
+            raise InputError(f"{folders[index]} is named twice: name each run once.")
+    return [_read(*each) for each in zip(folders, _labels(resolved), strict=True)]
 
 
 def _labels(folders: Sequence[Path]) -> list[str]:
-    """The last part of each path; more of it where runs would go by the same name."""
+    """The last part of each path; more parts where labels would be equal."""
     length = 1
     while True:
         names = ["/".join(folder.parts[-length:]) for folder in folders]
@@ -205,18 +224,39 @@ def _read(folder: Path, label: str) -> Run:
     known = settings_file.read(folder)
     clients, buffer = known.get("clients"), known.get("buffer")
     if type(clients) is not int or type(buffer) is not int or not 0 < clients < 2**31 or buffer < 1:
-        raise InputError(f"the settings in {folder} are not of a run: name the folder of one.")
+        raise InputError(f"the settings in {folder} are not those of a run: name the folder of a run.")
     if not (folder / "records.jsonl").is_file():
         raise _no_records_error(folder)
     try:
-        records = read_columns(_read_lines(folder / "records.jsonl"))
+        records = read_columns(_read_lines(folder / "records.jsonl"), _metrics(known))
     except DamagedFileError as error:
         raise _damaged_error(folder / "records.jsonl", error) from None
     if not len(records["version"]):
         raise _no_records_error(folder)
     ending = read_ending(folder)
     trace, whole = _trace(folder / "trace.jsonl", clients, buffer, ending, int(records["version"][-1]))
-    return Run(label, folder, known, records, trace, whole, ending)
+    return Run(label, folder, known, records, trace, whole, ending, _read_clients(folder / CLIENTS_FILE))
+
+
+def _metrics(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The names and goals of a run's metrics, the main one first."""
+    given = settings.get("metrics")
+    valid = isinstance(given, dict) and given and all(goal in ("max", "min") for goal in given.values())
+    return dict(given) if valid else _EARLIER_METRICS  # type: ignore[arg-type]
+
+
+def _read_clients(path: Path) -> dict[str, dict[str, float]]:
+    """The metrics of each client at the end of a run, if it has test data by client; null is NaN."""
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_bytes())["clients"]
+        return {
+            str(metric): {str(client): _number(value, metric) for client, value in values.items()}
+            for metric, values in found.items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _damaged_error(path, DamagedFileError(str(error)[:80])) from None
 
 
 def _trace(
@@ -241,7 +281,7 @@ def _trace(
 
 
 def _read_lines(path: Path, size: float = float("inf")) -> Iterator[dict[str, Any]]:
-    """The whole lines among the first bytes; a run may be writing more."""
+    """The complete lines among the first `size` bytes; a run may be appending more."""
     with path.open("rb") as file:
         for text in file:
             size -= len(text)
@@ -256,7 +296,7 @@ def _parse_line(text: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise DamagedFileError("a line is not JSON") from None
     if not isinstance(line, dict):
-        raise DamagedFileError("a line is no object")
+        raise DamagedFileError("a line is not an object")
     return line
 
 
@@ -266,13 +306,13 @@ def _no_run_sentence(folder: Path) -> str:
     inside = sorted(path.parent.name for path in folder.glob("*/settings.json"))
     if inside:
         names = " ".join(str(folder / name) for name in inside[:5])
-        return f"{folder} is not a run but holds some: name them, as in 'offbeat report {names}'."
-    return f"{folder} is not the folder of a run: name one that 'offbeat run' wrote."
+        return f"{folder} is not a run but contains runs: name them, as in 'offbeat report {names}'."
+    return f"{folder} is not the folder of a run: name a folder that 'offbeat run' wrote."
 
 
 def _no_records_error(folder: Path) -> InputError:
-    return InputError(f"the run in {folder} is incomplete, it has no records yet: wait for its first one.")
+    return InputError(f"the run in {folder} has no records yet: wait for its first one.")
 
 
 def _damaged_error(path: Path, error: DamagedFileError) -> InputError:
-    return InputError(f"{path} is damaged ({error}): put a whole copy in its place.")
+    return InputError(f"{path} is damaged ({error}): replace it with an intact copy.")

@@ -1,12 +1,7 @@
-"""Text from outside, made safe for HTML and SVG.
+"""Figures as SVG and PNG: axes, lines with markers, and the label of each run at the end of its line.
 
-How runs are told apart: colours that the colour-blind can tell (Okabe and Ito), dashes and marks.
-
-Names at the ends of lines, near where they end but never on top of each other, nor out of sight.
-
-A figure as SVG: two axes, lines with marks, and each run's name where its line ends.
-
-Drawings as PNG, where the package that converts them is there, and letters to draw them with.
+Runs differ in colour (the palette of Okabe and Ito, which colour-blind readers can distinguish), dashes and
+markers. Lines that coincide alternate in dashes, so that each of them is visible.
 """
 
 import unicodedata
@@ -14,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from itertools import count, takewhile
 from typing import NamedTuple
+
+import numpy as np
 
 from offbeat.report.chart import (
     Axis,
@@ -30,24 +27,24 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 def escape_text(value: str) -> str:
-    """As text or as an attribute's value: nothing in it is markup, and nothing in it is invisible."""
+    """Escape text for HTML and SVG; characters that are not printable are replaced."""
     return escape("".join(each if each.isprintable() else _REPLACEMENT for each in value))
 
 
 def element(tag: str, attributes: Mapping[str, object], inside: str = "") -> str:
-    """One element; `inside` is markup already."""
+    """One element; `inside` is markup."""
     words = "".join(f' {name}="{escape_text(str(value))}"' for name, value in attributes.items())
     return f"<{tag}{words}>{inside}</{tag}>" if inside else f"<{tag}{words}/>"
 
 
-MAX_RUNS = 12  # that one page can show
+MAX_RUNS = 12  # of one page
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _DARK = ("#56b4e9", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#f0e442")
 _DASHES = ("", "7 3", "2 3", "9 3 2 3")
 
 
 class Theme(NamedTuple):
-    """Colours of what is not a run."""
+    """Colours of everything but the runs."""
 
     ground: str
     ink: str
@@ -60,8 +57,13 @@ DARK = Theme("#161b22", "#e6edf3", "#9aa4af", "#2d343d")
 
 
 def dash_pattern(style: int) -> str:
-    """The dashes of a run's lines; empty: none."""
+    """The dashes of a run's lines; empty: a solid line."""
     return _DASHES[style % len(_DASHES)]
+
+
+def run_class(style: int) -> str:
+    """The class of everything that belongs to a run, by which a page hides it."""
+    return f"r{style}"
 
 
 def colour_class(style: int) -> str:
@@ -70,7 +72,7 @@ def colour_class(style: int) -> str:
 
 
 def style_rules(theme: Theme, colours: tuple[str, ...] = _COLOURS) -> str:
-    """The style of what is drawn."""
+    """The style sheet of drawings."""
     runs = "".join(f".c{n}{{stroke:{each};fill:{each}}}" for n, each in enumerate(colours))
     return (
         f"{runs}text{{fill:{theme.soft};stroke:none;font-size:12px}}"
@@ -84,7 +86,7 @@ def style_rules(theme: Theme, colours: tuple[str, ...] = _COLOURS) -> str:
 
 
 def dark_style_rules() -> str:
-    """The same on a dark ground."""
+    """The style sheet for a dark background."""
     return style_rules(DARK, _DARK)
 
 
@@ -94,12 +96,12 @@ _LETTER_WIDTHS = {letter: width for letters, width in _WIDTHS.items() for letter
 
 
 def text_width(text: str) -> float:
-    """Pixels that a text takes at most, about."""
+    """An upper estimate of a text's width in pixels."""
     return sum(_LETTER_WIDTHS.get(letter) or _letter_width(letter) for letter in text)
 
 
 def shorten(text: str, room: float) -> str:
-    """The text, without its middle where it is too long: names of runs often differ at their ends."""
+    """The text without its middle if it is too long, since names of runs often differ at their ends."""
     if text_width(text) <= room:
         return text
     cut = len(text)
@@ -111,7 +113,7 @@ def shorten(text: str, room: float) -> str:
 
 
 def distinct_labels(texts: Iterable[str], room: float) -> dict[str, str]:
-    """Each text, shortened where it is too long, but no two of them to the same."""
+    """Each text, shortened if it is too long, such that all stay distinct."""
     numbers = {text: number for number, text in enumerate(dict.fromkeys(texts), 1)}
     found = {text: text for text in numbers if text_width(text) <= room}
     alike: dict[str, list[str]] = {}
@@ -125,7 +127,7 @@ def distinct_labels(texts: Iterable[str], room: float) -> dict[str, str]:
 
 
 def _ways(group: Sequence[str], numbers: Mapping[str, int], room: float) -> Iterator[list[str]]:
-    """How names can be shortened, the best first: to their ends, to where they differ, with a number."""
+    """Ways to shorten labels, the best first: keep the ends, keep the differing part, add a number."""
     yield [shorten(text, room) for text in group]
     before = _shared(group)
     after = _shared([text[before:][::-1] for text in group])
@@ -136,19 +138,19 @@ def _ways(group: Sequence[str], numbers: Mapping[str, int], room: float) -> Iter
 
 
 def _shared(texts: Sequence[str]) -> int:
-    """How many letters all begin with."""
+    """The length of the common prefix."""
     return sum(1 for _ in takewhile(lambda letters: len({*letters}) == 1, zip(*texts, strict=False)))
 
 
 def _part(text: str, start: int, end: int, room: float) -> str:
-    """The text from `start` to `end`, with as much around it as there is room for."""
+    """The text from `start` to `end`, with as much of the rest as fits."""
 
     def fits(start: int, end: int) -> bool:
         return start >= 0 and end <= len(text) and text_width(_cut(text, start, end)) <= room
 
     if not fits(start, end):
         return f"…{shorten(text[start:end], room - text_width('……'))}…"
-    # up to the end of the text, or from its start on, rather than nearly so
+    # prefer a part that reaches the end or the start of the text
     start, end = next((wide for wide in ((start, len(text)), (0, end)) if fits(*wide)), (start, end))
     while fits(start - 1, end) or fits(start, end + 1):
         start -= fits(start - 1, end)
@@ -167,9 +169,9 @@ def _letter_width(letter: str) -> float:
 
 
 def spread_labels(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Places at least `gap` apart between `low` and `high`, in the order of those wanted and near them.
+    """Positions near the wanted ones and in their order, at least `gap` apart, between `low` and `high`.
 
-    Where there is not room for all, the gap is as large as it can be.
+    If there is not enough room, the gap is as large as possible.
     """
     count = len(wanted)
     if count > 1:
@@ -192,7 +194,7 @@ def spread_labels(wanted: Sequence[float], gap: float, low: float, high: float) 
 
 
 def _start(group: Sequence[int], wanted: Sequence[float], gap: float, low: float, high: float) -> float:
-    """Where the first of a group goes so that all are near what they want, on average."""
+    """The position of the first label of a group that minimises the distances of all."""
     length = gap * (len(group) - 1)
     middle = sum(wanted[place] for place in group) / len(group)
     return max(low, min(high - length, middle - length / 2))
@@ -204,13 +206,17 @@ _LABEL_WIDTH = 135  # pixels that a run's name may take
 _LABEL_GAP = 15  # between names
 _MARKERS = 7  # on a line with many points
 _ALL_MARKED = 30  # points of a line that are all marked
+_MARGIN = 5  # pixels around the plot area for markers
+_START_SHARE = 0.2  # of a line that a zoomed axis may leave out
+_SQUEEZED = 0.6  # share of the axis below which it is zoomed
+_PROBES, _STROKE, _DASH = 60, 1.5, 9  # points at which lines are compared; pixels
 FONT = (
     "'Segoe UI', Roboto, 'DejaVu Sans', 'Liberation Sans', 'Noto Sans', Helvetica, Arial, Verdana, sans-serif"
 )
 
 
 class _PlotArea(NamedTuple):
-    """Where numbers lie in the drawing."""
+    """The part of the drawing between the axes."""
 
     left: float
     right: float
@@ -218,38 +224,92 @@ class _PlotArea(NamedTuple):
     y: AxisScale
 
     def at(self, x: float, y: float) -> tuple[float, float]:
-        across = self.left + (self.right - self.left) * self.x.place(x)
-        return across, HEIGHT - _BOTTOM - (HEIGHT - _TOP - _BOTTOM) * self.y.place(y)
+        across = self.left + (self.right - self.left) * self.x.position(x)
+        return across, HEIGHT - _BOTTOM - (HEIGHT - _TOP - _BOTTOM) * self.y.position(y)
 
 
 def draw(figure: Figure) -> str:
     """The drawing, styled by the page that it is in."""
     named = max(len(figure.lines), len(figure.runs)) > 1
     short = distinct_labels([*figure.runs, *(line.label for line in figure.lines)], _LABEL_WIDTH)
-    sizes = [
-        _unit_size(axis, numbers)
-        for axis, numbers in zip((figure.x, figure.y), _axis_values(figure), strict=True)
-    ]
-    x, y = (
-        _axis_scale(axis, numbers, size, snug=axis is figure.x)
-        for axis, numbers, size in zip((figure.x, figure.y), _axis_values(figure), sizes, strict=True)
+    plane, sizes = _plot_area(
+        figure, max(text_width(short[line.label]) for line in figure.lines) if named else 0
     )
-    longest = max(text_width(short[line.label]) for line in figure.lines)
-    left = 8 + max((text_width(word) for _, word in y.ticks), default=0)
-    plane = _PlotArea(left, WIDTH - (18 + longest if named else 16), x, y)
+    alternating = _alternating_dashes(coinciding(figure, plane))
     inside = [
         f"<title>{escape_text(figure.title)}</title>",
         *_draw_axes(figure, plane, *sizes),
-        *(_draw_band(line, plane) for line in figure.lines if line.tops is not None),
-        *(_draw_series(figure, line, plane) for line in figure.lines),
+        _clipped("".join(_draw_line(figure, line, plane, alternating) for line in figure.lines), plane),
         *(_labels(figure.lines, short, plane) if named else ()),
     ]
     box = f"0 0 {WIDTH} {HEIGHT}"
     return element("svg", {"viewBox": box, "role": "img", "aria-label": _describe(figure)}, "".join(inside))
 
 
+def _plot_area(figure: Figure, label_width: float) -> tuple[_PlotArea, list[UnitSize]]:
+    """The plot area, with room for labels at its right, and the units of both axes."""
+    values = _axis_values(figure)
+    sizes = [_unit_size(axis, numbers) for axis, numbers in zip((figure.x, figure.y), values, strict=True)]
+    x, y = (
+        _axis_scale(axis, numbers, size, snug=axis is figure.x)
+        for axis, numbers, size in zip((figure.x, figure.y), values, sizes, strict=True)
+    )
+    left = 8 + max((text_width(word) for _, word in y.ticks), default=0)
+    return _PlotArea(left, WIDTH - (18 + label_width if label_width else 16), x, y), sizes
+
+
+def coinciding(figure: Figure, plane: _PlotArea | None = None) -> list[tuple[str, ...]]:
+    """The labels of lines that lie on top of each other over at least half of their length."""
+    if len(figure.lines) < 2:
+        return []
+    plane = plane or _plot_area(figure, 0)[0]
+    groups: list[list[Series]] = []
+    for line in figure.lines:
+        group = next((each for each in groups if _same_course(each[0], line, plane)), None)
+        if group is None:
+            groups.append([line])
+        elif group[-1].label != line.label:
+            group.append(line)
+    return [tuple(line.label for line in group) for group in groups if len(group) > 1]
+
+
+def _same_course(one: Series, two: Series, plane: _PlotArea) -> bool:
+    """Whether two lines are nowhere more than a stroke's width apart where both are drawn."""
+    low, high = max(one.xs[0], two.xs[0]), min(one.xs[-1], two.xs[-1])
+    longest = max(one.xs[-1] - one.xs[0], two.xs[-1] - two.xs[0])
+    if high - low < longest / 2 or (np.diff(one.xs) <= 0).any() or (np.diff(two.xs) <= 0).any():
+        return False
+    at = np.linspace(low, high, _PROBES)
+    first, second = (np.interp(at, line.xs, line.ys) for line in (one, two))
+    return all(
+        abs(plane.at(low, a)[1] - plane.at(low, b)[1]) <= _STROKE
+        for a, b in zip(first.tolist(), second.tolist(), strict=True)
+    )
+
+
+def _alternating_dashes(groups: Sequence[Sequence[str]]) -> dict[str, dict[str, str]]:
+    """Dashes by label that let each of several coinciding lines show in turn."""
+    return {
+        label: {
+            "stroke-dasharray": f"{_DASH} {_DASH * (len(group) - 1)}",
+            "stroke-dashoffset": str(-_DASH * number),
+        }
+        for group in groups
+        for number, label in enumerate(group)
+    }
+
+
+def _clipped(inside: str, plane: _PlotArea) -> str:
+    """Markup that is visible within the plot area only; markers may reach over its edge."""
+    x, y = plane.left - _MARGIN, _TOP - _MARGIN
+    width, height = plane.right - plane.left + 2 * _MARGIN, HEIGHT - _TOP - _BOTTOM + 2 * _MARGIN
+    box = " ".join(map(_number, (x, y, width, height)))
+    look = {"x": _number(x), "y": _number(y), "width": _number(width), "height": _number(height)}
+    return element("svg", look | {"viewBox": box, "class": "plot"}, inside)
+
+
 def standalone(drawing: str, *, dark: bool = False) -> str:
-    """The same as a file of its own, on a white ground, or on a dark one, too, where the reader's is dark."""
+    """The drawing as a file with its own style; `dark`: it follows the reader's colour scheme."""
     style = style_rules(LIGHT) + (
         f"@media (prefers-color-scheme:dark){{{dark_style_rules()}}}" if dark else ""
     )
@@ -260,9 +320,9 @@ def standalone(drawing: str, *, dark: bool = False) -> str:
 
 
 def _describe(figure: Figure) -> str:
-    """For whoever cannot see it: where each line ends."""
+    """A description for screen readers: where each line ends."""
     ends = (
-        f"{line.label} ends at {figure.y.unit.say(float(line.ys[-1]))}"
+        f"{line.label} ends at {figure.y.unit.format(float(line.ys[-1]))}"
         for line in _last_series(figure.lines)
         if len(line.ys)
     )
@@ -270,14 +330,21 @@ def _describe(figure: Figure) -> str:
 
 
 def _axis_values(figure: Figure) -> tuple[list[float], list[float]]:
-    """All that has to be on each axis."""
+    """The values that have to be on each axis."""
     side = figure.stair / 2
     xs = [
         value for line in figure.lines for value in (float(line.xs.min()) - side, float(line.xs.max()) + side)
     ]
     ys = [float(line.ys.min()) for line in figure.lines]
     ys += [float((line.ys if line.tops is None else line.tops).max()) for line in figure.lines]
-    return xs, ys
+    return xs, _without_start(figure.lines, ys) if figure.y.zoom else ys
+
+
+def _without_start(lines: Sequence[Series], ys: list[float]) -> list[float]:
+    """The range of values after the first part of each line, if the first parts take most of the axis."""
+    later = [line.ys[line.xs >= line.xs[0] + _START_SHARE * (line.xs[-1] - line.xs[0])] for line in lines]
+    low, high = min(float(each.min()) for each in later), max(float(each.max()) for each in later)
+    return [low, high] if 0 < high - low < _SQUEEZED * (max(ys) - min(ys)) else ys
 
 
 def _unit_size(axis: Axis, numbers: Sequence[float]) -> UnitSize:
@@ -310,30 +377,44 @@ def _axis_title(label: str, size: UnitSize) -> str:
     return f"{label}, {size.name}" if size.name else label
 
 
-def _draw_series(figure: Figure, line: Series, plane: _PlotArea) -> str:
+def _draw_line(
+    figure: Figure, line: Series, plane: _PlotArea, alternating: Mapping[str, Mapping[str, str]]
+) -> str:
+    """All of a run but its label; a page can hide the group."""
+    band = "" if line.tops is None else _draw_band(line, plane)
+    return element(
+        "g",
+        {"class": run_class(line.style)},
+        band + _draw_series(figure, line, plane, alternating.get(line.label)),
+    )
+
+
+def _draw_series(figure: Figure, line: Series, plane: _PlotArea, dashes: Mapping[str, str] | None) -> str:
     kept = thin_points(line.xs, line.ys)
     points = [plane.at(float(line.xs[place]), float(line.ys[place])) for place in kept]
     look = {
         "class": f"line {colour_class(line.style)}",
         "d": _path(_steps(line, figure.stair, plane) or points),
     }
-    if dash_pattern(line.style):
+    if dashes:
+        look |= dashes
+    elif dash_pattern(line.style):
         look["stroke-dasharray"] = dash_pattern(line.style)
     few = len(points) <= _ALL_MARKED
     apart = 1 if few else len(points) / _MARKERS
-    # runs are marked at different places, so that marks of lines that lie together can be seen
+    # markers are at different points for each run, so that those of close lines do not cover each other
     first = 0.0 if few else apart * (0.3 + 0.17 * (line.style % 5))
     marks = []
     while first < len(points):
         place = kept[int(first)]
-        x, y = figure.x.unit.say(float(line.xs[place])), figure.y.unit.say(float(line.ys[place]))
+        x, y = figure.x.unit.format(float(line.xs[place])), figure.y.unit.format(float(line.ys[place]))
         marks.append(draw_marker(line.style, *points[int(first)], f"{line.label}: {y} at {x}"))
         first += apart
     return element("path", look) + "".join(marks)
 
 
 def _steps(line: Series, width: float, plane: _PlotArea) -> list[tuple[float, float]]:
-    """Level pieces around each point, from the ground up and back; none where there is no width."""
+    """The outline of a histogram; empty if bars have no width."""
     if not width:
         return []
     pairs = list(zip(line.xs.tolist(), line.ys.tolist(), strict=True))
@@ -352,7 +433,7 @@ def _draw_band(line: Series, plane: _PlotArea) -> str:
 
 
 def _last_series(lines: Sequence[Series]) -> list[Series]:
-    """Of each run the line that ends last."""
+    """The last line of each run."""
     return list({(line.style, line.label): line for line in lines}.values())
 
 
@@ -362,17 +443,19 @@ def _labels(lines: Sequence[Series], short: Mapping[str, str], plane: _PlotArea)
     places = spread_labels([y for _, y in ends], _LABEL_GAP, _TOP, HEIGHT - _BOTTOM)
     for line, (x, y), place in zip(lines, ends, places, strict=True):
         side = plane.right + 9
-        yield _segment("leader", x, y, side - 5, place)
-        yield draw_marker(line.style, side, place, line.label)
-        yield element(
+        visible = min(max(y, _TOP), HEIGHT - _BOTTOM)
+        name = element(
             "text",
             {"class": "name", "x": _number(side + 7), "y": _number(place + 4)},
             escape_text(short[line.label]),
         )
+        leader = _segment("leader", x, visible, side - 5, place)
+        marker = draw_marker(line.style, side, place, line.label)
+        yield element("g", {"class": run_class(line.style)}, leader + marker + name)
 
 
-def draw_marker(style: int, x: float, y: float, told: str) -> str:
-    """A shape that goes with the run."""
+def draw_marker(style: int, x: float, y: float, title: str) -> str:
+    """The marker of a run, with a tooltip."""
     shapes = (
         ((-3, -1.2), (-1.2, -3), (1.2, -3), (3, -1.2), (3, 1.2), (1.2, 3), (-1.2, 3), (-3, 1.2)),
         ((-2.7, -2.7), (2.7, -2.7), (2.7, 2.7), (-2.7, 2.7)),
@@ -382,7 +465,7 @@ def draw_marker(style: int, x: float, y: float, told: str) -> str:
     )
     shape = shapes[style % len(shapes)]
     path = f"{_path([(x + across, y + down) for across, down in shape])}Z"
-    return element("path", {"class": colour_class(style), "d": path}, f"<title>{escape_text(told)}</title>")
+    return element("path", {"class": colour_class(style), "d": path}, f"<title>{escape_text(title)}</title>")
 
 
 def _path(points: Iterable[tuple[float, float]]) -> str:
@@ -402,7 +485,7 @@ def _number(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
-_PNG_ZOOM = 2.5  # sharp on paper, too
+_PNG_ZOOM = 2.5  # sharp enough for print
 _FONT_PROBE = (
     '<svg xmlns="http://www.w3.org/2000/svg" width="40" height="20">'
     '<text x="2" y="15" font-family="{family}" font-size="14">{word}</text></svg>'
@@ -412,16 +495,18 @@ ConvertToPng = Callable[[str], bytes]
 
 
 def png_converter() -> ConvertToPng | str:
-    """From SVG to PNG; or why there is none, in a sentence."""
+    """A function from SVG to PNG, or the reason why there is none."""
     try:
         from resvg_py import svg_to_bytes
     except ImportError:
-        return "figures are not written as PNG, for resvg-py is not installed: pip install 'offbeat[report]'."
+        return (
+            "figures are not written as PNG, since resvg-py is not installed: pip install 'offbeat[report]'."
+        )
 
     def convert(drawing: str) -> bytes:
         return bytes(svg_to_bytes(svg_string=drawing, zoom=_PNG_ZOOM))
 
     written, blank = (convert(_FONT_PROBE.format(family=FONT, word=word)) for word in ("on", ""))
     if written == blank:
-        return "figures are not written as PNG, for no font was found to write in: install DejaVu Sans."
+        return "figures are not written as PNG, since no font was found: install DejaVu Sans."
     return convert

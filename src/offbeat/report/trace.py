@@ -1,8 +1,7 @@
-"""Stretches of equal length along an axis, and what adds up in each.
+"""Summarises a trace in one pass: staleness, concurrency, wasted work and participation.
 
-A trace in one pass: how stale updates were, who was at work when, what was wasted, and who took part.
-
-What is kept is as long as the run has clients, versions or kinds of staleness, never as it has tasks.
+Memory grows with the number of clients, versions and distinct staleness values, not with the number of
+tasks.
 """
 
 from array import array
@@ -19,7 +18,7 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class UniformBins:
-    """From 0 to `end`, in `count` stretches; what lies outside belongs to the first or the last."""
+    """`count` bins of equal width from 0 to `end`; values outside belong to the first or the last bin."""
 
     end: float
     count: int
@@ -30,47 +29,47 @@ class UniformBins:
 
     @property
     def edges(self) -> Floats:
-        """Where stretches end."""
+        """The right edges of the bins."""
         return self.width * np.arange(1, self.count + 1, dtype=np.float64)
 
     @property
     def centres(self) -> Floats:
         return self.edges - self.width / 2
 
-    def places(self, at: Floats) -> Integers:
-        """Which stretch each number lies in."""
+    def indices(self, at: Floats) -> Integers:
+        """The bin of each value."""
         return np.clip(at / self.width, 0, self.count - 1).astype(np.int64)
 
-    def tally(self, at: Floats) -> Integers:
-        """How many of these numbers lie in each stretch."""
-        return np.bincount(self.places(at), minlength=self.count)
+    def counts(self, at: Floats) -> Integers:
+        """The number of values in each bin."""
+        return np.bincount(self.indices(at), minlength=self.count)
 
-    def presence(self, since: Floats, until: Floats) -> Floats:
-        """How long, in all, the intervals lie in each stretch."""
+    def overlap(self, since: Floats, until: Floats) -> Floats:
+        """The total length of the intervals' intersections with each bin."""
         return self._after(since) - self._after(until)
 
     def _after(self, at: Floats) -> Floats:
-        """The length of each stretch that comes after each of these numbers, added up."""
+        """For each bin, the length of its part after each value, summed over the values."""
         at = np.clip(at, 0.0, self.end)
-        places = self.places(at)
-        part = np.bincount(places, weights=(places + 1) * self.width - at, minlength=self.count)
-        begun = np.bincount(places, minlength=self.count).cumsum()
+        bins = self.indices(at)
+        part = np.bincount(bins, weights=(bins + 1) * self.width - at, minlength=self.count)
+        begun = np.bincount(bins, minlength=self.count).cumsum()
         whole: Floats = part + self.width * np.concatenate([[0], begun[:-1]])
         return whole
 
 
-_BLOCK = 20_000  # tasks that are looked at together
-_MAX_BINS, _MIN_BINS = 120, 10  # stretches of a figure
-_MAX_TIME = 1e150  # no time goes as far
-_UPDATES_PER_BIN = 40  # updates that a stretch has, about, so that chance does not hide what goes on
+_BLOCK = 20_000  # tasks that are processed together
+_MAX_BINS, _MIN_BINS = 120, 10  # bins of a figure
+_MAX_TIME = 1e150  # later times mean that the file is damaged
+_UPDATES_PER_BIN = 40  # so that the averages of a bin are not dominated by chance
 
 
 class DamagedFileError(ValueError):
-    """A line that no run writes; the message says which, and what is wrong with it."""
+    """A line that no run writes; the message says what is wrong with it."""
 
 
 class PendingTask(NamedTuple):
-    """A task that was under way when the trace ended."""
+    """A task in flight at the end of a trace."""
 
     started: float
     due: float
@@ -78,35 +77,35 @@ class PendingTask(NamedTuple):
 
 @dataclass(frozen=True)
 class TraceSummary:
-    """A run's trace, added up."""
+    """Summary statistics of a trace."""
 
     versions: int
     time: UniformBins
     steps: UniformBins
-    staleness: Mapping[int, int]  # updates by how many versions old they were
-    age_mean: Floats  # for each stretch of server steps
+    staleness: Mapping[int, int]  # number of updates by staleness
+    age_mean: Floats  # mean staleness for each bin of server steps
     age_max: Floats
-    busy: Floats  # clients at work, on average, for each stretch of time
-    used: Integers  # arrivals of updates that were used, for each stretch of time
+    busy: Floats  # mean number of tasks in flight for each bin of time
+    used: Integers  # arrivals of updates that were used, for each bin of time
     dropped: Integers
     lost: Integers
-    taken: Integers  # updates used, for each client; the start is not counted
+    taken: Integers  # updates used, for each client; the warm-up is not counted
 
 
 class TraceEnd(NamedTuple):
-    """How far a trace goes."""
+    """The last version of a trace, and its time."""
 
     version: int
     time: float
 
 
 def trace_end(line: Mapping[str, Any]) -> TraceEnd:
-    """Which version a line made, and when."""
+    """The version and the time of a line."""
     version, time = line.get("version"), line.get("time")
     if not (
         isinstance(version, int) and isinstance(time, int | float) and version >= 0 and 0 <= time < _MAX_TIME
     ):
-        raise DamagedFileError("a line has no version, or no time")
+        raise DamagedFileError("a line has no valid version or time")
     return TraceEnd(version, float(time))
 
 
@@ -117,10 +116,10 @@ def summarise_trace(
     buffer: int,
     flights: Sequence[PendingTask] = (),
 ) -> TraceSummary:
-    """Add up the lines of a trace that goes as far as `end`; `flights` were under way there.
+    """Summarise a trace that ends at `end` with the tasks `flights` in flight.
 
-    Tasks that were dropped or lost have no times in a trace: theirs are taken to be in the middle of what
-    the server steps around them leave open.
+    A trace has no times of tasks that were dropped or lost. They are estimated as the middle of the
+    interval that the surrounding server steps allow.
     """
     count = max(_MIN_BINS, min(_MAX_BINS, end.version * buffer // _UPDATES_PER_BIN))
     time = UniformBins(end.time or 1.0, count)
@@ -130,24 +129,24 @@ def summarise_trace(
         sums.add(block)
     if flights:
         since, due = (np.array(each) for each in zip(*flights, strict=True))
-        sums.busy += time.presence(since, np.maximum(since, due))
-    return sums.digest(end.version)
+        sums.busy += time.overlap(since, np.maximum(since, due))
+    return sums.summary(end.version)
 
 
 class _Block(NamedTuple):
-    """Some lines together."""
+    """The tasks of several lines."""
 
     used: Floats  # (tasks, 5): client, version, visit, started, arrived
-    used_by: Floats  # (tasks,) the version that each helped to make
+    used_by: Floats  # (tasks,) the version of the server step that used each
     dropped: Floats  # (tasks, 3)
     dropped_by: Floats
     lost: Floats
     lost_by: Floats
-    times: Sequence[float]  # of all versions up to here
+    times: Sequence[float]  # of all versions so far
 
 
 class _Rows:
-    """Tasks of one kind, and which version each belongs to."""
+    """Tasks of one kind, and the version that each belongs to."""
 
     def __init__(self, width: int) -> None:
         self._width = width
@@ -175,7 +174,8 @@ class _Rows:
         return rows, by
 
     def _damaged(self) -> DamagedFileError:
-        return DamagedFileError(f"versions {self._by[0]} to {self._by[-1]} have something that is no task")
+        first, last = self._by[0], self._by[-1]
+        return DamagedFileError(f"versions {first} to {last} contain an entry that is not a task")
 
 
 def _blocks(lines: Iterable[Mapping[str, Any]]) -> Iterator[_Block]:
@@ -186,7 +186,7 @@ def _blocks(lines: Iterable[Mapping[str, Any]]) -> Iterator[_Block]:
         if version == 0 and len(times) == 1 and not len(used):
             times[0] = time
         elif version != len(times) or time < times[-1]:
-            raise DamagedFileError(f"version {version} comes where {len(times)} should")
+            raise DamagedFileError(f"version {version} is where version {len(times)} should be")
         else:
             times.append(time)
         for rows, name in ((used, "tasks"), (dropped, "dropped"), (lost, "lost")):
@@ -197,7 +197,7 @@ def _blocks(lines: Iterable[Mapping[str, Any]]) -> Iterator[_Block]:
 
 
 class _TraceSums:
-    """What adds up over blocks."""
+    """Sums over blocks."""
 
     def __init__(self, time: UniformBins, steps: UniformBins, clients: int) -> None:
         self._time, self._steps = time, steps
@@ -211,9 +211,11 @@ class _TraceSums:
     def add(self, block: _Block) -> None:
         client, began, _, started, arrived = block.used.T
         if (block.used[:, 0] >= len(self._taken)).any():
-            raise DamagedFileError(f"it has a client {int(client.max())}, and there are {len(self._taken)}")
-        self._used += self._time.tally(arrived)
-        self.busy += self._time.presence(started, np.maximum(started, arrived))
+            raise DamagedFileError(
+                f"it has a client {int(client.max())}, but there are {len(self._taken)} clients"
+            )
+        self._used += self._time.counts(arrived)
+        self.busy += self._time.overlap(started, np.maximum(started, arrived))
         self._count_ages(block.used_by, began)
         later = block.used_by > 0
         self._taken += np.bincount(client[later].astype(np.int64), minlength=len(self._taken))
@@ -223,9 +225,9 @@ class _TraceSums:
             (block.lost, block.lost_by, self._lost),
         ):
             made, since = by.astype(np.int64), rows[:, 1].astype(np.int64)
-            total += self._time.tally(times[made])
+            total += self._time.counts(times[made])
             until = (times[np.maximum(made - 1, 0)] + times[made]) / 2
-            self.busy += self._time.presence(
+            self.busy += self._time.overlap(
                 np.minimum((times[since] + times[np.minimum(since + 1, made)]) / 2, until), until
             )
 
@@ -234,12 +236,12 @@ class _TraceSums:
         ages = (by - 1 - began)[later].astype(np.int64)
         for age, count in zip(*np.unique(ages, return_counts=True), strict=True):
             self._ages[int(age)] = self._ages.get(int(age), 0) + int(count)
-        places = self._steps.places(by[later] - 1)
-        self._age_sum += np.bincount(places, weights=ages, minlength=self._steps.count)
-        self._age_count += np.bincount(places, minlength=self._steps.count)
-        np.maximum.at(self._age_max, places, ages)
+        bins = self._steps.indices(by[later] - 1)
+        self._age_sum += np.bincount(bins, weights=ages, minlength=self._steps.count)
+        self._age_count += np.bincount(bins, minlength=self._steps.count)
+        np.maximum.at(self._age_max, bins, ages)
 
-    def digest(self, versions: int) -> TraceSummary:
+    def summary(self, versions: int) -> TraceSummary:
         return TraceSummary(
             versions,
             self._time,

@@ -25,9 +25,10 @@ from offbeat.data.population import Examples
 from offbeat.errors import DivergedError
 from offbeat.nn.language import load_tokenizer
 from offbeat.training.build import RunSpec, build_run
-from offbeat.training.evaluate import accuracy, ema, evaluate
+from offbeat.training.evaluate import ema
 from offbeat.training.experiment import Experiment
 from offbeat.training.loop import Snapshot, train
+from offbeat.training.task import named_task
 
 _SMALL = ("mlp", "logistic")  # models of which a CPU computes many clients together
 
@@ -49,13 +50,13 @@ def placed_experiment(cell: Cell, spot: ComputeOptions) -> Experiment:
     engine = "sequential" if alone else "vectorised"
     execution = "auto" if alone else spot.execution
     return replace(
-        made, device=spot.device, execution=execution, engine=engine, data_dir=_folder(made.data, spot)
+        made, device=spot.device, execution=execution, engine=engine, data_dir=_folder(made.subject, spot)
     )
 
 
 def source_of(cell: Cell, spot: ComputeOptions) -> Source:
     """A cell's data, the test set thinned where that is asked for."""
-    data = cell.experiment.data
+    data = cell.experiment.subject
     return _source(data, _folder(data, spot), cell.tested, _writers(cell, spot), spot.weights)
 
 
@@ -65,7 +66,7 @@ def trial_of(cell: Cell, spot: ComputeOptions) -> RunSpec:
     check_weights(made, spot.weights)
     source = source_of(cell, spot)
     module = module_in(spot.weights, source.classes, made.seed, source.train.inputs)
-    return build_run(made, source, module=module)
+    return build_run(made, named_task(made, source, module))
 
 
 def run_cell(cell: Cell, spot: ComputeOptions) -> dict[str, Any]:
@@ -108,17 +109,7 @@ def _curve(cell: Cell, made: Experiment, trial: RunSpec) -> tuple[list[_Row], li
     worst: list[int] = []
     dropped, average = 0, None
     ends = {made.rounds - cell.scale * number for number in range(TAIL)}
-    shots = train(
-        trial.algorithm,
-        trial.engine,
-        dispatch=trial.dispatch,
-        buffer=made.buffer,
-        rounds=made.rounds,
-        weights=trial.weights,
-        max_staleness=trial.limit,
-        aggregate=trial.aggregate,
-        seed=made.seed,
-    )
+    shots = train(trial.algorithm, trial.engine, **trial.loop_arguments(made))
     try:
         for shot in shots:
             dropped = shot.counts.dropped
@@ -141,8 +132,9 @@ def _curve(cell: Cell, made: Experiment, trial: RunSpec) -> tuple[list[_Row], li
 
 
 def _score(trial: RunSpec, shot: Snapshot, x: Vector) -> dict[str, float]:
+    assert trial.task is not None
     assert trial.test is not None
-    return evaluate(trial.problem, x, trial.test, {"accuracy": accuracy}, statistics=shot.statistics)
+    return trial.task.evaluate(trial.problem, x, trial.test, shot.statistics)[0]
 
 
 def _staleness_summary(worst: list[int]) -> list[float] | None:

@@ -10,7 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from offbeat.errors import InputError
-from offbeat.training.experiment import present_settings
+from offbeat.training.experiment import Experiment, present_settings
+
+# Settings that say where a run is computed and not what comes out; they are not part of a cell's key.
+PLACE = ("data_dir", "engine", "device", "execution", "memory", "workers", "ray_address")
+_DEFAULTS = {name: value for name, value in Experiment().settings().items() if name not in PLACE}
 
 
 class Curve(NamedTuple):
@@ -87,10 +91,10 @@ def recorded(path: Path) -> dict[str, Curve]:
 
 
 def present_key(key: str) -> str:
-    """The key of a cell with the present names of settings."""
+    """The key of a cell with the present names of settings, and the defaults of settings added since."""
     try:
         settings, *others = json.loads(key)
-        return json.dumps([present_settings(settings), *others], sort_keys=True)
+        return json.dumps([_DEFAULTS | present_settings(settings), *others], sort_keys=True)
     except (ValueError, TypeError, AttributeError):
         return key
 

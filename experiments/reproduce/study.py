@@ -5,13 +5,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
-from experiments.reproduce.records import Curve
+from experiments.reproduce.records import PLACE, Curve
 from offbeat.training.experiment import Experiment
 
 TAIL = 5  # rounds at the end that are evaluated whatever else is
-
-# What says where a run is computed and not what comes out.
-_PLACE = ("data_dir", "engine", "device", "execution", "memory", "workers", "ray_address")
 
 
 @dataclass(frozen=True)
@@ -28,7 +25,7 @@ class Cell:
     @property
     def key(self) -> str:
         """The same for runs that should come out the same."""
-        settings = {n: value for n, value in self.experiment.settings().items() if n not in _PLACE}
+        settings = {n: value for n, value in self.experiment.settings().items() if n not in PLACE}
         return json.dumps([settings, self.scale, self.tested, self.writers], sort_keys=True)
 
     @property
@@ -51,7 +48,7 @@ class Cell:
         made = self.experiment
         local = made.local_steps
         if made.local_epochs is not None:
-            local = made.local_epochs * max(1, round(_TRAINED[made.data] / made.clients / made.batch_size))
+            local = made.local_epochs * max(1, round(_TRAINED[made.subject] / made.clients / made.batch_size))
         return made.rounds * made.buffer * local
 
 

@@ -17,7 +17,8 @@ import torch
 
 from experiments.reproduce.outcome import ComputeOptions, run_cell
 from experiments.reproduce.study import Cell
-from offbeat.errors import InputError
+from offbeat.cli.options import option_name
+from offbeat.errors import InputError, naming_settings
 
 _TRIES = 2  # of a cell whose process dies
 _GLANCE = 60.0  # seconds after which the clock is looked at again
@@ -84,7 +85,9 @@ def serve(connection: Connection, spot: ComputeOptions) -> None:
         except EOFError:
             return
         try:
-            connection.send(run_cell(cell, spot))
+            with naming_settings(option_name):  # the studies run from the command line
+                record = run_cell(cell, spot)
+            connection.send(record)
         except InputError as error:
             connection.send(str(error))
         except Exception:

@@ -34,7 +34,7 @@ RESNET: dict[str, Any] = {
     "eval_every": 25,
     "precision": "bfloat16",
 }
-CNN: dict[str, Any] = RESNET | {"model": "cnn", "eval_every": 10, "precision": "torch"}
+CNN: dict[str, Any] = RESNET | {"model": "cnn", "eval_every": 10, "precision": "auto"}
 HALF: dict[str, Any] = {"local_steps": 10}  # an epoch of a hundred
 QUICK: dict[str, Any] = {
     "data": "digits",

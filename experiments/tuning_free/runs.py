@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from experiments.reproduce.writers import by_writer
+from experiments.tuning_free.steady import Steady
 from experiments.tuning_free.variants import Variant
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, cross_entropy
@@ -101,9 +102,11 @@ def variant(words: dict[str, Any], sizes: tuple[int, ...], at: dict[str, Any]) -
 
 
 def method(kind: str, words: dict[str, Any], sizes: tuple[int, ...], at: dict[str, Any]) -> Any:
-    """A variant, or a method of the catalogue."""
+    """A variant, the form of the twelfth exploration, or a method of the catalogue."""
     if kind == "unit":
         return variant(words, sizes, at)
+    if kind == "steady":
+        return Steady.tuned(at["steps"])
     words = dict(words)
     falls = words.pop("falls", False) or at["falls"]
     made = build(kind, Setting(at["buffer"], at["steps"], at["rounds"]), words)
@@ -143,7 +146,7 @@ def run(cell: dict[str, Any], given: argparse.Namespace) -> dict[str, Any]:
     population = Population(source.train, parts, Steps(at["steps"], at["batch"])).to(given.device)
     shape = tuple(source.train.inputs.shape[1:])
     module = _module(at["model"], shape, source.classes, at["seed"]).to(given.device)
-    precision = Precision[at["precision"].upper()]
+    precision = Precision[at["precision"].upper().replace("TORCH", "AUTO")]  # as records have it
     problem, test = Problem(module, losses, precision=precision), source.test.to(given.device)
     sizes = tuple(parameter.numel() for parameter in module.parameters())
     delays = parse_delay(at["delays"])
@@ -153,7 +156,7 @@ def run(cell: dict[str, Any], given: argparse.Namespace) -> dict[str, Any]:
     else:
         how = "compiled" if at["model"] == "resnet18" else given.execution
         engine = Vectorised(problem, population, delays, execution=EXECUTIONS[how])
-    limit = None if at["method"] == "unit" else find(at["method"]).max_staleness
+    limit = None if at["method"] in ("unit", "steady") else find(at["method"]).max_staleness
     averages: dict[float, Tensor] = {}
     record: dict[str, Any] = {"device": given.device, "failure": None}
     try:

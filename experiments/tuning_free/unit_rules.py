@@ -2,7 +2,8 @@
 
 Who works when, and on which rows, does not depend on the method. So all rules and all rates of FedBuff run
 together on one schedule, as rows of the same tensors, and differ in nothing else. The local and the server
-steps are those of `offbeat.algorithms.cadence`, which `--check` compares; only the unit differs by rule.
+steps are those of `offbeat.algorithms.cadence`, which `--check` compares; only the unit differs by rule, and
+constants that a rule names.
 
 `python -m experiments.tuning_free.unit_rules --data data.npz --set first --device cuda --processes 12
 --out records.jsonl` runs one set of rules of `unit_sets.json` on the development draw, over all seeds;
@@ -23,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from experiments.tuning_free.steady import Steady
 from experiments.tuning_free.unit_tasks import (
     DRAWS,
     Data,
@@ -37,6 +39,8 @@ from experiments.tuning_free.unit_tasks import (
     scores,
 )
 from torch import Tensor
+
+from offbeat.algorithms.cadence import Cadence
 
 SEEDS = (0, 1, 2)
 TINY = 1e-12
@@ -118,6 +122,9 @@ class Signals:
     age: float
     sent: Tensor  # mean logarithm of the units that these clients were sent
     part: Tensor  # |g0| / (|g0| + |gK - g0|), one minibatch at both ends of the task
+    part_max: Tensor  # the same with the longer of the two in place of g0
+    part_off: Tensor  # the same with the distance of gK from the line between 0 and g0
+    anchor: Tensor  # cosine of the task's gradients and of the control variate that was sent
     turn: Tensor  # cosine of a new gradient and the way so far, mean over the task
     keep: Tensor  # cosine of g0 and gK
     slope: Tensor  # of the first minibatch's loss along the way, at its start, by the larger gradient
@@ -130,6 +137,8 @@ class Signals:
     tasks: int  # in this buffer
     distance: Tensor  # of the path from the first model
     back: Tensor  # cosine of the mean step and of the mean steps before
+    loss: Tensor  # that the clients met, by the lowest so far
+    path: Tensor  # the same with the server's steps before the model that each client was sent
 
 
 @dataclass
@@ -258,6 +267,38 @@ def steered(group: Group, unit: Tensor, size: Tensor, seen: Signals) -> Tensor:
     return torch.exp(now + pace * (target - now)).minimum(group.get("cap", 20) * size).minimum(most)
 
 
+def joint(group: Group, unit: Tensor, size: Tensor, seen: Signals) -> Tensor:
+    """Steered by the gradient's change, and the more upwards the more directions agree."""
+    which = group.get("which", 0)
+    ratio = torch.where(which == 1, seen.part_max, seen.part)
+    ratio = torch.where(which == 2, seen.part_off, ratio).clamp(1e-4, 1 - 1e-4)
+    wanted = group.get("gain", 2) * torch.log(group.get("change", 1) * ratio / (1 - ratio))
+    if seen.agree is not None:
+        group.memory["agree"] = seen.agree
+    agreed = group.memory.get("agree", torch.zeros_like(unit)) / group.get("accord", 4)
+    lift = (group.get("lift", 1) * agreed.clamp_min(TINY).log()).maximum(-group.get("floor", 0))
+    lift = lift.minimum(group.get("most", 9))
+    wanted = torch.where(group.get("veto", 0) > 0, wanted.maximum(lift), wanted + lift)
+    brake = torch.where(group.get("lagged", 0) > 0, seen.path, seen.back)
+    brake = torch.where(group.get("lagged", 0) == 2, seen.anchor, brake)
+    over = (brake - group.get("back", -2)).clamp_max(0)
+    wanted = torch.where(over < 0, wanted.clamp_max(0) + group.get("brake", 2) * over, wanted)
+    bound = group.get("bound", 4).log()
+    worse = seen.loss.clamp_min(TINY).log() - group.get("guard", 1e9).log()  # the loss met, by its lowest
+    slide = group.get("slide", 0)
+    wanted = torch.where(worse > 0, wanted.clamp_max(0) - slide * worse, wanted)
+    wanted = wanted.maximum(-bound).minimum(bound)
+    now = unit.log()
+    pace = seen.tasks / (seen.tasks + torch.where(wanted > 0, group.get("few_up", 3), group.get("few", 3)))
+    pace = pace * (group.get("hold", 1e9) / (seen.version + 1)).clamp_max(1)
+    slow = (group.get("hold_down", 1e9) / (seen.version + 1)).clamp_max(1)
+    pace = torch.where(wanted < 0, pace * slow, pace)
+    target = torch.where(group.get("blind", 0) > 0, now + wanted / (1 + seen.age), seen.sent + wanted)
+    made = torch.exp(now + pace * (target - now)).minimum(group.get("cap", 1e30) * size)
+    high = group.memory["high"] = made.maximum(group.memory.get("high", unit))
+    return made.maximum(high / group.get("keep_of", 1e30))
+
+
 def distance(group: Group, unit: Tensor, size: Tensor, seen: Signals) -> Tensor:
     """The distance from the first model, as in DoG."""
     return unit.maximum(group.get("times", 1) * seen.distance).minimum(group.get("cap", 1e9) * size)
@@ -279,10 +320,12 @@ RULES = {
     "agreement-search": agreement_search,
     "distance": distance,
     "steered": steered,
+    "joint": joint,
 }
 
 
 SETS: dict[str, list[Rule]] = json.loads(Path(__file__).with_name("unit_sets.json").read_text())
+STEADY = SETS["steady"][0]  # what `steady.py` does
 
 
 # --- one schedule, many runs --------------------------------------------------------------------------
@@ -366,7 +409,7 @@ class Race:
         return torch.cat(found)
 
     def tasks(
-        self, start: Tensor, stride: Tensor, rest: Tensor, rows: Tensor
+        self, start: Tensor, stride: Tensor, rest: Tensor, rows: Tensor, anchors: Tensor
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """One task of each client of a buffer, in every run: unit steps added up, gradients, and reports.
 
@@ -414,8 +457,13 @@ class Race:
             both = torch.maximum(one, last.norm(dim=-1)).clamp_min(TINY)
             far = gone.norm(dim=-1).clamp_min(TINY)
             calm = one / largest.squeeze(-1).clamp_min(TINY)
+            share = ((last * first).sum(-1) / one.square().clamp_min(TINY)).clamp(0, 1)
+            off = (last - share.unsqueeze(-1) * first).norm(dim=-1)
             reports = {
-                "part": one / (one + other).clamp_min(TINY),
+                "part": (one + 0.5 * TINY) / (one + other + TINY),
+                "part_max": both / (both + other).clamp_min(TINY),
+                "part_off": one / (one + off).clamp_min(TINY),
+                "anchor": _cosine(total, anchors),
                 "turn": turn / max(steps - 1, 1),
                 "keep": _cosine(first, last),
                 "slope": (first * gone).sum(-1) / (both * far),
@@ -442,6 +490,7 @@ class Race:
             self.constant("stride", STRIDE),
         )
         top, exp = self.constant("top", 1), self.constant("exp", 0)  # most of the server's rate; FedExP's
+        single = self.constant("single", 0)  # a buffer of few tasks leaps less far
         undo, mean_met, low = self.constant("undo", 0), self.first.new_zeros(ours), self.first.new_zeros(ours)
         good, good_unit, since = path[:ours], self.first.new_ones(ours), torch.zeros(ours, device=self.device)
         degree, belief = self.constant("degree", DEGREE), self.constant("trust", 1).unsqueeze(1)
@@ -450,17 +499,20 @@ class Race:
         early, tasks, buffers = 1.0, 0.0, 0
         sums = {
             name: torch.zeros(len(BINS), ours, device=self.device)
-            for name in (*_NAMES, "unit", "agree", "back")
+            for name in (*_NAMES, "unit", "agree", "back", "path")
         }
         counts, looked = [0] * len(BINS), [0] * len(BINS)
         lately = zeros
-        kept: dict[int, tuple[Tensor, Tensor, float, Tensor]] = {}
+        kept: dict[int, tuple[Tensor, Tensor, float, Tensor, Tensor]] = {}
+        loss_now = loss_low = self.first.new_ones(ours)
+        patience = self.constant("patience", 10)
+        recent = zeros  # the server's steps lately
         marks = {max(1, round(part * t_end)): n for n, part in enumerate(LOOKS)}
         curve: list[list[float]] = [[] for _ in range(ours + self.theirs * 3)]
         rows = torch.tensor(plan.rows, device=self.device)
         for version in range(t_end):
             trust = 1 / (1 + age)
-            kept[version] = (path, trust * c, trust * seen, unit)
+            kept[version] = (path, trust * c, trust * seen, unit, recent)
             sent = plan.versions[version]
             names = torch.tensor(plan.clients[version], device=self.device)
             start = torch.stack([kept[v][0] for v in sent], 1)
@@ -472,7 +524,7 @@ class Race:
             stride = torch.cat(
                 [walk.unsqueeze(1) / steps**0.5 * units, self.local.unsqueeze(1).expand(-1, len(sent))]
             ).unsqueeze(-1)
-            way, total, reports = self.tasks(start, stride, rest, rows[version])
+            way, total, reports = self.tasks(start, stride, rest, rows[version], anchors)
             # FedBuff, its server steps falling linearly to nothing
             falling = (self.server * self.local * (1 - version / t_end) * steps).unsqueeze(1)
             theirs = path[ours:] - falling * way[ours:].mean(1)
@@ -490,6 +542,7 @@ class Race:
             longest = most / (version + 1) ** 0.5
             apart = way[:ours].square().sum(-1).mean(1) / (2 * descent.square().sum(-1)).clamp_min(TINY)
             ahead = torch.where(exp > 0, apart.clamp_min(1), leap)  # FedExP's factor, or the bound by flight
+            ahead = ahead * torch.where(single > 0, len(sent) / (len(sent) + single), 1.0)
             rate = (
                 (ahead * walk * steps**0.5 / (1 + age)).minimum(longest / length.clamp_min(TINY)).minimum(top)
             )
@@ -504,9 +557,18 @@ class Race:
                 agree = gathered.square().sum(-1) * steps / (shared * tasks)
             back = _cosine(descent, lately)
             lately = lately + (descent - lately) / (2 + age)
+            before_sent = torch.stack([kept[v][4] for v in sent], 1)
+            along = _cosine(descent, before_sent.mean(1))
+            recent = recent + (even - recent) / (2 + age)
             part = next(n for n, end in enumerate(BINS) if (version + 0.5) / t_end <= end)
             if ours:
                 means = {name: reports[name].mean(1) for name in _NAMES}
+                met = reports["met"].clamp_min(0)
+                odds = torch.nan_to_num(met / (met + 1), nan=1.0).mean(1)
+                found = odds / (1 - odds).clamp_min(TINY)
+                weight = 1.0 if version == 0 else len(sent) / (len(sent) + patience)
+                loss_now = loss_now + weight * (found - loss_now)
+                loss_low = loss_now if version == 0 else loss_low.minimum(loss_now)
                 signals = Signals(
                     version,
                     age,
@@ -515,6 +577,8 @@ class Race:
                     buffers=buffers,
                     tasks=len(sent),
                     back=back,
+                    path=along,
+                    loss=loss_now / loss_low.clamp_min(TINY),
                     distance=(mine - self.first).norm(dim=-1),
                     **means,
                 )
@@ -523,6 +587,7 @@ class Race:
                     sums[name][part] += torch.nan_to_num(means[name].float())
                 sums["unit"][part] += unit.float().log()
                 sums["back"][part] += back.float()
+                sums["path"][part] += along.float()
                 if agree is not None:
                     looked[part] += 1
                     sums["agree"][part] += agree.float()
@@ -577,7 +642,19 @@ class Race:
         return made
 
 
-_NAMES = ("part", "turn", "keep", "slope", "slope_end", "rise", "met", "calm")
+_NAMES = (
+    "part",
+    "part_max",
+    "part_off",
+    "anchor",
+    "turn",
+    "keep",
+    "slope",
+    "slope_end",
+    "rise",
+    "met",
+    "calm",
+)
 
 
 def _short(value: float) -> float:
@@ -605,24 +682,30 @@ def _evened(step: Tensor, squares: Tensor, power: Tensor) -> Tensor:
 # --- the project's own Cadence on the same schedule ---------------------------------------------------
 
 
-def check(stored: dict[str, np.ndarray]) -> float:
-    """The largest difference between this file's present rule and `offbeat.Cadence`, by the model's norm."""
-    from offbeat.algorithms.cadence import Cadence
+def check(stored: dict[str, np.ndarray], method: Any, rule: Rule) -> float:
+    """The largest difference between this file's rule and a method of its own, by the model's norm."""
     from offbeat.core import Batch, Batches, Cohort, Visit
 
-    system = System("check", "digits", "mlp", "dirichlet:0.3", 30, 8, 3, 4, 5, 25, "mild")
-    race = Race(system, 0, [{"rule": "agreement"}, {"rule": "agreement"}], (), stored, dtype=torch.float64)
+    system = System("check", "digits", "mlp", "dirichlet:0.3", 30, 8, 3, 4, 5, 40, "mild")
+    race = Race(system, 0, [rule, rule], (), stored, dtype=torch.float64)
     finals: dict[str, Tensor] = {}
     score = race.score
     race.score = lambda at: (finals.update(x=at[0]), score(at))[1]  # type: ignore[method-assign, func-returns-value]
     race.run()
-    method = Cadence.tuned(steps=system.steps)
+    method = method.tuned(steps=system.steps)
     state = method.init(race.first)
     memories = {client: method.memory(race.first) for client in range(system.clients)}
     messages = {}
 
-    def grad(at: Tensor, batch: Batch) -> Tensor:
-        return race.gradient(at.view(1, 1, -1), batch.data)[0].view(-1)  # type: ignore[arg-type]
+    class Grad:
+        """Of this file's models."""
+
+        def with_loss(self, at: Tensor, batch: Batch, /) -> tuple[Tensor, Tensor]:
+            found, loss = race.gradient(at.view(1, 1, -1), batch.data)  # type: ignore[arg-type]
+            return found.view(-1), loss.view(())
+
+        def __call__(self, at: Tensor, batch: Batch, /) -> Tensor:
+            return self.with_loss(at, batch)[0]
 
     for version in range(system.rounds):
         messages[version] = method.broadcast(state, version)
@@ -633,7 +716,7 @@ def check(stored: dict[str, np.ndarray]) -> float:
             sent = int(race.schedule.versions[version, n])
             visit = Visit(torch.tensor(sent), torch.tensor(version - sent))
             upload, memories[client] = method.local(
-                messages[sent], memories[client], Batches(items), visit, grad
+                messages[sent], memories[client], Batches(items), visit, Grad()
             )  # type: ignore[arg-type]
             uploads.append(upload)
         mean = type(uploads[0])(*(torch.stack(parts).mean(0) for parts in zip(*uploads, strict=True)))
@@ -687,10 +770,12 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=9)
     parser.add_argument("--out", type=Path, default=Path("unit_rules.jsonl"))
-    parser.add_argument("--check", action="store_true", help="against the project's own Cadence, and end")
+    parser.add_argument("--check", action="store_true", help="against Cadence and Steady, and end")
     given = parser.parse_args()
     if given.check:
-        print(f"difference by norm: {check(dict(np.load(given.data))):.1e}")
+        for method, rule in ((Cadence, SETS["present"][0]), (Steady, STEADY)):
+            found = check(dict(np.load(given.data)), method, rule)
+            print(f"{method.__name__}: difference by norm {found:.1e}")
         return
     systems = [system for system in DRAWS[given.draw]() if not given.only or label(system) in given.only]
     wanted = sorted(

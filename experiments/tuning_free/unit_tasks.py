@@ -525,6 +525,11 @@ def another() -> tuple[System, ...]:
     return draw(23, 24)
 
 
+def test() -> tuple[System, ...]:
+    """24 more, drawn by a fourth seed, for the rule that was taken."""
+    return draw(24, 24)
+
+
 def short() -> tuple[System, ...]:
     """The development draw with 40 server steps."""
     return tuple(System(**(asdict(system) | {"rounds": 40})) for system in development() if system.buffer > 1)
@@ -542,6 +547,7 @@ DRAWS = {
     "development": development,
     "fresh": fresh,
     "another": another,
+    "test": test,
     "sweep": sweep,
     "short": short,
     "long": long,

@@ -25,6 +25,7 @@ from offbeat.schedule.dispatch import current_name
 from offbeat.schedule.scheduler import Scheduler
 from offbeat.schedule.statistics import iterate_buffers
 from offbeat.training.build import build_dispatch, build_run
+from offbeat.training.task import named_task
 
 FOLDER = Path(__file__).parent.parent.parent / "experiments" / "concurrency"
 FILES = ["records", "digits"]
@@ -235,7 +236,7 @@ def test_groups_of_the_grid_follow_each_other_and_both_sides_get_the_same_rates(
 
 @pytest.mark.parametrize("cell", TABLE2.quick.cells, ids=lambda cell: f"{cell.row}, {cell.rates}")
 def test_a_cell_is_a_run_that_would_not_be_refused(cell: Any) -> None:
-    build_run(cell.experiment, DIGITS)
+    build_run(cell.experiment, named_task(cell.experiment, DIGITS))
 
 
 def test_what_the_page_says_of_momentum_on_digits_holds() -> None:

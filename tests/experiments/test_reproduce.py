@@ -47,6 +47,7 @@ from offbeat.schedule.statistics import simulate
 from offbeat.training.build import build_dispatch, build_run
 from offbeat.training.experiment import Experiment
 from offbeat.training.loop import check_fit
+from offbeat.training.task import named_task
 
 DIGITS = load("digits")
 VERSIONS = [
@@ -99,7 +100,10 @@ def test_a_quick_study_needs_no_download_and_is_meant_for_minutes(study: Study) 
     assert study.quick.minutes < 8
     methods = {(one.experiment.algorithm, one.experiment.partition): one for one in study.quick.cells}
     for one in methods.values():
-        build_run(placed_experiment(one, ComputeOptions()), DIGITS)
+        build_run(
+            placed_experiment(one, ComputeOptions()),
+            named_task(placed_experiment(one, ComputeOptions()), DIGITS),
+        )
 
 
 def test_a_study_is_found_by_its_name_and_a_near_one_is_offered() -> None:
@@ -520,9 +524,9 @@ def test_a_cell_whose_process_dies_is_given_up_and_the_others_run() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without the device that is asked for")
-def test_what_a_process_refuses_is_told() -> None:
+def test_the_refusal_of_a_worker_process_is_returned() -> None:
     ((_, answer),) = results([cell("a")], ComputeOptions(device="cuda"), 1, math.inf)
-    assert answer == "the device 'cuda' is not to be had here: use device cpu."
+    assert answer == "the device 'cuda' is not available: use --device cpu."
 
 
 @dataclass(frozen=True)
@@ -691,7 +695,7 @@ def test_in_full_without_data_it_is_one_sentence_on_where_to_get_it(
     else:
         data = study.full.cells[0].experiment.data
         assert f"is not in empty/{data}: put it there" in error
-        assert any(f"downloaded from {item.url}.\n" in error for item in downloads(data))
+        assert any(f"download it from {item.url}.\n" in error for item in downloads(data))
     assert error.count("\n") == 1
     assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
 

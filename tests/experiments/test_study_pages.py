@@ -404,7 +404,7 @@ def test_a_page_is_written_with_its_own_line_ends_and_whole_after_its_drawings(
 
     monkeypatch.setattr(Path, "replace", stopped)
     assert main([*ADAMASFL, "--write", str(link)]) == 1
-    assert "page.md could not be read or written (No space left" in capsys.readouterr().err
+    assert "page.md could not be read or written (the disk is full" in capsys.readouterr().err
     assert page.read_bytes() == old
     assert moved[-1] == "page.md"
     assert sorted(path.name for path in tmp_path.glob("*.svg")) == sorted(moved[:-1]) != []

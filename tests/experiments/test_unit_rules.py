@@ -1,21 +1,37 @@
-"""The eleventh exploration shows what its records hold, and simulates the project's own Cadence."""
+"""The eleventh and twelfth explorations show what their records hold, and simulate the methods themselves."""
 
 import argparse
+import json
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from experiments.tuning_free import unit_rules, unit_table
+from experiments.tuning_free.steady import Steady
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sklearn.datasets import load_digits
+from torch import Tensor
+
+from offbeat.algorithms.cadence import Cadence
+from offbeat.core import Batch, Batches, Cohort, Visit
+
+VISIT = Visit(torch.tensor(0), torch.tensor(0))
 
 FOLDER = Path(unit_table.__file__).parent
-SECTION = (FOLDER / "README.md").read_text().partition("## Eleventh exploration")[2]
+SECTION, _, TWELFTH = (
+    (FOLDER / "README.md")
+    .read_text()
+    .partition("## Eleventh exploration")[2]
+    .partition("## Twelfth exploration")
+)
 
 
-def table(number: int) -> list[list[str]]:
-    """The cells of one of the section's tables, without its head."""
-    block = [part for part in SECTION.split("\n\n") if part.startswith("|")][number]
+def table(number: int, section: str = SECTION) -> list[list[str]]:
+    """The cells of one of a section's tables, without its head."""
+    block = [part for part in section.split("\n\n") if part.startswith("|")][number]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines()[2:]]
 
 
@@ -66,7 +82,62 @@ def test_the_two_known_failures_are_mended_by_as_much_as_the_page_says() -> None
     assert tuple(f"{value:.1f}" for value in ahead) == said.groups()
 
 
-def test_the_simulation_takes_the_steps_of_cadence() -> None:
+def test_the_table_of_the_new_draw_is_printed_from_the_records(capsys: pytest.CaptureFixture[str]) -> None:
+    given = argparse.Namespace(
+        records=FOLDER / "unit_rules.jsonl", draw="test", set="test", words=[], systems=False
+    )
+    unit_table.show(given)
+    lines = capsys.readouterr().out.splitlines()[2:]
+    found = [[cell.strip() for cell in line.strip("|").split("|")][1:] for line in lines]
+    assert sorted(row[1:] for row in table(0, TWELFTH)) == sorted(found)
+
+
+def test_the_table_of_the_old_bench_is_that_of_its_records() -> None:
+    records = [json.loads(line) for line in (FOLDER / "exploration12.jsonl").read_text().splitlines()]
+    ours = sorted(f"{100 * each['last']:.1f}" for each in records if each["method"] == "steady")
+    rows = table(1, TWELFTH)
+    assert sorted(row[1] for row in rows) == ours
+    again = {f"{100 * each['last']:.1f}" for each in records if each["method"] == "cadence"}
+    bench = (json.loads(line) for line in (FOLDER / "bench.jsonl").read_text().splitlines())
+    first = {
+        f"{100 * each['last']:.1f}" for each in bench if each["method"] == "cadence" and each["seed"] == 0
+    }
+    assert [row for row in rows if row[2] not in again | first] == []
+
+
+@pytest.mark.parametrize("method", [Cadence, Steady])
+def test_the_simulation_takes_the_steps_of_the_method(method: type[Cadence | Steady]) -> None:
     digits = load_digits()
     stored = {"digits_x": digits.data.astype(np.float32), "digits_y": digits.target}
-    assert unit_rules.check(stored) < 1e-12
+    rule = unit_rules.STEADY if method is Steady else unit_rules.SETS["present"][0]
+    assert unit_rules.check(stored, method, rule) < 1e-12
+
+
+@given(seed=st.integers(0, 1000), scale=st.floats(-12, 12))
+@settings(max_examples=20, deadline=None)
+def test_what_steady_uploads_is_bounded(seed: int, scale: float) -> None:
+    rng = np.random.default_rng(seed)
+    method = Steady.tuned(4)
+    x, goals = torch.from_numpy(rng.normal(size=5)), torch.from_numpy(10**scale * rng.normal(size=(4, 5)))
+    state, memory = method.init(x), method.memory(x)
+    for version in range(3):
+        batches = Batches(tuple(Batch((goal,)) for goal in goals))
+        upload, memory = method.local(method.broadcast(state, version), memory, batches, VISIT, Bowl())
+        assert upload._fields == tuple(method.traits.bounds)
+        for name, bound in method.traits.bounds.items():
+            assert float(getattr(upload, name).norm()) <= bound + 1e-12
+        state = method.step(state, upload, Cohort(version, 9, (min(version, 2), 0), (1.0, 1.0)))
+        assert 0 < float(state.units[0]) < float("inf")
+
+
+class Bowl:
+    """Slopes of |x - goal|^2 / 2."""
+
+    def __call__(self, x: Tensor, batch: Batch, /) -> Tensor:
+        return x - batch.data[0]
+
+    def with_loss(self, x: Tensor, batch: Batch, /) -> tuple[Tensor, Tensor]:
+        return self(x, batch), (x - batch.data[0]).square().sum() / 2
+
+    def descend(self, x: Tensor, batch: Batch, lr: float, /) -> Tensor:
+        return x - lr * self(x, batch)

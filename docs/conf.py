@@ -9,7 +9,8 @@ version = release = offbeat.__version__
 project_copyright = "the authors of offbeat"
 language = "en"
 
-extensions = ["myst_parser", "sphinx.ext.autodoc"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+napoleon_use_ivar = True  # attributes in docstrings are not objects of their own
 myst_heading_anchors = 3
 highlight_language = "none"  # a fence without a language is a drawing
 default_role = "literal"  # docstrings write names between single backticks

@@ -3,6 +3,7 @@
 The pages of the guide are run from top to bottom, commands too, and say what the commands answer.
 """
 
+import importlib
 import json
 import os
 import re
@@ -10,7 +11,9 @@ import shlex
 import shutil
 import subprocess
 import sys
+from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +23,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "docs" / "privacy.md"]
 GUIDE = [
     ROOT / "docs" / f"{name}.md"
-    for name in ("index", "train", "cadence", "choose", "time", "private", "runs")
+    for name in ("index", "train", "data", "cadence", "choose", "time", "private", "runs")
 ]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
@@ -175,3 +178,29 @@ def test_links_within_the_project_lead_somewhere() -> None:
     ]
     assert links
     assert [(page.name, link) for page, link in links if not (page.parent / link).exists()] == []
+
+
+@pytest.fixture
+def figure(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The program that makes the figures of the README."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    return importlib.import_module("figure")
+
+
+def test_the_figures_of_the_readme_show_the_stored_results(figure: Any) -> None:
+    results = json.loads(figure.RESULTS.read_text())
+    found = figure.drawings(results)
+    assert set(found) == {"accuracy-over-time.svg", "accuracy-over-tuning.svg"}
+    for name, text in found.items():
+        assert (ROOT / "docs" / name).read_text() == text
+        assert f'src="docs/{name}"' in (ROOT / "README.md").read_text()
+    cadence = results["curves"]["cadence"][-1][1]
+    best = figure.best_of([point[-1] for point in results["grids"]["fedbuff"]])
+    assert best[2] < cadence <= best[3]  # "FedBuff needs four runs on average to match it"
+
+
+def test_the_expected_best_of_some_runs_is_that_of_all_choices(figure: Any) -> None:
+    values = [0.3, 0.9, 0.1, 0.5]
+    for count, value in enumerate(figure.best_of(values), 1):
+        every = [max(chosen) for chosen in combinations(values, count)]
+        assert value == pytest.approx(sum(every) / len(every))

@@ -156,3 +156,46 @@ def test_the_design_names_every_module() -> None:
     tree = (ROOT / "docs" / "design.md").read_text()
     named = [name for name in NAMES if not name.startswith("algorithms/") and Path(name).stem != "__init__"]
     assert [name for name in named if Path(name).name not in tree] == []
+
+
+# What could turn bytes from the network into code.
+_LOADERS = {"pickle", "cloudpickle", "marshal", "dill", "shelve", "runpy", "importlib", "pkgutil", "joblib"}
+_CALLS = {"exec", "eval", "compile", "__import__", "import_module", "resolve_name"}
+
+
+def _ways_to_execute(tree: ast.AST) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                found |= {name.name for name in names if name.name.partition(".")[0] in _LOADERS}
+            case ast.ImportFrom(module=str(module)) if module.partition(".")[0] in _LOADERS:
+                found.add(module)
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in _CALLS:
+                found.add(name)
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="torch"), attr="load")):
+                found.add("torch.load")
+    return found - {"importlib.metadata"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name for name in NAMES if re.match(r"deploy/(site|protocol)/|deploy/flower/(site|content)\.py", name)],
+)
+def test_what_reads_messages_at_a_site_has_no_way_to_execute_them(name: str) -> None:
+    """docs/deploy.md promises that nothing from the network is executed, imported or unpickled there."""
+    assert not _ways_to_execute(ast.parse((SOURCE / name).read_text()))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import pickle",
+        "from importlib import import_module",
+        "eval(x)",
+        "torch.load(x)",
+        "a.import_module(x)",
+    ],
+)
+def test_a_way_to_execute_is_found(line: str) -> None:
+    assert _ways_to_execute(ast.parse(line))

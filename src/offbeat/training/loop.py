@@ -330,7 +330,8 @@ class RunState:
         )
 
     def save(self, version: int) -> Checkpoint:
-        self.settle()
+        if version == self.version:
+            self.settle()  # a step that diverged says so, whether or not the run went on from it
         if version != self.version or not self.consistent:
             raise InputError(
                 f"the run has left version {version}: take a checkpoint of a snapshot before the next one."

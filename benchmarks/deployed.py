@@ -54,7 +54,7 @@ def start_site(folder: Path, kind: str, name: str, address: str, size: int) -> S
         words += [f"wide_{size}", name, str(place)]
     else:
         words = ["-m", "offbeat", "join", "--superlink", address, "--certificate", str(keys / "ca.crt")]
-        words += ["--key", str(key), "--data", f"wide_{size}:load", "--name", name, "--folder", str(place)]
+        words += ["--key", str(key), "--task", f"wide_{size}:task", "--name", name, "--folder", str(place)]
         words += ["--once"]
     environment = os.environ | {"PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}"}
     with (folder / f"{name}.log").open("ab") as log:

@@ -34,7 +34,7 @@ from deployment.wide import TASK
 
 SETTINGS = """\
 [task]
-module = "wide_{size}:module"
+function = "wide_{size}:task"
 [training]
 algorithm = "fedbuff"
 parameters = {{ local_lr = 0.01, server_lr = 0.1 }}
@@ -102,13 +102,13 @@ def work(folder: Path, address: str, names: list[str], size: int) -> None:
     from offbeat.deploy.user_code import import_user_code
 
     logging.getLogger().setLevel(logging.CRITICAL)
-    code = import_user_code(f"wide_{size}:load")
+    code = import_user_code(f"wide_{size}:task")
     real = Site("real", folder / f"real-{names[0]}", code.load, code.module, code.losses)
     link = SuperLinkAddress(address, folder / "keys" / "ca.crt")
 
     def serve(name: str) -> None:
         key = folder / "keys" / "sites" / name / "key"
-        options = SiteOptions(name, folder / "sites" / name, key=key)
+        options = SiteOptions(name, folder / "sites" / name, f"wide_{size}:task", key)
         options.folder.mkdir(parents=True, exist_ok=True)
         client = FleetClient(link.address, link.authority, load_site_key(key))
         light: Any = LightSite(real, name, key)

@@ -38,9 +38,9 @@ def test_the_guide_shows_every_command_of_a_deployment() -> None:
 @pytest.mark.parametrize("block", blocks("toml"))
 def test_settings_of_the_guide_are_read(block: str) -> None:
     """Each block adds to an app's settings, with sites enough for it."""
-    given = {"task": {"module": "a:b"}, "training": {"clients": 10, "buffer": 5}} | tomllib.loads(block)
+    given = {"task": {"function": "a:b"}, "training": {"clients": 10, "buffer": 5}} | tomllib.loads(block)
     plan = ServeConfig.of(given, Path())
-    assert plan.code.module == "a:b"
+    assert plan.code.function == "a:b"
 
 
 def test_the_guide_names_every_table_and_key_of_the_settings() -> None:

@@ -170,17 +170,17 @@ def without_elapsed(line: Golden) -> Golden:
 
 TASK = """
 import torch
-from offbeat import Examples
-
-def module():
-    return torch.nn.Linear(3, 2)
+from offbeat import Examples, LearningTask
 
 def load(name):
     return Examples(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64))
+
+def task():
+    return LearningTask(module=lambda: torch.nn.Linear(3, 2), data=load)
 """
 SERVE = """
 [task]
-module = "golden_task:module"
+function = "golden_task:task"
 [training]
 algorithm = "fedbuff"
 clients = 4
@@ -232,7 +232,7 @@ COMMANDS: dict[str, tuple[str, float]] = {  # in this order: later ones read wha
     "keys": ("keys --hosts localhost --sites a,b", EXACT),
     "serve": ("serve serve.toml --start --resume --out served", EXACT),
     "join": (
-        "join --superlink 127.0.0.1:9092 --insecure --data golden_task:load --name a --folder site",
+        "join --superlink 127.0.0.1:9092 --insecure --task golden_task:task --name a --folder site",
         EXACT,
     ),
     "helper": ("helper --key key --store store --token token --insecure --port 0", EXACT),

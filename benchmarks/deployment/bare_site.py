@@ -34,7 +34,7 @@ PAUSE = 0.02  # seconds between two requests for a message
 
 def main(address: str, authority: str, key: str, module: str, name: str, folder: str) -> None:
     """Serve one run."""
-    code = import_user_code(f"{module}:load")
+    code = import_user_code(f"{module}:task")
     site = Site(name, Path(folder), code.load, code.module, code.losses, Path(key))
     private = load_site_key(Path(key))
     keys = private, private.public_key()

@@ -60,7 +60,7 @@ def open_sites(size: int, nodes: int, updates: int) -> Iterator[tuple[ServeReque
         settings = write_task(folder, size, nodes, updates, 0.001)
         sys.path.insert(0, name)
         task = __import__(f"wide_{size}")
-        sites = [Site(f"s{node}", folder / f"site-{node}", task.load, task.module) for node in range(nodes)]
+        sites = [Site(f"s{node}", folder / f"site-{node}", task.load, task.Wide) for node in range(nodes)]
         for site in sites:
             stack.callback(site.close)
         yield ServeRequest(settings, folder / "run", False, False), sites

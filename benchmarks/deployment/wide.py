@@ -5,7 +5,7 @@ from pathlib import Path
 BUFFER = 2
 TASK = """\
 import torch
-from offbeat import Examples
+from offbeat import Examples, LearningTask
 from torch import nn
 
 class Wide(nn.Module):
@@ -16,15 +16,15 @@ class Wide(nn.Module):
     def forward(self, inputs):
         return inputs * (1 + self.weight.square().sum())
 
-def module():
-    return Wide()
-
 def load(site):
     return Examples(torch.eye(4, 10), torch.arange(4))
+
+def task():
+    return LearningTask(module=Wide, data=load)
 """
 SETTINGS = """\
 [task]
-module = "wide_{size}:module"
+function = "wide_{size}:task"
 [training]
 algorithm = "fedbuff"
 parameters = {{ local_lr = 0.01, server_lr = 0.1 }}

@@ -1,6 +1,6 @@
 """The sites of the campaign: a few examples each, and losses that misbehave where they are told to.
 
-Given to `offbeat join` as `sites:load`; the server has the same model. An order is a file with the name of a
+Given to `offbeat join` as `sites:task`; the server has the same model. An order is a file with the name of a
 site in the folder that OFFBEAT_ORDERS names; without that variable nothing here misbehaves.
 """
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from offbeat import Examples
+from offbeat import Examples, LearningTask
 
 ORDERS = "OFFBEAT_ORDERS"
 FEATURES, CLASSES, EXAMPLES = 20, 5, 60
@@ -46,6 +46,11 @@ def losses(outputs: Tensor, targets: Tensor) -> Tensor:
         case "nan":
             return each * torch.nan
     return each
+
+
+def task() -> LearningTask:
+    """The task, the same for all."""
+    return LearningTask(module=module, data=load, loss=losses)
 
 
 def site() -> str:

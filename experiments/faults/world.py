@@ -21,8 +21,7 @@ ROGUES = ("mallory", "trudy", "eve")
 LATE = ("late-1", "late-2")
 _SETTINGS = """
 [task]
-module = "sites:module"
-losses = "sites:losses"
+function = "sites:task"
 
 [training]
 algorithm = "{method}"
@@ -104,7 +103,7 @@ class World:
 
     def join(self, name: str, *words: str) -> Process:
         """A site, or a rogue in its place; `words` for one that is not as it should be."""
-        given = ["--superlink", f"127.0.0.1:{self.port}", "--data", "sites:load", "--name", name]
+        given = ["--superlink", f"127.0.0.1:{self.port}", "--task", "sites:task", "--name", name]
         given += ["--folder", f"site-{name}"]
         given += words or ["--certificate", "keys/ca.crt", "--key", f"keys/sites/{name}/key"]
         if self.secure and name not in ROGUES:
@@ -168,7 +167,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def replayed(world: World) -> dict[str, Any]:
     """What `offbeat replay --compare` finds, with honest sites."""
-    words = ["-m", "offbeat", "replay", "run", "--data", "sites:load", "--compare", "--json"]
+    words = ["-m", "offbeat", "replay", "run", "--task", "sites:task", "--compare", "--json"]
     log = world.place / "replay.log"
     process = Process([sys.executable, *words], world.place, log, {sites.ORDERS: ""})
     process.wait(180)

@@ -44,6 +44,7 @@ VALUES: Mapping[str, Mapping[str, str]] = MappingProxyType(  # of settings, by t
         "execution": {"columns": "mapped", "eager": "mapped", "compiled": "streamed-compiled"},
     }
 )
+PARTS_OF_TASK = frozenset({"data", "module", "losses", "test"})  # each was given by itself
 RECORD_FIELDS: Mapping[str, str] = MappingProxyType({"trips": "client_updates"})
 
 
@@ -60,6 +61,15 @@ def check_name(name: str, place: str = "") -> None:
     """Reject the former name of a setting; `place` is added to the sentence, such as " of [training]"."""
     if name in SETTINGS:
         raise InputError(f"{setting_name(name)}{place} is now called {setting_name(SETTINGS[name])}.")
+
+
+def check_part_of_task(name: str, place: str, present: str) -> None:
+    """Reject a part of a task that is given by itself; `present` is the setting that gives the whole task."""
+    if name in PARTS_OF_TASK:
+        raise InputError(
+            f"{setting_name(name)}{place} is now a part of the task: give {setting_name(present)}{place}, "
+            "package.module:function, which returns an offbeat.LearningTask."
+        )
 
 
 def check_value(name: str, value: object) -> None:

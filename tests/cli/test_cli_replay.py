@@ -123,11 +123,8 @@ def spoil(run: Path, line: int, name: str, value: object) -> None:
     [
         ("nowhere", "there is no trace nowhere: name the folder of a run, or the trace in it."),
         ("bare", "there is no settings.json beside bare/trace.jsonl: move the trace back"),
-        ("run --data local_task:load", "is a simulation, whose settings name its data: leave out --data."),
-        (
-            "run --module local_task:module",
-            "is a simulation, whose settings name its data: leave out --module.",
-        ),
+        ("run --task local_task:task", "is a simulation, whose settings name its task: leave out --task."),
+        ("run --module local_task:module", "--module is now a part of the task: give --task"),
         ("run --engine ray", "unknown engine 'ray': choose from sequential, vectorised."),
         ("run --until -1", "--until must be at least 0, not -1."),
         ("run --until 9", "this trace ends at version 8: replay up to there at most."),
@@ -137,7 +134,7 @@ def spoil(run: Path, line: int, name: str, value: object) -> None:
         ("unsaved --compare", "has saved no model yet: leave out --compare."),
         ("spoilt", "line 4 of the trace is of version 5 where 4 comes next: replay an undamaged copy"),
         ("sites", "the data of a deployment are at its sites: give --task package.module:function"),
-        ("sites --data local_none:load", "there is no module 'local_none' for --data"),
+        ("sites --task local_none:task", "there is no module 'local_none' for --task"),
         ("private", "the noise of this run is secret and drawn only once"),
     ],
 )
@@ -148,7 +145,7 @@ def test_bad_input_is_one_sentence(
     others = {
         "unsaved": {},
         "spoilt": {},
-        "sites": {"task": {"module": "local_task:module"}},
+        "sites": {"task": {"function": "local_task:task"}},
         "private": {"clip": "1", "noise": 0.5, "delta": 1e-5, "max_participations": 9},
     }
     for name, other in others.items():
@@ -172,7 +169,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from offbeat import Examples
+from offbeat import Examples, LearningTask
 
 SIZES = {"north": 9, "south": 5, "east": 12, "west": 7}
 
@@ -187,10 +184,14 @@ def load(name):
 
 def module():
     return nn.Linear(5, 3).to(DTYPE)
+
+
+def task():
+    return LearningTask(module=module, data=load)
 """
 SERVE = """
 [task]
-module = "local_task:module"
+function = "local_task:task"
 
 [training]
 algorithm = "{method}"
@@ -277,14 +278,14 @@ def test_a_deployments_trace_gives_the_deployed_model(
     ages = [line["version"] - 1 - task[1] for line in lines if line["version"] for task in line["tasks"]]
     assert max(ages) > 1
     before = files(here / "run")
-    code, found = replayed("run --data local_task:load --compare", capsys)
+    code, found = replayed("run --task local_task:task --compare", capsys)
     assert code == 0
     assert found["difference"] < 1e-6
-    code, found = replayed("run --data local_task:load --compare --engine vectorised", capsys)
+    code, found = replayed("run --task local_task:task --compare --engine vectorised", capsys)
     assert code == 0
     assert files(here / "run") == before
     (here / "run" / "checkpoint" / "state.safetensors").unlink()  # the model alone is left
-    code, found = replayed("run --data local_task:load --compare", capsys)
+    code, found = replayed("run --task local_task:task --compare", capsys)
     assert code == 0
     assert found["difference"] < 1e-6
 
@@ -312,15 +313,18 @@ def test_sites_whose_data_are_not_those_of_the_run_are_told_apart(
 ) -> None:
     deploy(here, "fedbuff", METHODS["fedbuff"])
     (here / "local_other.py").write_text(
-        "from local_task import load as first, module\n"
-        "def load(name):\n    data = first(name)\n    return data._replace(targets=data.targets.flip(0))\n"
+        "from local_task import LearningTask, load as first, module\n"
+        "def flipped(name):\n    data = first(name)\n    return data._replace(targets=data.targets.flip(0))\n"
         "def wider(name):\n    data = first(name)\n"
         "    return data if name == 'north' else data._replace(inputs=data.inputs[:, :4])\n"
+        "def other():\n    return LearningTask(module=module, data=flipped)\n"
+        "def uneven():\n    return LearningTask(module=module, data=wider)\n"
+        "def failing():\n    return LearningTask(module=module, data=lambda name: 1 / 0)\n"
     )
-    code, found = replayed("run --data local_other:load --compare", capsys)
+    code, found = replayed("run --task local_other:other --compare", capsys)
     assert code == 1
     assert found["difference"] > 1e-3
-    assert main(["replay", "run", "--data", "local_other:wider"]) == 2
+    assert main(["replay", "run", "--task", "local_other:uneven"]) == 2
     assert "differ in dtype or shape: load what the sites loaded." in capsys.readouterr().err
-    assert main(["replay", "run", "--data", "local_task:module"]) == 2
+    assert main(["replay", "run", "--task", "local_other:failing"]) == 2
     assert "could not be loaded" in capsys.readouterr().err

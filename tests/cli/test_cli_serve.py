@@ -20,23 +20,26 @@ from offbeat.deploy.server.run import SET_ASIDE_FILE, ServeOutcome, write_outcom
 
 TASK = """
 import torch
-from offbeat import Examples
-
-def module():
-    return torch.nn.Linear(3, 2)
+from offbeat import Examples, LearningTask
 
 def load(name):
     return Examples(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64))
+
+def task():
+    return LearningTask(module=lambda: torch.nn.Linear(3, 2), data=load)
+
+def broken():
+    return LearningTask(module=lambda: 1 / 0, data=load)
 """
 SETTINGS = """
 [task]
-module = "cli_task:module"
+function = "cli_task:task"
 [training]
 algorithm = "fedbuff"
 clients = 4
 rounds = 3
 """
-JOIN = "join --superlink 127.0.0.1:23999 --data cli_task:load"
+JOIN = "join --superlink 127.0.0.1:23999 --task cli_task:task"
 
 
 @pytest.fixture(autouse=True)
@@ -120,7 +123,7 @@ def test_a_run_is_told_line_by_line(here: Path, act: Act, capsys: pytest.Capture
     assert said.out.splitlines() == [
         "fedbuff: 3 server steps of 2 updates, 4 sites; the run is in run",
         "a site joins by",
-        "  offbeat join --superlink 127.0.0.1:23998 --insecure --data cli_task:load --name NAME",
+        "  offbeat join --superlink 127.0.0.1:23998 --insecure --task cli_task:task --name NAME",
         "version 3  12 s  6 updates  accuracy 0.75  staleness 0.5",
         "model: run/model.safetensors",
     ]
@@ -146,7 +149,7 @@ def test_the_line_for_sites_says_how_they_are_known(
     act(ServeOutcome(3))
     assert main(shlex.split(f"serve serve.toml --start --port 23998 --certificates {made}")) == 0
     out = capsys.readouterr().out
-    assert "join --superlink 127.0.0.1:23998 --certificate ca.crt --key key --data cli_task:load" in out
+    assert "join --superlink 127.0.0.1:23998 --certificate ca.crt --key key --task cli_task:task" in out
     assert "runs/serve-fedbuff-1" in out
 
 
@@ -210,7 +213,13 @@ def test_resumed_settings_must_be_the_same(here: Path, act: Act, capsys: pytest.
         (f"{JOIN} --insecure --name 'a b'", "'a b' cannot be the name of a site"),
         (f"{JOIN} --insecure --helper-key none", "none cannot be read"),
         (f"{JOIN} --insecure --minimum 1", "a secure sum over 1 sites hides no site"),
-        ("join --superlink a --data b:c --insecure", "--superlink must be an address such as"),
+        ("join --superlink a --task b:c --insecure", "--superlink must be an address such as"),
+        (
+            "join --superlink 127.0.0.1:23999 --insecure --data cli_task:load",
+            "--data is now a part of the task: give --task, package.module:function, which returns an "
+            "offbeat.LearningTask.",
+        ),
+        ("join --superlink 127.0.0.1:23999 --losses cli_task:load", "--losses is now a part of the task"),
     ],
 )
 def test_bad_words_are_one_sentence_and_leave_nothing(
@@ -226,10 +235,14 @@ def test_bad_words_are_one_sentence_and_leave_nothing(
     ("change", "sentence"),
     [
         (
-            ("cli_task:module", "no_task:module"),
-            "serve.toml: there is no module 'no_task' for module of [task]",
+            ("cli_task:task", "no_task:task"),
+            "serve.toml: there is no module 'no_task' for function of [task]",
         ),
-        (("cli_task:module", "cli_task:load"), "the model could not be created"),
+        (("cli_task:task", "cli_task:broken"), "the model could not be created"),
+        (
+            ('function = "cli_task:task"', 'module = "cli_task:load"'),
+            "module of [task] is now a part of the task: give function of [task]",
+        ),
         (('"fedbuff"', '"fedasync"\nbuffer = 9'), "buffer"),
         (("clients = 4", "clients = 4\ndevice = 'cuda:99'"), "the device 'cuda:99' is not available"),
         (("clients = 4", "clients = 4\nprecision = 'tf32'"), "tf32 is not available on a CPU"),
@@ -307,7 +320,7 @@ def test_a_site_is_joined_with_what_was_given(
     assert main(shlex.split(f"{JOIN} {trust} --name hospital --json")) == 0
     own, link = asked
     folder = here / "state" / "offbeat" / "sites" / "hospital"
-    assert (own.name, own.folder, own.data) == ("hospital", folder, "cli_task:load")
+    assert (own.name, own.folder, own.task) == ("hospital", folder, "cli_task:task")
     assert own.key == made / "sites" / "a" / "key"
     assert link == ("127.0.0.1:23999", made / "ca.crt")
     said = capsys.readouterr()
@@ -316,9 +329,9 @@ def test_a_site_is_joined_with_what_was_given(
     assert said.err == "offbeat: it is so.\n"
 
 
-def test_a_loader_that_cannot_be_found_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    said = fails("join --superlink 127.0.0.1:23999 --insecure --data no_such.data:load --name a", capsys)
-    assert "there is no module 'no_such' for --data" in said
+def test_a_task_that_cannot_be_found_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    said = fails("join --superlink 127.0.0.1:23999 --insecure --task no_such.data:task --name a", capsys)
+    assert "there is no module 'no_such' for --task" in said
 
 
 def test_a_file_that_is_no_token_is_refused_before_anything_is_started(

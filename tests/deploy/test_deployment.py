@@ -52,13 +52,15 @@ def load(site):
 def test():
     return offbeat.load("digits").test
 
+def task():
+    return offbeat.LearningTask(module=module, data=load, test=test)
+
 def other():
-    return nn.Linear(64, 9)
+    return offbeat.LearningTask(module=lambda: nn.Linear(64, 9), data=load)
 """
 SERVE = f"""
 [task]
-module = "digits_sites:module"
-test = "digits_sites:test"
+function = "digits_sites:task"
 
 [training]
 algorithm = "{{method}}"
@@ -129,8 +131,8 @@ class Deployment:
         given = (f"{name}.toml", "--out", name, "--certificates", "keys", "--json")
         return self.trial.offbeat(name, "serve", *given, *words)
 
-    def join(self, site: str, *words: str) -> Any:
-        given = ("--superlink", self.link, "--data", "digits_sites:load", "--name", site)
+    def join(self, site: str, *words: str, task: str = "digits_sites:task") -> Any:
+        given = ("--superlink", self.link, "--task", task, "--name", site)
         trust = ("--certificate", "keys/ca.crt", "--folder", f"site-{site}")
         return self.trial.offbeat(site, "join", *given, *trust, *words)
 
@@ -202,7 +204,7 @@ def check_its_trace_is_replayed_to_its_model(
 ) -> None:
     assert deployment.runs[method].wait(LIMIT) == 0
     capsys.readouterr()
-    words = ["replay", str(deployment.place / method), "--data", "digits_sites:load"]
+    words = ["replay", str(deployment.place / method), "--task", "digits_sites:task"]
     assert main([*words, "--compare", "--json"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["version"] == ROUNDS
@@ -246,7 +248,7 @@ def check_a_key_that_is_not_registered_is_one_sentence_and_is_tried_again(deploy
 def check_a_site_with_another_model_is_told_apart(deployment: Deployment) -> None:
     for process in deployment.runs.values():
         process.wait(LIMIT)
-    site = deployment.join("late", "--key", "keys/sites/late/key", "--module", "digits_sites:other")
+    site = deployment.join("late", "--key", "keys/sites/late/key", task="digits_sites:other")
     reasons = lambda: [  # noqa: E731
         event["sentence"] for event in deployment.lines("host", "events") if event["event"] == "rejected"
     ]

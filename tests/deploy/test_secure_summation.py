@@ -15,7 +15,7 @@ SECURE = {"helper": "http://127.0.0.1:9", "token": "helper.token", "minimum": 3}
 
 def plan(folder: Path, secure: dict[str, Any] | None) -> ServeConfig:
     given: dict[str, Any] = {
-        "task": {"module": "test_server_setup:plain"},
+        "task": {"function": "test_server_setup:plain_task"},
         "training": {"algorithm": "fedbuff", "clients": 6, "buffer": 3, "weights": "constant"},
     }
     return ServeConfig.of(given | ({} if secure is None else {"secure": secure}), folder)

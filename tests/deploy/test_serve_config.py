@@ -16,7 +16,7 @@ from offbeat.errors import InputError
 from offbeat.training.experiment import Experiment
 from offbeat.training.schema import ValueKind
 
-TASK = {"module": "package.task:module"}
+TASK = {"function": "package.task:task"}
 PRIVATE = {"clip": 1.0, "noise": 1.0, "delta": 1e-6, "max_participations": 3}
 
 
@@ -34,19 +34,13 @@ def refusal(**tables: dict[str, Any]) -> str:
 def test_a_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "serve.toml"
     path.write_text(
-        '[task]\nmodule = "a.b:c"\ntest = "a.b:d"\n'
+        '[task]\nfunction = "a.b:c"\n'
         '[training]\nalgorithm = "fadas"\nclients = 4\nbuffer = 2\nparameters = {unbiased = true}\n'
         "[network]\ndeadline = 60\n[watch]\nport = 9000\n"
     )
     read = ServeConfig.read(path)
     assert read.folder == tmp_path
-    assert dataclasses.asdict(read.code) == {
-        "function": None,
-        "module": "a.b:c",
-        "losses": None,
-        "test": "a.b:d",
-    }
-    assert "function" not in read.settings()["task"]  # so that earlier runs can be resumed
+    assert read.settings()["task"] == {"function": "a.b:c"}
     assert (read.experiment.algorithm, read.experiment.buffer) == ("fadas", 2)
     assert dict(read.experiment.parameters) == {"unbiased": True}
     assert (read.network.deadline, read.page.port) == (60, 9000)
@@ -63,7 +57,7 @@ def test_settings_give_the_same_experiment_back_and_tell_a_deployment() -> None:
     made = plan(privacy=PRIVATE, training={"algorithm": "fedbuff", "max_staleness": 4})
     kept = json.loads(json.dumps(made.settings()))
     assert Experiment.from_settings(kept) == made.experiment
-    assert kept["task"]["module"] == TASK["module"]
+    assert kept["task"]["function"] == TASK["function"]
     assert "partition" not in kept
 
 
@@ -152,8 +146,13 @@ def test_a_method_keeps_its_uploads_where_a_clip_is_given_by_field() -> None:
         ({"network": {"deadline": 0}}, "deadline of [network] must be above 0 seconds, not 0."),
         ({"network": {"max_upload_bytes": 0}}, "max_upload_bytes of [network] must be at least 1, not 0."),
         ({"watch": {"port": 70000}}, "port of [watch] must be at least 0 and at most 65535, not 70000."),
-        ({"task": {}}, "[task] has no function, which returns the task: give it."),
-        ({"task": {"module": "  "}}, "module of [task] must be a text, in quotes"),
+        ({"task": {}}, "[task] has no function, which returns the task, an offbeat.LearningTask: give it."),
+        ({"task": {"function": "  "}}, "function of [task] must be a text, in quotes"),
+        (
+            {"task": {"function": "a:b", "losses": "a:c"}},
+            "losses of [task] is now a part of the task: give function of [task], package.module:function, "
+            "which returns an offbeat.LearningTask.",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_in_one_sentence(tables: dict[str, Any], sentence: str) -> None:
@@ -173,7 +172,7 @@ def test_clients_have_to_be_given() -> None:
         (None, "there is no settings file"),
         (b"[task\n", "is not TOML"),
         (b"\xff\xfe", "cannot be read"),
-        (b"[task]\nmodule = 3\n", "serve.toml: module of [task] must be a text"),
+        (b"[task]\nfunction = 3\n", "serve.toml: function of [task] must be a text"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, content: bytes | None, sentence: str) -> None:

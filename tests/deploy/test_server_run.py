@@ -38,10 +38,16 @@ from secure_world import KEY, TOKEN, new_desk, served
 
 TASK = """
 import torch
-from offbeat import Examples
+from offbeat import Examples, LearningTask
 
 def module():
     return torch.nn.Linear(3, 2)
+
+def task():
+    return LearningTask(module=module, data=dict, test=test)
+
+def untested():
+    return LearningTask(module=module, data=dict)
 
 def test():
     generator = torch.Generator().manual_seed(9)
@@ -50,8 +56,7 @@ def test():
 """
 SETTINGS = """
 [task]
-module = "served_task:module"
-test = "served_task:test"
+function = "served_task:task"
 [training]
 algorithm = "fedbuff"
 clients = 2
@@ -166,7 +171,7 @@ def test_a_run_ends_with_a_model_and_leaves_word(
     assert model.keys() == {"weight", "bias"}
     assert torch.equal(torch.cat([model["weight"].reshape(-1), model["bias"]]), saved["state.0"])
     kept = json.loads((folder / "settings.json").read_text())
-    assert kept["task"]["module"] == "served_task:module"
+    assert kept["task"]["function"] == "served_task:task"
     assert kept["resolved"]["model_size"] == 8
 
 
@@ -184,7 +189,7 @@ def test_the_first_weights_follow_from_the_seed(
 def test_without_test_data_nothing_is_measured(
     settings: Path, tmp_path: Path, sites: dict[int, Site]
 ) -> None:
-    settings.write_text(SETTINGS.replace('test = "served_task:test"\n', ""))
+    settings.write_text(SETTINGS.replace("served_task:task", "served_task:untested"))
     folder = tmp_path / "run"
     assert serve(ask(settings, folder), lambda max_bytes: AtOnce(sites)).error is None
     (first, *_) = read_jsonl(folder, "records")
@@ -235,7 +240,7 @@ def test_a_run_that_had_finished_finishes_again_without_sites(
     ("change", "sentence"),
     [
         (("rounds = 6", "rounds = 7"), "was started with other settings (rounds was 6 and is now 7)"),
-        (("served_task:module", "served_task:nothing"), "has no 'nothing'"),
+        (("served_task:task", "served_task:nothing"), "has no 'nothing'"),
         (("buffer = 2", "bufer = 2"), "did you mean buffer?"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from offbeat import Examples
+from offbeat import Examples, LearningTask
 from offbeat.aggregate.mean import Mean
 from offbeat.aggregate.private import Private
 from offbeat.aggregate.secure import Secure
@@ -46,12 +46,26 @@ def nothing() -> Examples:
     return Examples(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64))
 
 
-def plan(
-    code: dict[str, str] | None = None, privacy: dict[str, Any] | None = None, **training: Any
-) -> ServeConfig:
-    names = {"module": "plain"} | (code or {})
+def task(**parts: Any) -> LearningTask:
+    return LearningTask(**{"module": plain, "data": lambda name: held_out()} | parts)
+
+
+TASKS = {
+    "plain": lambda: task(),
+    "normed": lambda: task(module=normed),
+    "with_body": lambda: task(module=with_body),
+    "no_module": lambda: task(module=held_out),
+    "squares": lambda: task(loss=squares),
+    "with_test": lambda: task(test=held_out),
+    "empty_test": lambda: task(test=nothing),
+    "untestable": lambda: task(test=lambda: 1 / 0),
+}
+globals().update({f"{name}_task": made for name, made in TASKS.items()})  # each can be imported by its name
+
+
+def plan(task: str = "plain", privacy: dict[str, Any] | None = None, **training: Any) -> ServeConfig:
     given: dict[str, Any] = {
-        "task": {key: f"{__name__}:{name}" for key, name in names.items()},
+        "task": {"function": f"{__name__}:{task}_task"},
         "training": {"algorithm": "fedbuff", "clients": 6, "buffer": 3, "rounds": 5} | training,
     }
     return ServeConfig.of(given | ({"privacy": privacy} if privacy else {}), Path(__file__).parent.parent)
@@ -73,7 +87,7 @@ def test_the_model_begins_as_the_seed_says_and_leaves_other_draws_alone() -> Non
 
 def test_sites_are_told_which_weights_are_not_trained() -> None:
     assert "frozen" not in set_up(plan()).site_plan
-    told = site.read_plan(set_up(plan({"module": "with_body"}, seed=4)).site_plan).frozen
+    told = site.read_plan(set_up(plan("with_body", seed=4)).site_plan).frozen
     assert (
         told
         == frozen_weights_digest(seeded_module(with_body, 4))
@@ -84,12 +98,12 @@ def test_sites_are_told_which_weights_are_not_trained() -> None:
 def test_a_loss_is_the_cross_entropy_unless_one_is_named() -> None:
     outputs, targets = torch.tensor([[0.0, 0.0]]), torch.tensor([1])
     assert set_up(plan()).problem.loss(outputs, targets).item() == pytest.approx(math.log(2))
-    assert set_up(plan({"losses": "squares"})).problem.loss is squares
+    assert set_up(plan("squares")).problem.loss is squares
 
 
 def test_test_data_are_loaded_where_there_are_any() -> None:
     assert set_up(plan()).test is None
-    stage = set_up(plan({"test": "held_out"}))
+    stage = set_up(plan("with_test"))
     assert stage.test is not None
     assert stage.test.total == 5
 
@@ -116,11 +130,11 @@ def test_sums_in_secret_go_with_and_without_noise(privacy: dict[str, Any] | None
     ("made", "sentence"),
     [
         (plan(algorithm="weight-prediction"), "which is not known before it arrives"),
-        (plan({"module": "normed"}, PRIVATE), "has running statistics"),
-        (plan({"module": "held_out"}), "the model is a Examples: return a torch.nn.Module."),
-        (plan({"module": "absent"}), "has no 'absent'"),
-        (plan({"test": "nothing"}), "is empty"),
-        (plan({"test": "squares"}), "the data of site 'server' could not be loaded"),
+        (plan("normed", PRIVATE), "has running statistics"),
+        (plan("no_module"), "the model is a Examples: return a torch.nn.Module."),
+        (plan("absent"), "has no 'absent_task'"),
+        (plan("empty_test"), "no rows"),
+        (plan("untestable"), "the test data could not be loaded: ZeroDivisionError"),
         (plan(device="quantum"), "the device 'quantum' is not available"),
         (plan(precision="tf32"), "tf32 is not available on a CPU"),
         (plan(concurrency=9), "concurrency"),

@@ -9,7 +9,6 @@ import torch
 
 from offbeat.deploy.user_code import import_user_code
 from offbeat.errors import InputError
-from offbeat.nn.problem import cross_entropies
 from offbeat.training.task import import_function
 
 TASK = """
@@ -33,31 +32,31 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_a_function_in_the_current_folder_is_found(here: Path) -> None:
     (here / "clinic_a.py").write_text(TASK)
-    assert import_function("clinic_a:load", "--data")("x")[0].shape == (2, 3)
+    assert import_function("clinic_a:load", "--task")("x")[0].shape == (2, 3)
 
 
 def test_a_function_in_a_package_is_found(here: Path) -> None:
     (here / "clinic_b").mkdir()
     (here / "clinic_b" / "task.py").write_text(TASK)
-    assert callable(import_function("clinic_b.task:module", "--module"))
+    assert callable(import_function("clinic_b.task:module", "--task"))
 
 
 @pytest.mark.parametrize("text", ["", "load", "clinic:", ":load", ":"])
 def test_a_name_without_both_halves_is_refused(text: str, here: Path) -> None:
     with pytest.raises(InputError, match=r"package\.module:function"):
-        import_function(text, "--data")
+        import_function(text, "--task")
 
 
 def test_a_module_that_is_not_there_is_named_with_the_folder(here: Path) -> None:
-    with pytest.raises(InputError, match=r"no module 'clinic_c' for --data.*") as raised:
-        import_function("clinic_c.task:load", "--data")
+    with pytest.raises(InputError, match=r"no module 'clinic_c' for --task.*") as raised:
+        import_function("clinic_c.task:load", "--task")
     assert str(here) in str(raised.value)
 
 
 def test_a_module_that_needs_another_says_which(here: Path) -> None:
     (here / "clinic_d.py").write_text("import not_installed_anywhere")
-    with pytest.raises(InputError, match=r"'clinic_d' of --data cannot be imported.*not_installed_anywhere"):
-        import_function("clinic_d:load", "--data")
+    with pytest.raises(InputError, match=r"'clinic_d' of --task cannot be imported.*not_installed_anywhere"):
+        import_function("clinic_d:load", "--task")
 
 
 @pytest.mark.parametrize(
@@ -72,7 +71,7 @@ def test_a_module_that_needs_another_says_which(here: Path) -> None:
 def test_a_module_that_raises_says_its_first_line(text: str, word: str, here: Path) -> None:
     (here / "clinic_e.py").write_text(text)
     with pytest.raises(InputError, match=word) as raised:
-        import_function("clinic_e:load", "--data")
+        import_function("clinic_e:load", "--task")
     assert "\n" not in str(raised.value)
     assert "second" not in str(raised.value)
 
@@ -80,34 +79,29 @@ def test_a_module_that_raises_says_its_first_line(text: str, word: str, here: Pa
 @pytest.mark.parametrize("name", ["..", ".x", "a..b", "a b", "a/b"])
 def test_a_name_that_no_module_has_is_one_sentence(name: str, here: Path) -> None:
     with pytest.raises(InputError):
-        import_function(f"{name}:load", "--data")
+        import_function(f"{name}:load", "--task")
 
 
 def test_a_function_that_is_missing_or_is_none_is_refused(here: Path) -> None:
     (here / "clinic_f.py").write_text(TASK)
     with pytest.raises(InputError, match="has no 'laod'"):
-        import_function("clinic_f:laod", "--data")
+        import_function("clinic_f:laod", "--task")
     with pytest.raises(InputError, match="is a int, not a function"):
-        import_function("clinic_f:value", "--data")
+        import_function("clinic_f:value", "--task")
 
 
-def test_model_and_losses_are_found_beside_the_data(here: Path) -> None:
-    (here / "clinic_g.py").write_text(TASK + "def losses(outputs, targets): return 5\n")
-    own = import_user_code("clinic_g:load")
+def test_a_site_has_the_data_the_model_and_the_loss_of_the_task(here: Path) -> None:
+    (here / "clinic_g.py").write_text(
+        "import offbeat\n" + TASK + "def losses(outputs, targets): return 5\n"
+        "def task(): return offbeat.LearningTask(module=module, data=load, loss=losses)\n"
+    )
+    own = import_user_code("clinic_g:task")
+    assert own.load("a").inputs.shape == (2, 3)
     assert isinstance(own.module(), torch.nn.Linear)
     assert own.losses(None, None) == 5
 
 
-def test_losses_are_cross_entropies_unless_named(here: Path) -> None:
+def test_a_function_that_returns_no_task_is_refused(here: Path) -> None:
     (here / "clinic_h.py").write_text(TASK)
-    (here / "clinic_i.py").write_text("def other(outputs, targets): return 6\ndef make(): return 7\n")
-    assert import_user_code("clinic_h:load").losses is cross_entropies
-    own = import_user_code("clinic_h:load", "clinic_i:make", "clinic_i:other")
-    assert own.losses(None, None) == 6
-    assert callable(own.module)
-
-
-def test_a_missing_model_is_said(here: Path) -> None:
-    (here / "clinic_j.py").write_text("def load(name): return 1\n")
-    with pytest.raises(InputError, match="--module 'clinic_j:module' does not exist"):
-        import_user_code("clinic_j:load")
+    with pytest.raises(InputError, match=r"^--task 'clinic_h:module' returned a value of type Linear"):
+        import_user_code("clinic_h:module")

@@ -118,7 +118,7 @@ def test_a_value_of_before_names_the_present_one(
 
 @pytest.mark.parametrize(("table", "former"), [("training", "limit"), ("network", "most_norm")])
 def test_a_key_of_before_names_the_present_one(table: str, former: str) -> None:
-    given = {"task": {"module": "a:b"}, "training": {"clients": 4}}
+    given = {"task": {"function": "a:b"}, "training": {"clients": 4}}
     given[table] = given.get(table, {}) | {former: 1}
     with pytest.raises(InputError, match=rf"^{former} of \[{table}\] is now called {SETTINGS[former]}\.$"):
         ServeConfig.of(given, Path())

@@ -290,17 +290,9 @@ _SITE_STOPPING = b"\noffbeat: the site is disconnecting; interrupt again to stop
 
 def add_join_options(command: argparse.ArgumentParser) -> None:
     """Add the options of `offbeat join`."""
-    function = "PACKAGE.MODULE:FUNCTION"
     command.add_argument("--superlink", required=True, metavar="HOST:PORT", help="address of the server")
-    command.add_argument("--task", metavar=function, help="returns the task, an offbeat.LearningTask")
     command.add_argument(
-        "--data", metavar=function, help="in place of a task: loads the examples of a site by its name"
-    )
-    command.add_argument("--module", metavar=function, help="makes the model [module, beside --data]")
-    command.add_argument(
-        "--losses",
-        metavar=function,
-        help="losses by example [losses beside --data, or cross entropy]",
+        "--task", metavar="PACKAGE.MODULE:FUNCTION", help="returns the task, an offbeat.LearningTask"
     )
     command.add_argument("--name", metavar="NAME", help="of the site [this machine's]")
     command.add_argument(
@@ -352,7 +344,7 @@ def _site_options(given: argparse.Namespace) -> "SiteOptions":
             f"'{name}' cannot be the name of a site: use letters, digits, dots, hyphens and underscores, a "
             "letter or digit first, and 100 of them at most."
         )
-    if given.task is None and given.data is None:
+    if given.task is None:
         raise InputError("--task is missing: give package.module:function, which returns the task.")
     folder = Path(given.folder) if given.folder else site_folder(name)
     key, helper_key = (None if path is None else Path(path) for path in (given.key, given.helper_key))
@@ -362,9 +354,7 @@ def _site_options(given: argparse.Namespace) -> "SiteOptions":
         check_readable(helper_key, "name the helper's public key")
     if given.minimum is not None and given.minimum < 2:
         raise InputError(f"a secure sum over {given.minimum} sites hides no site: give --minimum 2 or more.")
-    trust = key, helper_key, given.minimum
-    code = given.data, given.module, given.losses
-    return SiteOptions(name, folder.absolute(), *code, *trust, given.once, given.task)
+    return SiteOptions(name, folder.absolute(), given.task, key, helper_key, given.minimum, given.once)
 
 
 def _superlink_of_site(given: argparse.Namespace) -> SuperLinkAddress:
@@ -530,14 +520,12 @@ def _announce_server(
     address = format_address(*superlink) if isinstance(superlink, ListenAddress) else superlink.address
     if isinstance(superlink, ListenAddress) and superlink.host in ("0.0.0.0", "::"):
         address = format_address(platform.node() or "SERVER", superlink.port)
-    code = plan.code
-    named = f"--task {code.function}" if code.function else f"--data {code.home}:load"
     trust = "--insecure" if certificates is None else "--certificate ca.crt --key key"
     lines = [
         f"{experiment.algorithm}: {experiment.rounds} server steps of {experiment.buffer} updates, "
         f"{experiment.clients} sites; the run is in {folder}",
         "a site joins by",
-        f"  offbeat join --superlink {address} {trust} {named} --name NAME",
+        f"  offbeat join --superlink {address} {trust} --task {plan.code.function} --name NAME",
     ]
     if plan.page.port:
         lines.append(f"live page: http://{format_address(plan.page.host, plan.page.port)}/")

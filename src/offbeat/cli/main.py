@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 from offbeat.cli.options import option_name
 from offbeat.errors import DivergedError, InputError, naming_settings, unknown_name
 from offbeat.files import is_disk_full
-from offbeat.renamed import check_name
+from offbeat.renamed import check_name, check_part_of_task
 
 
 class Command(NamedTuple):
@@ -95,7 +95,10 @@ def parse_options(command: Parser, words: Sequence[str]) -> argparse.Namespace:
                 from offbeat.privacy.ledger import amplification_refused
 
                 raise amplification_refused("--max-participations", "--simulate-amplification")
-            check_name(option.removeprefix("--").replace("-", "_"))
+            name = option.removeprefix("--").replace("-", "_")
+            check_name(name)
+            if "--task" in command._option_string_actions:
+                check_part_of_task(name, "", "task")
             raise unknown_name("option", option, command._option_string_actions)
     if rest:
         raise InputError(f"unexpected argument '{rest[0]}'; see '{command.prog} --help'.")

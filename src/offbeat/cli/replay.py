@@ -44,17 +44,6 @@ def add_replay_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--task", metavar="MODULE:FUNCTION", help="for a deployment: returns the task, as for 'offbeat join'"
     )
-    command.add_argument(
-        "--data", metavar="MODULE:FUNCTION", help="in place of a task: loads the examples of a site by name"
-    )
-    command.add_argument(
-        "--module", metavar="MODULE:FUNCTION", help="makes its model; default: 'module' beside the data"
-    )
-    command.add_argument(
-        "--losses",
-        metavar="MODULE:FUNCTION",
-        help="of each example; default: 'losses' beside the data, or cross entropy",
-    )
     command.add_argument("--engine", metavar="NAME", help="sequential or vectorised; default: the run's own")
     command.add_argument(
         "--until", type=whole_number, metavar="VERSION", help="end there; default: at its end"
@@ -120,26 +109,17 @@ def _build_spec(
 ) -> RunSpec:
     """Build the run again on an engine of this process."""
     if is_deployment(known):
-        if given.data is None and given.task is None:
+        if given.task is None:
             raise InputError(
                 "the data of a deployment are at its sites: give --task package.module:function, "
                 "which returns the task with the data of all sites."
             )
-        spec = set_up_replay(
-            known,
-            folder,
-            given.data,
-            given.module,
-            given.losses,
-            task=given.task,
-            together=given.engine == "vectorised",
-        )
+        spec = set_up_replay(known, folder, given.task, together=given.engine == "vectorised")
     else:
-        for name in ("task", "data", "module", "losses"):
-            if getattr(given, name) is not None:
-                raise InputError(
-                    f"the run in {folder} is a simulation, whose settings name its data: leave out --{name}."
-                )
+        if given.task is not None:
+            raise InputError(
+                f"the run in {folder} is a simulation, whose settings name its task: leave out --task."
+            )
         spec = build_run(
             _on_local_engine(experiment, given.engine or known.get("resolved", {}).get("engine"))
         )
@@ -214,7 +194,7 @@ def _differences(snapshot: Snapshot, problem: Problem, saved: SavedModel) -> dic
     gaps = []
     for mine, kept in pairs:
         if kept is None or kept.shape != mine.shape:
-            raise InputError("the saved model is of another module: give the one of the run with --module.")
+            raise InputError("the saved model is of another module: give the task of the run with --task.")
         gaps.append((mine.double().cpu() - kept.double(), kept.double()))
     tiny = torch.finfo(torch.float64).tiny  # avoids 0 / 0
     return {

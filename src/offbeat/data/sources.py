@@ -389,15 +389,11 @@ class _ClientCache:
         self._load, self._limit = load, limit
         self._kept: OrderedDict[int, Examples] = OrderedDict()
         self._sizes: dict[int, int] = {}
+        self.nbytes = 0  # of the examples in the cache
 
     @property
     def total(self) -> int:
         return len(self.names) << _ROW_BITS
-
-    @property
-    def nbytes(self) -> int:
-        """The size of the examples in the cache."""
-        return sum(leaf.nbytes for each in self._kept.values() for leaf in trees.leaves(each))
 
     def size(self, client: int) -> int:
         """The number of examples of a client."""
@@ -413,8 +409,9 @@ class _ClientCache:
                 raise no_examples(client, self.names)
             self._sizes[client] = examples.total
             self._kept[client] = examples
+            self.nbytes += _nbytes(examples)
             while len(self._kept) > 1 and self.nbytes > self._limit:
-                self._kept.popitem(last=False)
+                self.nbytes -= _nbytes(self._kept.popitem(last=False)[1])
         self._kept.move_to_end(client)
         return self._kept[client]
 
@@ -429,7 +426,11 @@ class _ClientCache:
         return joined
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_kept": OrderedDict()}
+        return self.__dict__ | {"_kept": OrderedDict(), "nbytes": 0}
+
+
+def _nbytes(examples: Examples) -> int:
+    return sum(leaf.nbytes for leaf in trees.leaves(examples))
 
 
 @dataclass(frozen=True)

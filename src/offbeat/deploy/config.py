@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar, get_args
 from offbeat.algorithms import Setting, find
 from offbeat.errors import InputError, naming_settings, unknown_name
 from offbeat.privacy.secure.terms import DEFAULT_MINIMUM
-from offbeat.renamed import check_name
+from offbeat.renamed import check_name, check_part_of_task
 from offbeat.training.experiment import Experiment
 from offbeat.training.schema import (
     COUNT,
@@ -40,23 +40,9 @@ _seconds = partial(_network, metavar="SECONDS", within="(0, inf]", unit="seconds
 
 @dataclass(frozen=True)
 class CodeConfig:
-    """Functions of the server, as `package.module:function`."""
+    """The code of the server, as `package.module:function`."""
 
-    function: str | None = _task(None, "FUNCTION", "returns the task, an offbeat.LearningTask")
-    module: str | None = _task(None, "FUNCTION", "returns the model, in place of a task")
-    losses: str | None = _task(None, "FUNCTION", "losses by example", default_text="the cross entropy")
-    test: str | None = _task(None, "FUNCTION", "returns the server's test examples")
-
-    def __post_init__(self) -> None:
-        if self.function is not None and (self.module or self.losses or self.test):
-            raise InputError("function of [task] has model, losses and test data: leave the other keys out.")
-        if self.function is None and self.module is None:
-            raise InputError("[task] has no function, which returns the task: give it.")
-
-    @property
-    def home(self) -> str:
-        """The module that has the functions."""
-        return str(self.function or self.module).partition(":")[0]
+    function: str = _task(MISSING, "FUNCTION", "which returns the task, an offbeat.LearningTask")
 
 
 @dataclass(frozen=True)
@@ -189,10 +175,7 @@ class ServeConfig:
         secure = (
             None if self.secure is None else {"minimum": self.secure.minimum, "signed": self.secure.signed}
         )
-        code = dataclasses.asdict(self.code)
-        if self.code.function is None:
-            del code["function"]  # as earlier versions wrote it
-        return own | {"task": code, "examples": self.examples, "secure_sums": secure}
+        return own | {"task": dataclasses.asdict(self.code), "examples": self.examples, "secure_sums": secure}
 
     def note(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """All that a site needs beyond its own code, for the message of a task."""
@@ -263,6 +246,8 @@ def _read_table(given: Mapping[str, Any], table: str) -> dict[str, Any]:
             raise InputError(f"{place} has '{name}', which is for simulations only: leave it out.")
         if name not in known:
             check_name(name, f" of {place}")
+            if table == "task":
+                check_part_of_task(name, f" of {place}", "function")
             raise unknown_name(f"key of {place}", name, known)
         if not known[name].kind.fits(value):
             raise InputError(f"{name} of {place} must be {known[name].kind.value}, not {_shorten(value)}.")

@@ -1,7 +1,6 @@
-"""The user's own functions, imported by name: a site's data, model and losses."""
+"""The user's own task at a site, imported by name: its data, model and loss."""
 
 import hashlib
-import sys
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
@@ -10,42 +9,29 @@ from torch import nn
 
 from offbeat.data.population import Examples, check_examples
 from offbeat.errors import InputError
-from offbeat.nn.problem import Loss, cross_entropies
-from offbeat.training.task import MakeModule, first_line, import_function, load_task, seeded_module
+from offbeat.nn.problem import Loss
+from offbeat.training.task import MakeModule, first_line, load_task, seeded_module
 
 LoadData: TypeAlias = Callable[[str], Examples]  # from the site's name
 
 
 class UserCode(NamedTuple):
-    """The functions that a user provides for a site."""
+    """What a site needs of the user's task."""
 
     load: LoadData
     module: MakeModule
     losses: Loss
 
 
-def import_user_code(
-    data: str | None, module: str | None = None, losses: str | None = None, task: str | None = None
-) -> UserCode:
-    """Import a site's task or functions; model and losses are in the module of the data unless named."""
-    if task is not None:
-        if data or module or losses:
-            raise InputError("--task has data, model and losses: leave out --data, --module and --losses.")
-        loaded = load_task(task, option="--task")
+def import_user_code(task: str) -> UserCode:
+    """The task that the function `package.module:function` returns, as a site needs it."""
+    loaded = load_task(task, option="--task")
 
-        def make() -> nn.Module:
-            seed = torch.initial_seed()  # the module is made after torch was seeded
-            return load_task(task, seed, "--task").make_module(seed)
+    def make() -> nn.Module:
+        seed = torch.initial_seed()  # the module is made after torch was seeded
+        return load_task(task, seed, "--task").make_module(seed)
 
-        return UserCode(loaded.site_examples, make, loaded.loss)
-    if data is None:
-        raise InputError("--task is missing: give package.module:function, which returns the task.")
-    load = import_function(data, "--data")
-    data_module = data.partition(":")[0]
-    make_model = import_function(module or f"{data_module}:module", "--module")
-    if losses is None and not hasattr(sys.modules[data_module], "losses"):
-        return UserCode(load, make_model, cross_entropies)
-    return UserCode(load, make_model, import_function(losses or f"{data_module}:losses", "--losses"))
+    return UserCode(loaded.site_examples, make, loaded.loss)
 
 
 def load_examples(load: LoadData, name: str) -> Examples:

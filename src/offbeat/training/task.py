@@ -212,7 +212,12 @@ class LearningTask:
                 value = value()
             except Exception as error:
                 raise InputError(f"the test data could not be loaded: {failure(error)}") from error
-        return client_data(value) if isinstance(value, ClientData | Mapping) else read_examples(value)
+        if isinstance(value, ClientData | Mapping):
+            return client_data(value)
+        examples = read_examples(value)
+        if not examples.total:
+            raise InputError("the test data have no rows: give at least one example.")
+        return examples
 
     def evaluate(
         self,

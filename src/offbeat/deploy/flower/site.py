@@ -69,7 +69,7 @@ def run_site(
     with _log_to(options.folder / "site.log"):
         # Without a registered key a site has one of its own, by which the server recognises its replies.
         key = options.key or create_site_key(options.folder / "key")
-        code = import_user_code(options.data, options.module, options.losses, options.task)
+        code = import_user_code(options.task)
         site = Site(
             options.name,
             options.folder,

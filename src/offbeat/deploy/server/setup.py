@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,13 +34,12 @@ from offbeat.deploy.server.registry import ClientRegistry
 from offbeat.deploy.user_code import (
     LoadData,
     frozen_weights_digest,
-    import_user_code,
     load_examples,
 )
 from offbeat.engines.engine import Engine
 from offbeat.engines.simulation import Sequential, Vectorised
 from offbeat.errors import InputError, naming_settings
-from offbeat.nn.problem import Loss, Precision, Problem, cross_entropies
+from offbeat.nn.problem import Precision, Problem
 from offbeat.schedule.dispatch import Dispatch
 from offbeat.schedule.staleness import StalenessWeights, parse_weights
 from offbeat.training.build import (
@@ -51,9 +50,8 @@ from offbeat.training.build import (
     parameters_under_noise,
     with_calibrated_noise,
 )
-from offbeat.training.evaluate import accuracy
 from offbeat.training.experiment import Experiment, build_dispatch
-from offbeat.training.task import LearningTask, import_function, load_task, seeded_module
+from offbeat.training.task import LearningTask, load_task
 
 
 class ServerSetup(NamedTuple):
@@ -99,9 +97,15 @@ class ServerSetup(NamedTuple):
 
 
 def set_up(
-    config: ServeConfig, noise: float | None = None, summation: Summation | None = None
+    config: ServeConfig,
+    noise: float | None = None,
+    summation: Summation | None = None,
+    task: LearningTask | None = None,
 ) -> ServerSetup:
-    """Build what the settings name; a resumed run gives the noise that it was calibrated to before."""
+    """Build what the settings name; a resumed run gives the noise that it was calibrated to before.
+
+    A task takes the place of the one that the settings name.
+    """
     experiment = config.experiment
     with naming_settings(str):  # as the keys of the settings file
         dispatch, weights = build_dispatch(experiment), parse_weights(experiment.weights)
@@ -116,7 +120,7 @@ def set_up(
         )
         aggregate = build_aggregate(known, method, sums)
         check_privacy(aggregate, opening)
-        task = load_server_task(config)
+        task = task or load_server_task(config)
         problem = build_problem(config, task)
         if problem.tracks_statistics and (experiment.clip is not None or experiment.secure):
             raise InputError(
@@ -143,26 +147,9 @@ def set_up(
 
 
 def load_server_task(config: ServeConfig) -> LearningTask:
-    """The task that the settings name, or one of the functions that they name."""
+    """The task that the settings name."""
     _add_to_path(config.folder)
-    code = config.code
-    if code.function is not None:
-        return load_task(code.function, config.experiment.seed, "function of [task]")
-    assert code.module is not None
-    make = import_function(code.module, "module of [task]")
-    losses = _find_losses(code.module, code.losses)
-    test = None if code.test is None else import_function(code.test, "test of [task]")
-    return LearningTask(
-        module=make,
-        data=_no_site_data,
-        loss=losses,
-        metrics={"accuracy": accuracy},
-        test=None if test is None else lambda: load_examples(lambda name: test(), "server"),
-    )
-
-
-def _no_site_data(name: str) -> NoReturn:
-    raise InputError(f"the server does not have the data of site '{name}': they are at the site.")
+    return load_task(config.code.function, config.experiment.seed, "function of [task]")
 
 
 def build_problem(config: ServeConfig, task: LearningTask) -> Problem:
@@ -196,14 +183,6 @@ def _add_to_path(folder: Path) -> None:
         sys.path.insert(0, str(folder))
 
 
-def _find_losses(module: str, losses: str | None) -> Loss:
-    """The losses that are named, or those beside the model, or the cross entropy."""
-    home = module.partition(":")[0]
-    if losses is None and not hasattr(sys.modules[home], "losses"):
-        return cross_entropies
-    return import_function(losses or f"{home}:losses", "losses of [task]")
-
-
 def _find_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
@@ -229,41 +208,22 @@ def secure_summation(config: ServeConfig, run: bytes, observer: Observer = Obser
     return RemoteSecure(Secure(secure.minimum), run, helper, secure.signed)
 
 
-def set_up_replay(
-    settings: Mapping[str, Any],
-    folder: Path,
-    data: str | None,
-    module: str | None = None,
-    losses: str | None = None,
-    *,
-    task: str | None = None,
-    together: bool = False,
-) -> RunSpec:
-    """A deployed run with its sites as clients of a simulated engine.
-
-    The functions are named as for a site; `together` selects the vectorised engine.
-    """
-    own = import_user_code(data, module, losses, task)
+def set_up_replay(settings: Mapping[str, Any], folder: Path, task: str, *, together: bool = False) -> RunSpec:
+    """A deployed run with its sites as clients of a simulated engine; `together`: of the vectorised one."""
     experiment, secure = Experiment.from_settings(dict(settings)), settings.get("secure_sums")
-    named = (
-        CodeConfig(task)
-        if data is None
-        else CodeConfig(None, module or f"{data.partition(':')[0]}:module", losses)
-    )
     setup = set_up(
-        ServeConfig(Path.cwd(), named, experiment, settings.get("examples")),
+        ServeConfig(Path.cwd(), CodeConfig(task), experiment, settings.get("examples")),
         summation=None if secure is None else Secure(secure["minimum"]),
+        task=load_task(task, experiment.seed, "--task"),
     )
-    # The sites' own model and losses, which may differ from the server's.
-    made = seeded_module(own.module, experiment.seed).to(setup.problem.device)
-    problem = Problem(made, own.losses, setup.problem.weight_decay, setup.problem.precision)
+    problem = setup.problem
     count, size = experiment.local_epochs, experiment.batch_size
     work = Steps(experiment.local_steps, size) if count is None else Epochs(count, size)
     members = ClientRegistry(folder / "roster.json", experiment.clients, bound=False).members
     names = [members[client].name if client in members else None for client in range(experiment.clients)]
-    population = pool_site_data(own.load, names, work).to(problem.device)
+    population = pool_site_data(setup.task.site_examples, names, work).to(problem.device)
     engine = Vectorised(problem, population) if together else Sequential(problem, population)
-    return setup._replace(problem=problem).run_spec(engine)
+    return setup.run_spec(engine)
 
 
 @dataclass(frozen=True)

@@ -59,14 +59,11 @@ class SiteOptions(NamedTuple):
 
     name: str
     folder: Path
-    data: str | None = None
-    module: str | None = None
-    losses: str | None = None
+    task: str
     key: Path | None = None
     helper_key: Path | None = None
     minimum: int | None = None
     once: bool = False  # whether the site ends with the run
-    task: str | None = None
 
 
 def site_folder(name: str) -> Path:

@@ -7,6 +7,7 @@ import hashlib
 import struct
 
 import numpy as np
+import numpy.typing as npt
 
 
 def _digest(size: int, seed: int, purpose: str, numbers: tuple[int, ...]) -> int:
@@ -28,6 +29,16 @@ def randbelow(bound: int, seed: int, purpose: str, *numbers: int) -> int:
 def generator(seed: int, purpose: str, *numbers: int) -> np.random.Generator:
     """A NumPy generator, for draws of many numbers."""
     return np.random.Generator(np.random.PCG64(_digest(16, seed, purpose, numbers)))
+
+
+def secret_words(secret: int, purpose: str, number: int, count: int) -> npt.NDArray[np.uint64]:
+    """Numbers of 64 bits that nobody can tell from random ones who knows all but some of them.
+
+    They follow from a secret of up to 256 bits by SHAKE-256. Those of a NumPy generator would not do where
+    each client learns its own: from enough of them its state, and so all others, can be computed.
+    """
+    stream = hashlib.shake_256(secret.to_bytes(32, "little") + struct.pack("<q", number) + purpose.encode())
+    return np.frombuffer(stream.digest(8 * count), dtype="<u8")
 
 
 def torch_seed(seed: int, purpose: str, *numbers: int) -> int:

@@ -110,6 +110,20 @@ def test_two_epsilons_are_told_and_the_amplified_one_follows_from_the_dispatch()
     assert poisson.epsilon < poisson.unamplified
 
 
+@pytest.mark.parametrize("dispatch", [RandomAllocation(1.0, 4), TimedPoisson(1.0, 0.25)])
+def test_neither_epsilon_tells_how_often_anybody_contributed(dispatch: Dispatch) -> None:
+    # It did: the one against those who see connections was computed from the most frequent client.
+    def told(delay: float) -> tuple[float, float | None, int]:
+        last = run(private(), dispatch=dispatch, delays=Constant(delay))[-1]
+        cost = last.spent()
+        assert cost is not None
+        return cost.epsilon, cost.unamplified, last.counts.consumed
+
+    prompt, late = told(0.5), told(50.0)
+    assert prompt[2] > late[2] == 0
+    assert prompt[:2] == late[:2]
+
+
 def test_the_budget_ends_a_run_with_the_last_epoch_that_fits() -> None:
     one = run(private(), dispatch=RandomAllocation(1.0, 4), rounds=4)[-1].spent()
     assert one is not None

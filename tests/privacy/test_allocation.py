@@ -13,6 +13,7 @@ from offbeat.privacy.accountant import (
     PldAccountant,
     Releases,
     calibrate,
+    epsilon_if_seen,
     gaussian_epsilon,
     stored_answers,
 )
@@ -105,6 +106,29 @@ def test_allocations_and_a_release_of_everybody_add_up() -> None:
     assert accountant.epsilon([Releases(1.0, 2, slots=20)], 1e-5) < both
     assert accountant.epsilon([start], 1e-5) < both
     assert both < gaussian_epsilon(math.hypot(0.5, math.sqrt(2)), 1e-5)
+
+
+def test_who_sees_the_draws_sees_one_contribution_to_each_allocation() -> None:
+    found = epsilon_if_seen([Releases(2.0, 1), Releases(1.0, 3, slots=20)], 1e-5)
+    assert found == pytest.approx(gaussian_epsilon(math.hypot(0.5, math.sqrt(3)), 1e-5))
+
+
+@pytest.mark.parametrize(("noise", "times", "rate"), [(1.0, 40, 0.1), (2.0, 400, 0.01), (0.7, 10, 0.5)])
+def test_who_sees_the_draws_of_poisson_sampling_sees_a_binomial_number(
+    noise: float, times: int, rate: float
+) -> None:
+    # By Balle and Wang's formula for each number of contributions, averaged over all of them.
+    delta = 1e-5
+    found = epsilon_if_seen([Releases(noise, times, rate=rate)], delta)
+    total = 0.0
+    for count in range(1, times + 1):
+        chance = math.comb(times, count) * rate**count * (1 - rate) ** (times - count)
+        shift = math.sqrt(count) / noise
+        above, below = (math.erfc((found / shift - sign * shift / 2) / 2**0.5) / 2 for sign in (1, -1))
+        total += chance * (above - math.exp(found) * below)
+    assert total == pytest.approx(delta, rel=2e-3)
+    assert total <= delta
+    assert found > PldAccountant().epsilon([Releases(noise, times, rate=rate)], delta)
 
 
 def test_noise_is_found_for_an_epsilon() -> None:

@@ -1,6 +1,7 @@
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -105,9 +106,14 @@ def test_what_cannot_be_computed_is_left_out_with_a_sentence(made: Path, tmp_pat
     assert "nothing" in figure.notes[2]
 
 
-def test_who_took_part_stays_a_secret_where_privacy_rests_on_it(made: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "settings", [{"simulate_amplification": True}, {"dispatch": "allocation", "clip": "0.5"}]
+)
+def test_who_took_part_stays_a_secret_where_privacy_rests_on_it(
+    made: Path, tmp_path: Path, settings: dict[str, Any]
+) -> None:
     shutil.copytree(made, tmp_path / "hidden")
-    change_settings(tmp_path / "hidden", simulate_amplification=True)
+    change_settings(tmp_path / "hidden", **settings)
     figure = participation_figure(read_runs([tmp_path / "hidden"]))
     assert figure.lines == ()
     assert "assumes that participation stays secret" in figure.notes[0]

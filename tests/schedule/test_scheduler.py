@@ -47,7 +47,7 @@ class Watched:
     def busy(self) -> int:
         return self.clock.busy
 
-    def start(self, task: Task, *, sure: bool = False) -> None:
+    def start(self, task: Task, *, sure: bool = False, until: float = inf) -> None:
         assert task.client not in self.flying, "a client in flight got a second task"
         assert task.visit == self.visits.get(task.client, 0), "visits are counted from 0"
         self.flying.add(task.client)

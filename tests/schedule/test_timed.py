@@ -11,7 +11,7 @@ from scipy.stats import chisquare
 from offbeat.core import SamplingEvent
 from offbeat.errors import InputError
 from offbeat.schedule.availability import Availability, Cycle, Dropout, NextAvailable
-from offbeat.schedule.clock import Clock
+from offbeat.schedule.clock import Arrival, Clock
 from offbeat.schedule.delays import parse_delay
 from offbeat.schedule.dispatch import (
     Asynchronous,
@@ -66,11 +66,16 @@ def test_in_each_epoch_every_client_is_allocated_to_one_release() -> None:
         assert sorted(client for clients in members for client in clients) == list(range(50))
 
 
+@pytest.mark.parametrize("secret", [None, 3**160])
 @pytest.mark.parametrize("dispatch", [RandomAllocation(1.0, slots=20), TimedPoisson(1.0, 0.05)])
-def test_clients_are_drawn_as_the_sampling_event_says(dispatch: RandomAllocation | TimedPoisson) -> None:
+def test_clients_are_drawn_as_the_sampling_event_says(
+    dispatch: RandomAllocation | TimedPoisson, secret: int | None
+) -> None:
     # The accounting relies on the event alone, so the draws must have its distribution.
     event = dispatch.sampling(200)
     draws, population = dispatch.source(1), 4_000
+    if secret is not None:
+        draws.hide(secret)
     counts = np.array([len(dispatch.members(release, population, draws)) for release in range(1, 201)])
     rate = event.rate if event.rate is not None else 1 / (event.slots or 1)
     assert event.times * (event.slots or 1) == 200
@@ -170,6 +175,39 @@ def test_a_saved_schedule_goes_on_alike(dispatch: Dispatch) -> None:
     again.load(saved[0])
     assert [again.fill(version) for version in range(13, 30)] == expected
     assert again.counts == steps.counts
+
+
+def test_all_of_a_secret_decides_who_is_drawn() -> None:
+    # Clients know their own draws: a secret of few bits could be guessed from them.
+    def members(secret: int) -> list[int]:
+        draws = RandomAllocation(1.0, 4).source(0)
+        draws.hide(secret)
+        return RandomAllocation(1.0, 4).members(1, 40, draws).tolist()
+
+    assert len({tuple(members(1 << bit)) for bit in range(256)}) == 256
+
+
+class SlowServer(Clock):
+    """A server that looks at what has arrived long after it did, and finds more meanwhile."""
+
+    def next(self, until: float = inf) -> Arrival | None:
+        return super().next(until + 3.0 if until < inf else until)
+
+
+def test_what_arrives_after_its_release_is_late_whenever_the_server_looks_at_it() -> None:
+    # Otherwise one client's upload, which takes time to look at, would move the deadline of others.
+    def times(kind: type[Clock]) -> list[list[float]]:
+        dispatch = RandomAllocation(2.0, 10, 3)
+        draws = dispatch.source(3)
+        clock = kind(parse_delay("exponential:2").bind(draws, 60), draws)
+        steps = make_scheduler(clock, dispatch, draws, 60, 6)
+        return [sorted(steps.fill(version).arrived) for version in range(20)]
+
+    prompt, slow = times(Clock), times(SlowServer)
+    for version, each in enumerate(slow):
+        assert all(time <= 2.0 * (version + 1) for time in each)
+    assert slow[0] == prompt[0]
+    assert sum(map(len, slow)) > 30
 
 
 def test_tasks_are_accounted_for() -> None:

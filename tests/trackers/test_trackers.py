@@ -26,6 +26,7 @@ from offbeat.trackers.tracker import (
     run_state,
     save_tracked_runs,
 )
+from offbeat.training.experiment import SAMPLE_FIELDS
 from offbeat.training.folder import read_jsonl
 
 RUN = ("run", "fedbuff", "--rounds", "6", "--eval-every", "2", "--clients", "20", "--concurrency", "10")
@@ -33,6 +34,40 @@ RECORD = {"version": 2, "time": 1.5, "accuracy": 0.25, "epsilon": None, "dropped
 
 # SQLAlchemy 2.1 warns of what MLflow 3.17 asks of it; nothing here can change that.
 quiet_mlflow = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+class Keeping:
+    """A tracker that remembers."""
+
+    def __init__(self) -> None:
+        self.seen: list[Mapping[str, Any]] = []
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        self.seen.append(record)
+
+    def close(self, summary: Mapping[str, Any]) -> None:
+        self.seen.append(summary["last"])
+
+
+def test_trackers_are_not_told_what_depends_on_a_secret_sample() -> None:
+    record = {"version": 2, "accuracy": 0.5, **dict.fromkeys(SAMPLE_FIELDS, 7)}
+    hidden, shown = Keeping(), Keeping()
+    for tracker, secret in ((hidden, SAMPLE_FIELDS), (shown, frozenset())):
+        group = TrackerGroup((tracker,), secret)
+        group.record(record)
+        group.close({"last": record})
+    assert hidden.seen == 2 * [{"version": 2, "accuracy": 0.5}]
+    assert shown.seen == 2 * [record]
+    settings = {"tensorboard": None, "dispatch": "allocation", "clip": "0.5"}
+    assert open_trackers(TrackerOptions(), "run", settings)[0].secret == SAMPLE_FIELDS
+    assert not open_trackers(TrackerOptions(), "run", settings | {"clip": None})[0].secret
+    assert not open_trackers(TrackerOptions(), "run", settings | {"dispatch": "poisson"})[0].secret
+
+
+def test_every_field_of_a_record_is_public_or_known_to_depend_on_the_sample(tmp_path: Path) -> None:
+    assert main([*RUN, "--out", str(tmp_path / "run")]) == 0
+    (*_, last) = read_jsonl(tmp_path / "run", "records")
+    assert last.keys() - SAMPLE_FIELDS == {"version", "time", "accuracy", "loss"}
 
 
 class Failing:

@@ -175,7 +175,7 @@ class PrivateAggregation:
             "key": None if self._plan.seed is not None else self._key.hex(),
             "spent": {  # for whoever reads the file without the run
                 "releases": [list(each) for each in self._spending.releases(self._ledger.tally)],
-                "unamplified": self._spending.unamplified_releases(self._ledger.tally),
+                "unamplified": self._spending.sampling is not None,
                 "delta": self._spending.delta,
                 "accountant": self._spending.accountant.name,
                 "made": self._ledger.tally.steps + self._ledger.tally.start,

@@ -226,7 +226,7 @@ def report_command(given: argparse.Namespace) -> int:
         print(f"offbeat: {made.without_png}", file=sys.stderr)
     if made.secret:
         print(
-            f"offbeat: the simulated epsilon of {', '.join(made.secret)} depends on a secret sample, which "
+            f"offbeat: the epsilon of {', '.join(made.secret)} depends on a secret sample, which "
             "this page shows: keep it as secret as the run's folder.",
             file=sys.stderr,
         )

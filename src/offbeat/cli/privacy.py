@@ -19,6 +19,7 @@ from offbeat.privacy.accountant import (
     calibrate,
     check_delta,
     check_epsilon,
+    epsilon_if_seen,
     parse_accountant,
 )
 from offbeat.privacy.correlated import BandedNoise, IndependentNoise, max_contributions, parse_correlation
@@ -149,9 +150,8 @@ def _answer_for_run(given: argparse.Namespace) -> dict[str, Any]:
             "releases": spent["made"],
             "assumption": correct_statement(spent["terms"], releases),
         }
-        if spent.get("unamplified") is not None:
-            known = [Releases(*each) for each in spent["unamplified"]]
-            answer["epsilon_where_connections_are_seen"] = accountant.epsilon(known, delta)
+        if spent.get("unamplified"):
+            answer["epsilon_where_connections_are_seen"] = epsilon_if_seen(releases, delta)
     except (KeyError, TypeError, AttributeError):
         raise InputError(
             f"the checkpoint in {folder} does not tell what was released: ask the version of offbeat that "

@@ -227,7 +227,7 @@ class Simulation:
     def execution(self) -> dict[str, Any] | None:
         return self._executor.report() if isinstance(self._executor, ReportsExecution) else None
 
-    def start(self, task: Task, *, sure: bool = False) -> None:
+    def start(self, task: Task, *, sure: bool = False, until: float = inf) -> None:
         self._references[task.version] += 1
         self._ranks.start(task)
         if self._ahead:

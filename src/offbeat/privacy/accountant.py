@@ -277,6 +277,48 @@ class RdpAccountant:
         return None
 
 
+_TAIL = 1e-3  # of delta, for numbers of contributions that are left out
+
+
+def epsilon_if_seen(releases: Sequence[Releases], delta: float) -> float:
+    """Against those who see which releases a client contributed to, so that nothing is amplified.
+
+    It is a function of how clients are drawn, not of what was drawn, which is secret: a client contributes
+    once to each allocation, and by Poisson sampling a binomial number of times, over which delta is averaged.
+    """
+    check_delta(delta)
+    shift, sampled = _split_amplified(releases)
+    if math.isinf(shift):
+        return math.inf
+    for each in sampled:
+        if each.slots is not None:
+            shift = math.hypot(shift, math.sqrt(each.times) / each.noise)
+    drawn = [each for each in sampled if each.slots is None]
+    if not drawn:
+        return gaussian_epsilon(shift, delta)
+    if len(drawn) > 1:
+        raise InputError("Poisson sampling of two kinds is not added up without amplification: use one.")
+    from scipy.stats import binom  # slow to import
+
+    noise, times, rate, _ = drawn[0]
+    low, high = (int(binom.ppf(part, times, rate)) for part in (0.5, 1 - _TAIL * delta / 2))
+    chances = {count: float(binom.pmf(count, times, rate)) for count in range(low + 1, high + 1)}
+    chances[low] = float(binom.cdf(low, times, rate))  # of as many or fewer, which tell less
+    left = float(binom.sf(high, times, rate))
+
+    def log_delta(epsilon: float) -> float:
+        total = left + sum(
+            chance * math.exp(gaussian_log_delta(math.hypot(shift, math.sqrt(count) / noise), epsilon))
+            for count, chance in chances.items()
+        )
+        return math.log(total) if total else -1e6
+
+    ceiling = gaussian_epsilon(math.hypot(shift, math.sqrt(high) / noise), delta * (1 - _TAIL))
+    if log_delta(0.0) <= math.log(delta):
+        return 0.0
+    return float(brentq(lambda epsilon: log_delta(epsilon) - math.log(delta), 0.0, ceiling)) * (1 + 1e-9)
+
+
 def calibrate(
     epsilon: float,
     delta: float,

@@ -4,7 +4,6 @@
 budget into a number of steps, and `privacy_statement` says in words what the epsilon rests on.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import numpy as np
 
 from offbeat.core import SamplingEvent, SavedState
 from offbeat.errors import InputError
-from offbeat.privacy.accountant import Accountant, Releases, max_releases
+from offbeat.privacy.accountant import Accountant, Releases, epsilon_if_seen, max_releases
 from offbeat.privacy.correlated import IndependentNoise, NoiseCorrelation
 
 
@@ -127,13 +126,11 @@ class PrivacyAccounting:
         return self.accountant.epsilon(releases, self.delta) if releases else 0.0
 
     def unamplified(self, tally: ReleaseTotals) -> float | None:
-        """The same against those who see which client contributed to which release; None: no larger."""
-        releases = self.unamplified_releases(tally)
-        return None if releases is None else self.accountant.epsilon(releases, self.delta)
+        """The same against those who see which client contributed to which release; None: no larger.
 
-    def unamplified_releases(self, tally: ReleaseTotals) -> tuple[Releases, ...] | None:
-        """Those that the client with the most contributions contributed to; None: nothing is amplified."""
-        return None if self.sampling is None else dataclasses.replace(self, sampling=None).releases(tally)
+        It must not depend on the ledger, since how often clients contributed is secret.
+        """
+        return None if self.sampling is None else epsilon_if_seen(self.releases(tally), self.delta)
 
     def budget(self, epsilon: float, start: bool, rounds: int) -> PrivacyBudget:
         """What fits below an epsilon, in a run of that many server steps."""

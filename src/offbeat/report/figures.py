@@ -232,10 +232,7 @@ def participation_figure(runs: Sequence[Run]) -> Figure:
         if run.trace is None:
             notes.append(f"{run.label} has no trace of a server step.")
         elif run.hides_sample:
-            notes.append(
-                f"{run.label} is left out: the epsilon that it simulates assumes that participation stays "
-                "secret."
-            )
+            notes.append(f"{run.label} is left out: its epsilon assumes that participation stays secret.")
         else:
             lines.append(Series(style, run.label, *_sorted_curve(np.sort(run.trace.taken)[::-1])))
     return Figure(

@@ -26,7 +26,7 @@ from offbeat.report.trace import (
     trace_end,
 )
 from offbeat.training import checkpoint, settings_file
-from offbeat.training.experiment import is_deployment
+from offbeat.training.experiment import hides_sample, is_deployment
 from offbeat.training.folder import FAILURE_FILE
 
 RECORD_COLUMNS = (
@@ -185,13 +185,14 @@ class Run:
     @property
     def hides_sample(self) -> bool:
         """Whether its epsilon assumes that the participating clients stay secret."""
-        return bool(self.settings.get("simulate_amplification"))
+        return hides_sample(self.settings)
 
     @property
     def simulated(self) -> bool:
         """Whether its epsilon assumes amplification that is simulated only, and so is not a guarantee."""
         privacy = self.ending.privacy
-        return self.hides_sample or (privacy is not None and is_simulated(privacy.terms))
+        simulated = bool(self.settings.get("simulate_amplification"))
+        return simulated or (privacy is not None and is_simulated(privacy.terms))
 
 
 def has_values(run: Run, column: str) -> bool:

@@ -30,8 +30,8 @@ class Timeline(Protocol):
         """How many tasks are in flight."""
         ...
 
-    def start(self, task: Task, *, sure: bool = False) -> None:
-        """Start a task; a sure one must not get lost."""
+    def start(self, task: Task, *, sure: bool = False, until: float = inf) -> None:
+        """Start a task; a sure one must not get lost. After `until` its result is of no use."""
         ...
 
     def next(self, until: float = inf) -> Arrival | None:
@@ -70,8 +70,8 @@ class Clock:
         self.busy = 0  # how many tasks are in flight
         self._serial = 0
 
-    def start(self, task: Task, *, sure: bool = False) -> None:
-        """Start a task; a sure one is never lost."""
+    def start(self, task: Task, *, sure: bool = False, until: float = inf) -> None:
+        """Start a task; a sure one is never lost. Clients do not stop at `until`."""
         client, version, visit = task
         duration = self._seconds(client, visit, self._draws.duration(client, visit))
         lost = self._risky and not sure and self._dropout.loses(self._draws.seed, client, visit)

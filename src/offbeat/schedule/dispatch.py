@@ -251,7 +251,7 @@ class RandomAllocation:
 
     def members(self, release: int, population: int, draws: Rng) -> npt.NDArray[np.int64]:
         epoch, slot = divmod(release - 1, self.slots)
-        return np.flatnonzero(draws.keyed("allocation", epoch).integers(self.slots, size=population) == slot)
+        return np.flatnonzero(draws.many_below(self.slots, "allocation", epoch, population) == slot)
 
     def first_version(self, release: int) -> int:
         """That of its epoch, so that nothing of an epoch depends on what was drawn for a later one."""
@@ -279,7 +279,7 @@ class TimedPoisson:
     lead: int = 1
 
     def members(self, release: int, population: int, draws: Rng) -> npt.NDArray[np.int64]:
-        return np.flatnonzero(draws.keyed("poisson", release).random(population) < self.rate)
+        return np.flatnonzero(draws.many_uniform("poisson", release, population) < self.rate)
 
     def first_version(self, release: int) -> int:
         return 0

@@ -18,12 +18,13 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import gammainc, gammaincinv, gammaln
 
-from offbeat.draws import generator, randbelow, uniform
+from offbeat.draws import generator, randbelow, secret_words, uniform
 from offbeat.errors import InputError
 
 TIER_CONCENTRATIONS = (3.0, 2.0, 1.0)
 
 FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
 
 
 def tier_probabilities(gamma: float) -> tuple[float, float, float]:
@@ -84,12 +85,16 @@ class Rng(Protocol):
 
     def binomial(self, trials: int, rate: float) -> int: ...
 
-    def keyed(self, purpose: str, number: int) -> np.random.Generator:
-        """A generator for one choice among many clients, a function of its purpose and number."""
+    def many_below(self, bound: int, purpose: str, number: int, count: int) -> IntArray:
+        """`count` numbers below a bound, one for each client; a function of purpose and number."""
+        ...
+
+    def many_uniform(self, purpose: str, number: int, count: int) -> FloatArray:
+        """`count` numbers in [0, 1), one for each client; a function of purpose and number."""
         ...
 
     def hide(self, secret: int) -> None:
-        """Choose by a secret in place of the seed, so that the seed does not reveal who was chosen."""
+        """Choose by a secret of up to 256 bits in place of the seed, which would reveal who was chosen."""
         ...
 
     def save(self) -> dict[str, Any]: ...
@@ -135,8 +140,17 @@ class KeyedRng:
         self.choices += 1
         return int(generator(self._root, "binomial", self.choices).binomial(trials, rate))
 
-    def keyed(self, purpose: str, number: int) -> np.random.Generator:
-        return generator(self._root, purpose, number)
+    def many_below(self, bound: int, purpose: str, number: int, count: int) -> IntArray:
+        if self.secret is None:
+            return generator(self.seed, purpose, number).integers(bound, size=count)
+        words = secret_words(self.secret, purpose, number, count)
+        return (words % np.uint64(bound)).astype(np.int64)
+
+    def many_uniform(self, purpose: str, number: int, count: int) -> FloatArray:
+        if self.secret is None:
+            return generator(self.seed, purpose, number).random(count)
+        words = secret_words(self.secret, purpose, number, count) >> np.uint64(11)
+        return words.astype(np.float64) * 2.0**-53
 
     def hide(self, secret: int) -> None:
         self.secret = secret
@@ -149,7 +163,7 @@ class KeyedRng:
 
     @property
     def _root(self) -> int:
-        return self.seed if self.secret is None else self.secret
+        return self.seed if self.secret is None else self.secret & (2**62 - 1)
 
 
 class FadasScriptRng:
@@ -183,7 +197,11 @@ class FadasScriptRng:
     def binomial(self, trials: int, rate: float) -> int:
         return int(self._numpy.binomial(trials, rate))
 
-    def keyed(self, purpose: str, number: int) -> np.random.Generator:
+    def many_below(self, bound: int, purpose: str, number: int, count: int) -> IntArray:
+        """Refused: the scripts draw in a fixed order."""
+        raise InputError("FADAS's scripts draw in an order of their own: use another dispatch.")
+
+    def many_uniform(self, purpose: str, number: int, count: int) -> FloatArray:
         """Refused: the scripts draw in a fixed order."""
         raise InputError("FADAS's scripts draw in an order of their own: use another dispatch.")
 

@@ -1,7 +1,7 @@
 """Who starts when and who fills the buffer: the training loop without the learning."""
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from math import inf, isinf
 from typing import Any, NamedTuple, Protocol
@@ -79,7 +79,7 @@ class BufferSource(Protocol):
 
 
 def run_everyone(
-    timeline: Timeline, back: NextAvailable, population: int, start: Callable[[int], None]
+    timeline: Timeline, back: NextAvailable, population: int, start: Callable[[int], object]
 ) -> list[Arrival]:
     """One task of each client, which `start` starts as soon as the client is there; none is lost."""
     if timeline.busy:
@@ -106,7 +106,95 @@ MAX_MISSES = 64  # clients found away in a row before the rest are taken to be a
 MAX_EMPTY_DISPATCHES = 100_000  # times that a dispatcher may start nobody while nobody is in flight
 
 
-class Scheduler:
+class TaskBook:
+    """The tasks that a scheduler starts, and what becomes of them until a server step takes them."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        draws: Rng,
+        population: int,
+        buffer: int,
+        availability: Availability | None,
+        observe: Callable[[], None],
+    ) -> None:
+        self.population = population
+        self.buffer = buffer
+        self._timeline = timeline
+        self._draws = draws
+        self._back = (availability or Always()).bind(draws.seed)
+        self._observe = observe
+        self._visits = array("I", bytes(4 * population))
+        self._waiting: list[Arrival] = []
+        self._late: list[Task] = []  # since the last step
+        self._missing: list[Task] = []
+        self._started = self._consumed = self._dropped = self._lost = 0
+
+    @property
+    def counts(self) -> TaskCounts:
+        """How many tasks are in which state."""
+        waiting, busy = len(self._waiting), self._timeline.busy
+        return TaskCounts(self._started, self._consumed, waiting, self._dropped, self._lost, busy)
+
+    def save(self) -> dict[str, Any]:
+        """Everything but the timeline, as JSON."""
+        visits = np.frombuffer(self._visits, dtype=self._visits.typecode)
+        clients = visits.nonzero()[0]
+        facts: dict[str, Any] = {
+            "clients": clients.tolist(),
+            "visits": visits[clients].tolist(),
+            "counts": [self._started, self._consumed, self._dropped, self._lost],
+            "draws": self._draws.save(),
+        }
+        if self._waiting or self._late or self._missing:
+            facts["buffer"] = {
+                "waiting": [[*arrival.task, arrival.started, arrival.time] for arrival in self._waiting],
+                "dropped": self._late,
+                "lost": self._missing,
+            }
+        return facts
+
+    def load(self, data: dict[str, Any]) -> None:
+        """Restore what `save` returned; the timeline is loaded separately."""
+        self._visits = array("I", bytes(4 * self.population))
+        for client, visits in zip(data["clients"], data["visits"], strict=True):
+            self._visits[client] = visits
+        self._started, self._consumed, self._dropped, self._lost = data["counts"]
+        self._draws.load(data["draws"])
+        part = data.get("buffer", {"waiting": [], "dropped": [], "lost": []})
+        self._waiting = [
+            Arrival(Task(client, version, visit), started, time, False)
+            for client, version, visit, started, time in part["waiting"]
+        ]
+        self._late = [Task(*task) for task in part["dropped"]]
+        self._missing = [Task(*task) for task in part["lost"]]
+
+    def _start_task(self, client: int, version: int, *, sure: bool = False, until: float = inf) -> Task:
+        task = Task(client, version, self._visits[client])
+        self._visits[client] += 1
+        self._started += 1
+        self._timeline.start(task, sure=sure, until=until)
+        return task
+
+    def _drop(self, task: Task) -> None:
+        self._late.append(task)
+        self._dropped += 1
+
+    def _lose(self, task: Task) -> None:
+        self._missing.append(task)
+        self._lost += 1
+
+    def _take(self, version: int, arrivals: Sequence[Arrival], time: float) -> Buffer:
+        """The buffer of a server step."""
+        tasks, started, arrived, _ = zip(*arrivals, strict=True) if arrivals else ((), (), (), ())
+        dropped, lost = tuple(self._late), tuple(self._missing)
+        self._consumed += len(tasks)
+        self._late.clear()
+        self._missing.clear()
+        return Buffer(version, time, tasks, started, arrived, dropped, lost)
+
+
+class Scheduler(TaskBook):
     """The dispatcher says how many tasks to start, and its pool who gets them.
 
     A client that is away when chosen is skipped; where another one is drawn in its place and all seem to be
@@ -129,30 +217,14 @@ class Scheduler:
         dispatch.check(buffer, population)
         if not max_staleness >= 0:
             raise InputError(f"the largest staleness is {max_staleness}: give a number of at least 0.")
-        self.population = population
-        self.buffer = buffer
+        super().__init__(timeline, draws, population, buffer, availability, observe)
         self.max_staleness = max_staleness
-        self._timeline = timeline
         self._dispatch = dispatch
-        self._draws = draws
-        self._back = (availability or Always()).bind(draws.seed)
         self._listed = availability if isinstance(availability, ListedAvailability) else None
         self._pool = dispatch.pool(population)
         participation.check(self._pool, population, buffer)
         self._participation = participation
         self._turns = ParticipationTracker(participation, population) if participation.bounded else None
-        self._visits = array("I", bytes(4 * population))
-        self._waiting: list[Arrival] = []
-        self._late: list[Task] = []  # since the last step
-        self._missing: list[Task] = []
-        self._observe = observe
-        self._started = self._consumed = self._dropped = self._lost = 0
-
-    @property
-    def counts(self) -> TaskCounts:
-        """How many tasks are in which state."""
-        waiting, busy = len(self._waiting), self._timeline.busy
-        return TaskCounts(self._started, self._consumed, waiting, self._dropped, self._lost, busy)
 
     def ended(self) -> str | None:
         """Why the buffer cannot be filled again, in a sentence."""
@@ -163,7 +235,7 @@ class Scheduler:
     def fill(self, version: int) -> Buffer:
         """Start tasks from `version` and wait until the buffer is full."""
         timeline, pool, waiting, buffer = self._timeline, self._pool, self._waiting, self.buffer
-        dropped, lost, turns = self._late, self._missing, self._turns
+        turns = self._turns
         arrived, filled = (
             DispatchEvent.ARRIVED,
             DispatchEvent.FILLED,
@@ -186,11 +258,9 @@ class Scheduler:
             if useful:
                 waiting.append(arrival)
             elif arrival.lost:
-                lost.append(task)
-                self._lost += 1
+                self._lose(task)
             else:
-                dropped.append(task)
-                self._dropped += 1
+                self._drop(task)
             self._send(version, arrived if len(waiting) < buffer else filled)
             if not useful:
                 pool.release(task.client)
@@ -214,45 +284,19 @@ class Scheduler:
         return self._flush(0)
 
     def save(self) -> dict[str, Any]:
-        """Everything but the timeline, as JSON."""
-        visits = np.frombuffer(self._visits, dtype=self._visits.typecode)
-        clients = visits.nonzero()[0]
-        facts: dict[str, Any] = {
-            "clients": clients.tolist(),
-            "visits": visits[clients].tolist(),
-            "pool": self._pool.save(),
-            "counts": [self._started, self._consumed, self._dropped, self._lost],
-            "draws": self._draws.save(),
-        }
+        facts = super().save() | {"pool": self._pool.save()}
         if self._turns is not None:
             facts["turns"] = self._turns.save()
-        if self._waiting or self._late or self._missing:
-            facts["buffer"] = {
-                "waiting": [[*arrival.task, arrival.started, arrival.time] for arrival in self._waiting],
-                "dropped": self._late,
-                "lost": self._missing,
-                "resting": self._pool.resting,
-            }
+        if "buffer" in facts:
+            facts["buffer"]["resting"] = self._pool.resting
         return facts
 
     def load(self, data: dict[str, Any]) -> None:
-        """Restore what `save` returned; the timeline is loaded separately."""
-        self._visits = array("I", bytes(4 * self.population))
-        for client, visits in zip(data["clients"], data["visits"], strict=True):
-            self._visits[client] = visits
+        super().load(data)
         self._pool.load(data["pool"])
-        self._started, self._consumed, self._dropped, self._lost = data["counts"]
-        self._draws.load(data["draws"])
         if self._turns is not None:
             self._turns.load(data["turns"])
-        part = data.get("buffer", {"waiting": [], "dropped": [], "lost": [], "resting": []})
-        self._waiting = [
-            Arrival(Task(client, version, visit), started, time, False)
-            for client, version, visit, started, time in part["waiting"]
-        ]
-        self._late = [Task(*task) for task in part["dropped"]]
-        self._missing = [Task(*task) for task in part["lost"]]
-        for client in part["resting"]:
+        for client in data.get("buffer", {"resting": []})["resting"]:
             self._pool.rest(client)
 
     def _send(self, version: int, moment: DispatchEvent) -> tuple[float, int] | None:
@@ -303,15 +347,9 @@ class Scheduler:
 
     def _start(self, client: int, version: int, *, sure: bool = False) -> None:
         self._pool.take(client)
-        visit = self._visits[client]
-        self._visits[client] = visit + 1
-        self._started += 1
-        self._timeline.start(Task(client, version, visit), sure=sure)
+        self._start_task(client, version, sure=sure)
 
     def _flush(self, version: int) -> Buffer:
-        tasks, started, arrived, _ = zip(*self._waiting, strict=True)
-        dropped, lost = tuple(self._late), tuple(self._missing)
-        self._consumed += len(tasks)
-        for each in (self._waiting, self._late, self._missing):
-            each.clear()
-        return Buffer(version, self._timeline.now, tasks, started, arrived, dropped, lost)
+        filled = self._take(version, self._waiting, self._timeline.now)
+        self._waiting.clear()
+        return filled

@@ -6,7 +6,6 @@ one client therefore depends on another client, and the sums can be divided by a
 the privacy accounting of timed releases rests on (docs/privacy.md).
 """
 
-from array import array
 from collections.abc import Callable, Iterator
 from math import inf
 from typing import Any
@@ -15,20 +14,21 @@ import numpy as np
 
 from offbeat.core import Cohort, Task
 from offbeat.errors import InputError, setting_name
-from offbeat.schedule.availability import Always, Availability
+from offbeat.schedule.availability import Availability
 from offbeat.schedule.clock import Arrival, Timeline
 from offbeat.schedule.dispatch import Dispatch, PooledDispatch, TimedDispatch
 from offbeat.schedule.participation import Participation
 from offbeat.schedule.rng import Rng
-from offbeat.schedule.scheduler import Buffer, Scheduler, TaskCounts, run_everyone
+from offbeat.schedule.scheduler import Buffer, Scheduler, TaskBook, run_everyone
 from offbeat.schedule.staleness import StalenessWeights
 
 
-class TimedScheduler:
+class TimedScheduler(TaskBook):
     """Starts the tasks of each release and collects what arrives before it.
 
     The task of a client for release r starts when one of the `lead` versions before r is published, drawn
-    for each client and release. A client that is away at that time does not contribute to the release.
+    for each client and release. A client that is away at that time does not contribute to the release. An
+    update is late if it arrives after the time of its release, whenever this server comes to look at it.
     """
 
     def __init__(
@@ -49,30 +49,12 @@ class TimedScheduler:
                 f"a lead of {dispatch.lead} releases makes updates up to {dispatch.lead - 1} versions old, "
                 f"and {setting_name('max_staleness')} is {max_staleness:g}: lower the lead or raise that."
             )
-        self.population = population
-        self.buffer = buffer
-        self._timeline = timeline
+        super().__init__(timeline, draws, population, buffer, availability, observe)
         self._dispatch = dispatch
-        self._draws = draws
-        self._back = (availability or Always()).bind(draws.seed)
-        self._observe = observe
-        self._visits = array("I", bytes(4 * population))
         self._origin = timeline.now  # when version 0 was published
         self._begun = -1  # the last version whose tasks were started
-        self._releases: dict[tuple[int, int], int] = {}  # (client, visit) of a task in flight -> its release
-        self._waiting: dict[int, list[Arrival]] = {}  # by release
-        self._late: list[Task] = []  # since the last release
-        self._missing: list[Task] = []
-        self._started = self._consumed = self._dropped = self._lost = 0
+        self._releases: dict[tuple[int, int], int] = {}  # (client, visit) of each task -> its release
         self._drawn: dict[int, list[tuple[int, int]]] = {}  # release -> (client, version to start from)
-
-    @property
-    def counts(self) -> TaskCounts:
-        """How many tasks are in which state."""
-        waiting = sum(map(len, self._waiting.values()))
-        return TaskCounts(
-            self._started, self._consumed, waiting, self._dropped, self._lost, self._timeline.busy
-        )
 
     def ended(self) -> None:
         """A clock does not run out of clients."""
@@ -85,63 +67,49 @@ class TimedScheduler:
             self._begun = version
             for client, target in self._starters(version):
                 if self._back(client, timeline.now) <= timeline.now:
-                    self._start(client, version, target)
+                    task = self._start_task(client, version, until=self._due(target))
+                    self._releases[task.client, task.visit] = target
             self._observe()
-        due = self._origin + release * self._dispatch.period
+        due = self._due(release)
         while True:
             arrival = timeline.next(due)
             if arrival is not None:
-                self._take(arrival, release)
+                self._sort(arrival, release)
                 self._observe()
             elif timeline.now >= due:
                 break
-        return self._flush(version, self._waiting.pop(release, []), due)
+        ready = [each for each in self._waiting if self._release(each.task) == release]
+        self._waiting = [each for each in self._waiting if self._release(each.task) > release]
+        for each in ready:
+            del self._releases[each.task.client, each.task.visit]
+        return self._take(version, ready, due)
 
     def everyone(self) -> Buffer:
         """One task of version 0 for every client; the clock of the releases starts after it."""
         arrivals = run_everyone(
-            self._timeline, self._back, self.population, lambda client: self._start(client, 0, None)
+            self._timeline,
+            self._back,
+            self.population,
+            lambda client: self._start_task(client, 0, sure=True),
         )
         self._origin = self._timeline.now
-        return self._flush(0, arrivals, self._origin)
+        return self._take(0, arrivals, self._origin)
 
     def save(self) -> dict[str, Any]:
-        """Everything but the timeline, as JSON."""
-        visits = np.frombuffer(self._visits, dtype=self._visits.typecode)
-        clients = visits.nonzero()[0]
-        return {
-            "clients": clients.tolist(),
-            "visits": visits[clients].tolist(),
-            "counts": [self._started, self._consumed, self._dropped, self._lost],
-            "draws": self._draws.save(),
+        return super().save() | {
             "origin": self._origin,
             "begun": self._begun,
             "releases": [[*key, release] for key, release in self._releases.items()],
-            "waiting": [
-                [release, *arrival.task, arrival.started, arrival.time]
-                for release, arrivals in self._waiting.items()
-                for arrival in arrivals
-            ],
-            "dropped": self._late,
-            "lost": self._missing,
         }
 
     def load(self, data: dict[str, Any]) -> None:
-        """Restore what `save` returned; the timeline is loaded separately."""
-        self._visits = array("I", bytes(4 * self.population))
-        for client, visits in zip(data["clients"], data["visits"], strict=True):
-            self._visits[client] = visits
-        self._started, self._consumed, self._dropped, self._lost = data["counts"]
-        self._draws.load(data["draws"])
+        super().load(data)
         self._drawn = {}  # they follow from a secret that was just loaded
         self._origin, self._begun = data["origin"], data["begun"]
         self._releases = {(client, visit): release for client, visit, release in data["releases"]}
-        self._waiting = {}
-        for release, client, version, visit, started, time in data["waiting"]:
-            arrival = Arrival(Task(client, version, visit), started, time, False)
-            self._waiting.setdefault(release, []).append(arrival)
-        self._late = [Task(*task) for task in data["dropped"]]
-        self._missing = [Task(*task) for task in data["lost"]]
+
+    def _due(self, release: int) -> float:
+        return self._origin + release * self._dispatch.period
 
     def _starters(self, version: int) -> Iterator[tuple[int, int]]:
         """Who starts from this version, and for which release."""
@@ -156,38 +124,26 @@ class TimedScheduler:
         members = self._dispatch.members(release, self.population, self._draws)
         if self._dispatch.lead == 1:
             return [(client, release - 1) for client in members.tolist()]
-        leads = self._draws.keyed("lead", release).integers(self._dispatch.lead, size=self.population) + 1
+        leads = self._draws.many_below(self._dispatch.lead, "lead", release, self.population) + 1
         starts = np.maximum(release - leads[members], self._dispatch.first_version(release))
         return list(zip(members.tolist(), starts.tolist(), strict=True))
 
-    def _start(self, client: int, version: int, release: int | None) -> None:
-        visit = self._visits[client]
-        self._visits[client] = visit + 1
-        self._started += 1
-        if release is not None:
-            self._releases[client, visit] = release
-        self._timeline.start(Task(client, version, visit), sure=release is None)
+    def _release(self, task: Task) -> int:
+        """The release that a task is for."""
+        return self._releases[task.client, task.visit]
 
-    def _take(self, arrival: Arrival, release: int) -> None:
-        """Keep an arrival for its release; that of an earlier one than `release` is late."""
+    def _sort(self, arrival: Arrival, release: int) -> None:
+        """Keep an arrival for its release, unless it is lost or late; `release` is the next one."""
         task = arrival.task
-        own = self._releases.pop((task.client, task.visit))
+        own = self._release(task)
+        if not arrival.lost and own >= release and arrival.time <= self._due(own):
+            self._waiting.append(arrival)
+            return
+        del self._releases[task.client, task.visit]
         if arrival.lost:
-            self._missing.append(task)
-            self._lost += 1
-        elif own < release:
-            self._late.append(task)
-            self._dropped += 1
+            self._lose(task)
         else:
-            self._waiting.setdefault(own, []).append(arrival)
-
-    def _flush(self, version: int, arrivals: list[Arrival], time: float) -> Buffer:
-        tasks, started, arrived, _ = zip(*arrivals, strict=True) if arrivals else ((), (), (), ())
-        dropped, lost = tuple(self._late), tuple(self._missing)
-        self._consumed += len(tasks)
-        self._late.clear()
-        self._missing.clear()
-        return Buffer(version, time, tasks, started, arrived, dropped, lost)
+            self._drop(task)
 
 
 def nominal_cohort(

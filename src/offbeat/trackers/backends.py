@@ -26,6 +26,7 @@ from offbeat.trackers.tracker import (
     flatten,
     run_state,
 )
+from offbeat.training.experiment import SAMPLE_FIELDS, hides_sample
 from offbeat.training.folder import claim_folder
 
 
@@ -281,7 +282,8 @@ def open_trackers(
             continue
         found.append(SafeTracker(kind.title, tracker))
         places.append(at)
-    return TrackerGroup(tuple(found)), TrackedRuns(*places)
+    secret = SAMPLE_FIELDS if hides_sample(settings) else frozenset()
+    return TrackerGroup(tuple(found), secret), TrackedRuns(*places)
 
 
 def _backends(wanted: TrackerOptions, held: TrackedRuns) -> tuple[_Backend, ...]:

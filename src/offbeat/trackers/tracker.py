@@ -25,17 +25,23 @@ class Tracker(Protocol):
 
 @dataclass(frozen=True)
 class TrackerGroup:
-    """All trackers of a run as one."""
+    """All trackers of a run as one; they are not sent fields of records that are secret."""
 
     trackers: tuple[Tracker, ...] = ()
+    secret: frozenset[str] = frozenset()
 
     def record(self, record: Mapping[str, Any]) -> None:
         for tracker in self.trackers:
-            tracker.record(record)
+            tracker.record(self._public(record))
 
     def close(self, summary: Mapping[str, Any]) -> None:
+        last = summary.get("last")
+        public = summary if last is None else {**summary, "last": self._public(last)}
         for tracker in self.trackers:
-            tracker.close(summary)
+            tracker.close(public)
+
+    def _public(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in record.items() if name not in self.secret}
 
 
 class SafeTracker:

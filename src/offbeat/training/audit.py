@@ -359,7 +359,7 @@ class _CanarySession:
     def busy(self) -> int:
         return self._clock.busy
 
-    def start(self, task: Task, *, sure: bool = False) -> None:
+    def start(self, task: Task, *, sure: bool = False, until: float = math.inf) -> None:
         self._clock.start(task, sure=sure)
 
     def next(self, until: float = math.inf) -> Arrival | None:

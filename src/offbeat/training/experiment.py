@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from offbeat.errors import InputError, setting_name
 from offbeat.renamed import present_names
+from offbeat.schedule.dispatch import TIMED_DISPATCH_NAMES
 from offbeat.training.schema import COUNT, ValueKind, check_settings, setting, settings_of
 
 if TYPE_CHECKING:
@@ -359,6 +360,28 @@ class Experiment:
 def is_deployment(settings: Mapping[str, Any]) -> bool:
     """Whether the settings of a run are those of a deployment, whose data are at its sites."""
     return "secure_sums" in settings or isinstance(settings.get("task"), dict)
+
+
+# The fields of a record that depend on who was drawn; elapsed does by the time that the updates take.
+SAMPLE_FIELDS = frozenset(
+    {
+        "client_updates",
+        "staleness_mean",
+        "staleness_max",
+        "dropped",
+        "lost",
+        "floats_down",
+        "floats_up",
+        "bytes",
+        "elapsed",
+    }
+)
+
+
+def hides_sample(settings: Mapping[str, Any]) -> bool:
+    """Whether the epsilon of a run assumes that the participating clients stay secret."""
+    timed = settings.get("dispatch") in TIMED_DISPATCH_NAMES and settings.get("clip") is not None
+    return timed or bool(settings.get("simulate_amplification"))
 
 
 def _private_settings(values: Mapping[str, Any]) -> list[str]:

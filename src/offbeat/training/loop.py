@@ -183,7 +183,7 @@ class RunState:
         self.aggregation = aggregate.open(context)
         rng = dispatch.source(seed)
         if self.aggregation.hides_sample:
-            rng.hide(secrets.randbits(62))
+            rng.hide(secrets.randbits(256))
         self.session: Session = engine.open(algorithm, seed, rng)
         if isinstance(self.session, TunedSession):
             self.session.expect(buffer, rounds)

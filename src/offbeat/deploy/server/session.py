@@ -105,7 +105,7 @@ class DeployedSession:
         """The clients that can be given a task now."""
         return self._exchange.idle()
 
-    def start(self, task: Task, *, sure: bool = False) -> None:
+    def start(self, task: Task, *, sure: bool = False, until: float = math.inf) -> None:
         if task.client in self._exchange.in_flight:
             raise InputError(
                 f"client {task.client} was given a second task at once, which a site cannot run: "

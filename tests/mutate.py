@@ -1,48 +1,54 @@
 """Mutation testing: change one operator or constant of the source at a time and see whether the tests notice.
 
-`python tests/mutate.py` draws mutants of the mathematical packages with a seed, runs the tests of the mutated
-package on each, and writes every outcome to `tests/mutations.json`. `--chosen` runs the mutants of `CHOSEN`
-alone, which are mistakes that the tests once missed. `--table` prints the score by package from the records.
-A mutant that survives is either a missing test or changes nothing that can be observed; `REASONS` says why
-for each survivor that stays.
+`python tests/mutate.py` draws mutants of the mathematical packages with a seed, runs on each the fast tests
+that reach the mutated statement, and writes every outcome to `tests/mutations.json`, mutant by mutant: the
+next call continues where the last one ended (`--minutes`). Which tests reach which lines is measured once,
+with the package `coverage`, and kept in a folder for temporary files. `--again` repeats those that survived,
+after tests were added. `--chosen` runs the mutants of `CHOSEN` alone, which are mistakes that the tests once
+missed. `--table` writes `tests/mutations.md`, the score by package and the survivors. A mutant that survives
+is either a missing test or changes nothing that can be observed; `REASONS` says why for each that stays.
 """
 
 import argparse
 import ast
+import importlib
 import json
+import math
+import multiprocessing
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
+from xml.etree import ElementTree
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "offbeat"
 RECORDS = ROOT / "tests" / "mutations.json"
+REPORT = ROOT / "tests" / "mutations.md"
+REACHED = Path(tempfile.gettempdir()) / "offbeat-mutants"  # which tests reach which lines
 SEED = 22
-TIMEOUT = 400.0  # seconds for the tests of one mutant; a mutant that hangs is not counted as caught
+TIMEOUT = 240.0  # seconds for the tests of one mutant; a mutant that makes them hang is caught
+MAX_SECONDS = 60.0  # of tests for one mutant, the quickest first
 
-# What is mutated, how many mutants are drawn, and the tests that ought to notice.
-TARGETS: dict[str, tuple[int, tuple[str, ...], tuple[str, ...]]] = {
-    "core": (10, ("core.py", "trees.py", "draws.py"), ("tests/algorithms", "tests/schedule", "tests/data")),
-    "algorithms": (50, ("algorithms/*.py",), ("tests/algorithms",)),
-    "aggregate": (25, ("aggregate/*.py",), ("tests/aggregate", "tests/privacy")),
-    "schedule": (35, ("schedule/*.py",), ("tests/schedule", "tests/algorithms/test_trajectories.py")),
-    "privacy": (30, ("privacy/*.py", "privacy/secure/*.py"), ("tests/privacy", "tests/aggregate")),
-    "data": (0, (), ("tests/data/test_partition.py",)),
-    "engines": (0, (), ("tests/engines/test_ahead.py",)),
-    "training": (
-        20,
-        ("training/checkpoint.py", "training/loop.py", "training/replay.py"),
-        ("tests/training", "tests/algorithms/test_trajectories.py", "tests/aggregate/test_private.py"),
-    ),
+# What is mutated, how many mutants are drawn, and the files that have them.
+TARGETS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "core": (10, ("core.py", "trees.py", "draws.py")),
+    "algorithms": (50, ("algorithms/*.py",)),
+    "aggregate": (25, ("aggregate/*.py",)),
+    "schedule": (35, ("schedule/*.py",)),
+    "privacy": (30, ("privacy/*.py", "privacy/secure/*.py")),
+    "data": (0, ()),
+    "engines": (0, ()),
+    "training": (20, ("training/checkpoint.py", "training/loop.py", "training/replay.py")),
 }
+TESTS = ("aggregate", "algorithms", "data", "engines", "nn", "privacy", "schedule", "training")
 
 
 class Mutant(NamedTuple):
@@ -190,7 +196,7 @@ def mutants_of(target: str, path: Path) -> Iterator[Mutant]:
 def drawn(seed: int) -> list[Mutant]:
     """The mutants of every target, drawn with a seed."""
     found = []
-    for target, (count, patterns, _) in TARGETS.items():
+    for target, (count, patterns) in TARGETS.items():
         paths = sorted(path for pattern in patterns for path in PACKAGE.glob(pattern))
         every = [mutant for path in paths for mutant in mutants_of(target, path)]
         found += random.Random(f"{seed} {target}").sample(every, min(count, len(every)))
@@ -210,8 +216,93 @@ def chosen() -> list[Mutant]:
     return found
 
 
-def outcome(mutant: Mutant) -> str:
-    """Run the tests of the mutated package: caught, survived, or timeout."""
+class Reached:
+    """The fast tests that reach each line of the package, and how long they take."""
+
+    def __init__(self, lines: dict[str, dict[str, list[str]]], seconds: dict[str, float]) -> None:
+        self._lines, self._seconds = lines, seconds
+
+    @classmethod
+    def measure(cls) -> "Reached":
+        """Run the tests once under coverage, or read what was measured before."""
+        REACHED.mkdir(exist_ok=True)
+        found = REACHED / "reached.json"
+        if not found.exists():
+            _measure(found)
+        return cls(**json.loads(found.read_text()))
+
+    def tests(self, mutant: Mutant) -> list[str]:
+        """The tests that reach the mutated statement; those that reach its file if it runs on import."""
+        lines = self._lines.get(mutant.path, {})
+        first, last = _statement(PACKAGE / mutant.path, mutant.line)
+        names = {name for row in range(first, last + 1) for name in lines.get(str(row), ())}
+        names = names or {name for each in lines.values() for name in each}
+        chosen, total = [], 0.0
+        for name in sorted(names, key=lambda name: (self._seconds.get(name, 0.0), name)):
+            total += self._seconds.get(name, 0.0)
+            if chosen and total > MAX_SECONDS:
+                break
+            chosen.append(name)
+        return chosen
+
+
+def _measure(found: Path) -> None:
+    import coverage
+
+    data, times = REACHED / "coverage", REACHED / "times.xml"
+    settings = REACHED / "rc"
+    settings.write_text("[run]\ndynamic_context = test_function\n")
+    command = [sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", f"--data-file={data}"]
+    command += [f"--source={PACKAGE}", "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={times}"]
+    subprocess.run([*command, *(str(ROOT / "tests" / name) for name in TESTS)], cwd=ROOT, check=False)
+    seconds: dict[str, float] = {}
+    for case in ElementTree.parse(times).iter("testcase"):
+        name = f"{case.attrib['classname']}.{case.attrib['name'].partition('[')[0]}"
+        name = name.removeprefix("tests.")
+        seconds[name] = seconds.get(name, 0.0) + float(case.attrib["time"])
+    measured = coverage.CoverageData(str(data))
+    measured.read()
+    known = {
+        name.rpartition(".")[0].rpartition(".")[2] + "." + name.rpartition(".")[2]: name for name in seconds
+    }
+    lines: dict[str, dict[str, list[str]]] = {}
+    for file in measured.measured_files():
+        contexts = measured.contexts_by_lineno(file)
+        lines[str(Path(file).relative_to(PACKAGE))] = {
+            str(row): sorted(
+                {known[name] for each in names if (name := ".".join(each.split(".")[-2:])) in known}
+            )
+            for row, names in contexts.items()
+        }
+    found.write_text(json.dumps({"lines": lines, "seconds": seconds}))
+
+
+def _statement(path: Path, line: int) -> tuple[int, int]:
+    """The first and the last line of the innermost statement of a line, or of its head."""
+    best = (line, line)
+    size = math.inf
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.stmt):
+            continue
+        body = getattr(node, "body", None)
+        last = body[0].lineno - 1 if body else node.end_lineno or node.lineno
+        last = max(last, node.lineno)
+        if node.lineno <= line <= last and last - node.lineno < size:
+            best, size = (node.lineno, last), last - node.lineno
+    return best
+
+
+def _node_id(name: str) -> str:
+    """The test `folder.file.function` as pytest names it."""
+    *folders, function = name.split(".")
+    return f"{ROOT / 'tests' / Path(*folders)}.py::{function}"
+
+
+def outcome(mutant: Mutant, reached: Reached) -> str:
+    """Run the tests that reach the mutant: caught, survived, timeout, or unreached."""
+    tests = [_node_id(name) for name in reached.tests(mutant)]
+    if not tests:
+        return "unreached"
     with tempfile.TemporaryDirectory(prefix="mutant") as folder:
         copy = Path(folder) / "offbeat"
         shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
@@ -219,66 +310,101 @@ def outcome(mutant: Mutant) -> str:
         lines = path.read_text().splitlines(keepends=True)
         lines[mutant.line - 1] = mutant.after + "\n"
         path.write_text("".join(lines))
-        environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join([folder, str(ROOT), str(ROOT / "tests")]),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "OMP_NUM_THREADS": "1",
-            "TMPDIR": folder,
-        }
-        tests = [str(ROOT / name) for name in TARGETS[mutant.target][2]]
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
-        try:
-            done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=TIMEOUT)
-        except subprocess.TimeoutExpired:
+        child = multiprocessing.get_context("fork").Process(target=_run_tests, args=(folder, tests))
+        child.start()
+        child.join(TIMEOUT)
+        if child.exitcode is None:
+            os.killpg(child.pid or 0, signal.SIGKILL)
+            child.join()
             return "timeout"
-        return "survived" if done.returncode == 0 else "caught"
+        return "survived" if child.exitcode == 0 else "caught"
+
+
+def _run_tests(folder: str, tests: Sequence[str]) -> None:
+    """Run tests on the package in a folder, in a process that has torch imported already."""
+    os.setsid()
+    os.chdir(ROOT)
+    sys.path.insert(0, folder)
+    sys.dont_write_bytecode = True
+    os.environ |= {"PYTHONPATH": os.pathsep.join([folder, str(ROOT), str(ROOT / "tests")]), "CI": "true"}
+    os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": folder}
+    tempfile.tempdir = folder
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+    import pytest
+
+    code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests]))
+    os._exit(code)
 
 
 def table(records: Sequence[dict[str, str]]) -> str:
-    """The score by package, and the survivors."""
+    """The score by package, and the survivors; a mutant that makes the tests hang is noticed."""
     lines = ["| package | mutants | caught | score |", "|---|---|---|---|"]
     for target in (*TARGETS, "all"):
         own = [each for each in records if target in ("all", each["target"])]
         if own:
-            caught = sum(each["outcome"] == "caught" for each in own)
-            lines.append(f"| {target} | {len(own)} | {caught} | {100 * caught / len(own):.0f} % |")
+            caught = sum(each["outcome"] in ("caught", "timeout") for each in own)
+            lines.append(f"| {target} | {len(own)} | {caught} | {100 * caught / len(own):.1f} % |")
+    lines.append("")
     for each in records:
-        if each["outcome"] != "caught":
+        if each["outcome"] not in ("caught", "timeout"):
             name = f"{each['path']}: {each['before']} -> {each['after']}"
-            lines.append(
-                f"- {each['outcome']}: `{name}`: {REASONS.get(name, 'no reason is known; a test is missing')}"
-            )
+            lines.append(f"- `{name}`: {REASONS.get(name, 'no reason is known; a test is missing')}")
     return "\n".join(lines)
+
+
+def page(records: Sequence[dict[str, str]]) -> str:
+    """The report."""
+    return (
+        "# Mutation testing\n\n`python tests/mutate.py --table` writes this page from `mutations.json`. Each "
+        "mutant is one changed operator or constant; a mutant is caught if one of the fast tests that reach "
+        f"its statement fails or hangs. Those of the seed {SEED}, and {len(CHOSEN)} mistakes that the tests "
+        f"once missed:\n\n{table(records)}\n"
+    )
+
+
+def read_records(path: Path) -> dict[str, dict[str, str]]:
+    """What is recorded, by mutant."""
+    if not path.exists():
+        return {}
+    return {_key(each): each for each in json.loads(path.read_text())}
+
+
+def _key(record: dict[str, str]) -> str:
+    return f"{record['path']}: {record['before']} -> {record['after']}"
 
 
 def main() -> None:
     """Run mutants, or print what is recorded."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--chosen", action="store_true", help="only those that were once missed")
-    parser.add_argument("--table", action="store_true", help="print the recorded score")
+    parser.add_argument("--again", action="store_true", help="those that survived")
+    parser.add_argument("--table", action="store_true", help="write the report from the records")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no mutant after so many")
     parser.add_argument("--out", type=Path, default=RECORDS)
     options = parser.parse_args()
+    known = read_records(options.out)
     if options.table:
-        print(table(json.loads(options.out.read_text())))
+        REPORT.write_text(page(list(known.values())))
+        print(table(list(known.values())))
         return
+    reached = Reached.measure()
+    for name in ("torch", "torch.func", "pytest", "hypothesis", "safetensors.torch", "sklearn.datasets"):
+        importlib.import_module(name)  # once, before processes are forked
     mutants = chosen() + ([] if options.chosen else drawn(SEED))
     deadline = time.monotonic() + 60 * options.minutes
-    records = []
-
-    def record(mutant: Mutant) -> dict[str, str] | None:
-        if time.monotonic() > deadline:
-            return None
-        found = outcome(mutant)
-        print(f"{found:8} {mutant.name}", flush=True)
+    for mutant in mutants:
+        again = options.again and known.get(mutant.name, {}).get("outcome") in ("survived", "unreached")
+        if time.monotonic() > deadline or (mutant.name in known and not again):
+            continue
+        found = outcome(mutant, reached)
+        print(f"{found:9} {mutant.name}", flush=True)
         fields = {"before": mutant.before.strip(), "after": mutant.after.strip(), "outcome": found}
-        return {"target": mutant.target, "path": mutant.path, **fields}
-
-    with ThreadPoolExecutor(options.processes) as pool:
-        records = [each for each in pool.map(record, mutants) if each is not None]
-    options.out.write_text("[\n" + ",\n".join(json.dumps(each) for each in records) + "\n]\n")
-    print(table(records))
+        known[mutant.name] = {"target": mutant.target, "path": mutant.path, **fields}
+        text = ",\n".join(json.dumps(each) for each in known.values())
+        options.out.write_text(f"[\n{text}\n]\n")
+    print(table(list(known.values())))
 
 
 if __name__ == "__main__":

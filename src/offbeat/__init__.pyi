@@ -159,6 +159,7 @@ from offbeat.training.evaluate import evaluate_clients as evaluate_clients
 from offbeat.training.experiment import Experiment as Experiment
 from offbeat.training.loop import Snapshot as Snapshot
 from offbeat.training.loop import train as train
+from offbeat.training.standardise import standardise as standardise
 from offbeat.training.task import LearningTask as LearningTask
 
 __version__: str

@@ -33,6 +33,7 @@ from offbeat.training.folder import RunFolder, check_free, claim_folder, read_js
 from offbeat.training.progress import StopRequest, bar, limit_threads, stop_signals
 from offbeat.training.runner import RunOutcome, run_experiment, saved_outcome
 from offbeat.training.schema import settings_of
+from offbeat.training.standardise import Scaling
 from offbeat.training.task import LearningTask, named_task
 
 _log = logging.getLogger("offbeat")
@@ -218,6 +219,8 @@ def start_run(
     spec = build_run(experiment, task, out or Path("runs"))
     for notice in notices:
         options.notify(notice)
+    if spec.unscaled is not None:
+        _log.warning("%s", spec.unscaled)
     if experiment.epsilon is not None and experiment.noise is None:
         experiment = with_computed_noise(experiment, spec)
         simulated = (
@@ -285,7 +288,7 @@ def resume_run(
                 f"the run in {out} was started with other clients than the task has now: give the same "
                 f"task, or name another {setting_name('out')}."
             )
-        spec = build_run(experiment, task, out)
+        spec = build_run(experiment, task, out, Scaling.from_settings(held))
         if experiment.rounds > known.rounds:
             settings_file.lengthen(out, experiment.rounds)
             warn_of_exhausted_clients(experiment)
@@ -381,7 +384,9 @@ def trained_module(experiment: Experiment, task: LearningTask, folder: Path) -> 
     path = folder / "checkpoint" / "state.safetensors"
     if not path.is_file():
         raise InputError(f"the run in {folder} has saved no model yet: let it take a server step first.")
-    problem = Problem(task.make_module(experiment.seed), task.loss)
+    module = task.make_module(experiment.seed)
+    scaling = Scaling.from_settings(settings_file.read(folder))
+    problem = Problem(module if scaling is None else scaling.wrap(module), task.loss)
     x, statistics = problem.initial()
     setting = Setting(experiment.buffer, experiment.local_steps, experiment.rounds)
     shape = trees.structure(build(experiment.algorithm, setting, dict(experiment.parameters)).init(x))

@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import json
+import logging
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -69,6 +70,9 @@ def compare_command(given: argparse.Namespace) -> int:
     for name, experiment in experiments.items():
         specs[name] = build_run(experiment, task, Path(given.out or "runs"))
         task = specs[name].task  # the data are loaded once
+    unscaled = specs[names[0]].unscaled
+    if unscaled is not None:
+        logging.getLogger("offbeat").warning("%s", unscaled)
     assert task is not None
     experiments = {name: with_computed_noise(each, specs[name]) for name, each in experiments.items()}
     out = claim_folder(Path("runs"), "compare") if given.out is None else Path(given.out)

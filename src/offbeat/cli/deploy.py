@@ -500,7 +500,10 @@ def _check_stage(settings: Path, plan: ServeConfig, resumed: Path | None) -> Ser
     summation = None if plan.secure is None else InSecret(plan.secure.minimum)
     noise = None if resumed is None else resumed_noise(resumed)
     try:
-        return set_up(plan, noise, summation)
+        setup = set_up(plan, noise, summation)
+        if plan.experiment.standardise:
+            setup.moments()  # or raises
+        return setup
     except InputError as error:
         raise InputError(f"{settings}: {error}") from None
 

@@ -25,6 +25,7 @@ from offbeat.training.progress import limit_threads
 from offbeat.training.replay import read_trace_lines, secret_noise_error
 from offbeat.training.replay import replay as play_again
 from offbeat.training.runner import Progress
+from offbeat.training.standardise import Scaling
 
 REPLAY_ENGINES = ("sequential", "vectorised")
 _TOLERANCE = 1e-5  # of the model's norm: what float32 may round differently
@@ -121,7 +122,8 @@ def _build_spec(
                 f"the run in {folder} is a simulation, whose settings name its task: leave out --task."
             )
         spec = build_run(
-            _on_local_engine(experiment, given.engine or known.get("resolved", {}).get("engine"))
+            _on_local_engine(experiment, given.engine or known.get("resolved", {}).get("engine")),
+            scaling=Scaling.from_settings(known),
         )
     limit_threads(experiment, spec)
     return spec

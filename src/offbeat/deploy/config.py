@@ -35,6 +35,7 @@ _task = partial(setting, table="task")
 _secure = partial(setting, table="secure")
 _network = partial(setting, table="network")
 _watch = partial(setting, table="watch")
+_prepare = partial(setting, table="prepare")
 _seconds = partial(_network, metavar="SECONDS", within="(0, inf]", unit="seconds")
 
 
@@ -86,6 +87,29 @@ class NetworkConfig:
 
 
 @dataclass(frozen=True)
+class PrepareConfig:
+    """What the sites agree on before training; `standardise` is a setting of the experiment."""
+
+    features: int | None = _prepare(
+        None,
+        "N",
+        "features of an example, or channels of an image",
+        within=COUNT,
+        default_text="those of the server's test examples",
+    )
+    sites: int | None = _prepare(
+        None,
+        "N",
+        "sites whose examples count; those that join later use what these agreed on",
+        within=COUNT,
+        default_text="all clients",
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@dataclass(frozen=True)
 class PageConfig:
     """The live page."""
 
@@ -109,6 +133,7 @@ class ServeConfig:
     secure: SecureConfig | None = None
     network: NetworkConfig = NetworkConfig()
     page: PageConfig = PageConfig()
+    prepare: PrepareConfig = PrepareConfig()
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -134,7 +159,12 @@ class ServeConfig:
             network = _read_config(NetworkConfig, given, "network")
             page = _read_config(PageConfig, given, "watch")
             examples = training.pop("examples", None)
+            chosen = _read_table(given, "prepare")
+            training["standardise"] = chosen.pop("standardise", False)
+            with naming_settings(lambda name: f"{name} of [prepare]"):
+                prepare = PrepareConfig(**chosen)
             experiment = _build_experiment(training, _read_privacy(given), secure is not None)
+            _check_prepare(prepare, experiment)
             _check_local_work(training, examples)
             if secure is not None:
                 _check_secure(secure, experiment)
@@ -143,7 +173,7 @@ class ServeConfig:
                     "max_update_norm of [network] would reject uploads that [privacy] clips, and the noise "
                     "does not cover which ones: leave it out."
                 )
-            return cls(folder, code, experiment, examples, secure, network, page)
+            return cls(folder, code, experiment, examples, secure, network, page, prepare)
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -182,7 +212,8 @@ class ServeConfig:
         experiment = self.experiment
         epochs = experiment.local_epochs
         work = ("steps", experiment.local_steps) if epochs is None else ("epochs", epochs)
-        return {
+        scaled = {"standardise": True} if experiment.standardise else {}
+        return scaled | {
             "algorithm": experiment.algorithm,
             "parameters": dict(parameters),
             "setting": list(self.setting),
@@ -198,6 +229,7 @@ TABLES: Mapping[str, tuple[type, ...]] = MappingProxyType(
     {
         "task": (CodeConfig,),
         "training": (Experiment, ServeConfig),
+        "prepare": (Experiment, PrepareConfig),
         "privacy": (Experiment,),
         "secure": (SecureConfig,),
         "network": (NetworkConfig,),
@@ -320,6 +352,16 @@ def _check_local_work(training: Mapping[str, Any], examples: int | None) -> None
         )
     if examples is not None and not epochs:
         raise InputError("examples is for local_epochs alone: leave it out.")
+
+
+def _check_prepare(prepare: PrepareConfig, experiment: Experiment) -> None:
+    if not experiment.standardise and prepare != PrepareConfig():
+        raise InputError("[prepare] has no standardise = true, so its other keys do nothing: leave them out.")
+    if prepare.sites is not None and prepare.sites > experiment.clients:
+        raise InputError(
+            f"sites of [prepare] must be at most the {experiment.clients} clients of [training], "
+            f"not {prepare.sites}."
+        )
 
 
 def _check_secure(secure: SecureConfig, experiment: Experiment) -> None:

@@ -12,6 +12,7 @@ with patches as rows it is one batched product, and so are both of its gradients
 
 import copy
 import math
+from collections import OrderedDict
 from typing import Any, TypeAlias
 
 import torch
@@ -39,6 +40,32 @@ class KeyedDropout(nn.Dropout):
         kept = _hash_bits(input, self.key) >= round(self.p * 2**32) - 2**31
         self.key.add_(1)
         return input * (kept.to(input.dtype) * (1 / (1 - self.p)))
+
+
+class Standardise(nn.Module):
+    """Subtract a mean and divide by a scale, for each feature of a table or channel of images."""
+
+    mean: Tensor  # (features,) float64
+    scale: Tensor
+
+    def __init__(self, mean: Tensor, scale: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mean", mean.double())
+        self.register_buffer("scale", scale.double())
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(examples, features, ...) to the same; computed in float64, where a mean may be large."""
+        shape = (-1, *(1,) * (input.ndim - 2))
+        scaled = (input.double() - self.mean.view(shape)) / self.scale.view(shape)
+        return scaled.to(input.dtype)
+
+
+SCALING = ("standardise.mean", "standardise.scale")  # what the state of a standardised module has
+
+
+def standardised(module: nn.Module, mean: Tensor, scale: Tensor) -> nn.Module:
+    """The module behind a layer that scales its inputs."""
+    return nn.Sequential(OrderedDict(standardise=Standardise(mean, scale), module=module))
 
 
 class RandomCropFlip(nn.Module):

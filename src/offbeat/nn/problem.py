@@ -390,5 +390,6 @@ def mean_statistics(statistics: Statistics) -> Statistics:
 
 def _mean_over_clients(value: Tensor) -> Tensor:
     if value.is_floating_point():
-        return value.mean(0)
+        # a mean of equal numbers may differ from them in the last bit, and a constant is to stay as it is
+        return torch.where((value == value[:1]).all(), value[0], value.mean(0))
     return value.double().mean(0).round().to(value.dtype)

@@ -16,6 +16,7 @@ from offbeat.training import checkpoint
 from offbeat.training.build import AnySimulatedEngine, RunSpec, build_run
 from offbeat.training.evaluate import accuracy, evaluate
 from offbeat.training.experiment import Experiment
+from offbeat.training.standardise import Scaling
 from offbeat.training.task import named_task
 
 _TENTH = 0.1
@@ -57,7 +58,8 @@ def client_accuracies(runs: Sequence[Run]) -> dict[str, ClientAccuracies | str]:
             experiment = Experiment.from_settings(dict(run.settings))
             data = (experiment.data, experiment.data_dir)
             experiment = _on_this_machine(experiment)
-            spec = build_run(experiment, named_task(experiment, loaded.get(data)))
+            scaling = Scaling.from_settings(run.settings)
+            spec = build_run(experiment, named_task(experiment, loaded.get(data)), scaling=scaling)
             loaded[data] = spec.task.data if spec.task and isinstance(spec.task.data, Source) else None
             found[run.label] = _evaluate_clients(spec, run.folder / "checkpoint" / "state.safetensors")
         except InputError as error:

@@ -39,6 +39,7 @@ from offbeat.schedule.participation import Participation
 from offbeat.schedule.staleness import StalenessWeights, parse_weights
 from offbeat.training.experiment import Experiment, build_dispatch
 from offbeat.training.loop import check_extendable, check_fit
+from offbeat.training.standardise import Scaling, look_at_scales, measure_scaling
 from offbeat.training.task import LearningTask, named_task
 
 _VMAP_PARAMETERS = 50_000  # parameters up to which a CPU gains from computing clients together
@@ -229,6 +230,8 @@ class RunSpec(NamedTuple):
     task: LearningTask | None  # None: the sites of a deployment have it
     aggregate: Aggregator
     parameters: dict[str, Any]  # hyperparameters that were given, or that follow from the noise
+    scaling: Scaling | None = None  # of the inputs, where they are standardised
+    unscaled: str | None = None  # a sentence about features that are far from unit scale
 
     def loop_arguments(self, experiment: Experiment) -> dict[str, Any]:
         """The keyword arguments of `train` and `replay` that follow from the settings."""
@@ -280,12 +283,16 @@ def check_extension(experiment: Experiment, rounds: int) -> None:
 
 
 def build_run(
-    experiment: Experiment, task: LearningTask | None = None, folder: Path | None = None
+    experiment: Experiment,
+    task: LearningTask | None = None,
+    folder: Path | None = None,
+    scaling: Scaling | None = None,
 ) -> RunSpec:
     """Load and divide the data and build all objects of a run; most bad input is rejected before the loading.
 
     `task` takes the place of the task, or of the data and the model, that the experiment names. `folder` is
-    where the run will be written: the state of clients must fit there, or in memory.
+    where the run will be written: the state of clients must fit there, or in memory. `scaling` is that of a
+    run that is resumed or replayed; a new one is agreed on among the clients.
     """
     if experiment.task is not None:
         task = task or named_task(experiment)
@@ -321,6 +328,12 @@ def build_run(
             f"the model of '{experiment.subject}' keeps running statistics, which clients would send "
             "unprotected: use a model without them."
         )
+    if experiment.standardise:
+        if scaling is None:
+            sums = Secure() if experiment.secure else PlainSum()
+            scaling = measure_scaling(problem, population, sums, experiment.seed)
+        module = scaling.wrap(module).to(device)
+        problem = Problem(module, task.loss, experiment.weight_decay, precision)
     setting = Setting(experiment.buffer, _local_steps(population), experiment.rounds)
     parameters = parameters_under_noise(experiment, aggregate)
     algorithm = build(experiment.algorithm, setting, parameters)
@@ -343,6 +356,8 @@ def build_run(
         task,
         aggregate,
         parameters,
+        scaling if experiment.standardise else None,
+        None if experiment.standardise else look_at_scales(population),
     )
 
 
@@ -399,7 +414,8 @@ def resolved_settings(experiment: Experiment, spec: RunSpec) -> dict[str, Any]:
     values = {
         name: given.get(name, each.default) for name, each in find(experiment.algorithm).parameters().items()
     }
-    return {
+    own = {} if spec.scaling is None else {"standardise": spec.scaling.as_json()}
+    return own | {
         "hyperparameters": {
             name: getattr(spec.algorithm, name, None) if value is None else value
             for name, value in values.items()

@@ -63,6 +63,14 @@ class Experiment:
         choices=("none", "crop-flip"),
         noun="augmentation",
     )
+    standardise: bool = setting(
+        False,
+        "",
+        "before training, agree on the mean and the standard deviation of each feature over all clients, and "
+        "scale inputs by them",
+        group="data",
+        table="prepare",
+    )
     clients: int = _schedule(100, "N", "number of clients", within=COUNT)
     partition: str = _data(
         "dirichlet:0.5",
@@ -280,6 +288,10 @@ class Experiment:
                 raise InputError(f"{name('task')} brings its own data and model: leave out {name(part)}.")
         if self.task is not None and self.augment != "none":
             raise InputError(f"{name('augment')} is for named data sets: leave it out with {name('task')}.")
+        if self.standardise and self.augment != "none":
+            raise InputError(
+                f"{name('augment')} pads images that are not scaled yet: leave out {name('standardise')}."
+            )
         if self.task is None and self.data is None:
             raise InputError(f"there is nothing to train on: give {name('data')} or {name('task')}.")
         if self.data == "digits" and self.data_dir is not None:
@@ -295,6 +307,11 @@ class Experiment:
                     "or nothing is private."
                 )
             return
+        if self.standardise:
+            raise InputError(
+                f"{name('standardise')} releases sums of the features without noise, which no epsilon would "
+                "count: leave it out, and scale features by constants that are public."
+            )
         if self.noise is None and self.epsilon is None:
             raise InputError(
                 f"privacy needs noise: give {name('noise')}, or {name('epsilon')} to have it computed."

@@ -5,9 +5,11 @@ and end. Sites are told when the server ends.
 """
 
 import contextlib
+import dataclasses
 import json
 import logging
 import secrets
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,10 +19,11 @@ from typing import Any, NamedTuple
 from filelock import FileLock, Timeout
 
 from offbeat import trees
+from offbeat.aggregate.mean import PlainSum
 from offbeat.core import AnyAlgorithm
 from offbeat.deploy.config import ServeConfig
 from offbeat.deploy.monitor.http import serve_page
-from offbeat.deploy.monitor.observer import Monitor
+from offbeat.deploy.monitor.observer import Monitor, Observer
 from offbeat.deploy.monitor.state import RunInfo
 from offbeat.deploy.protocol import messages
 from offbeat.deploy.protocol.transport import Transport, TransportError
@@ -37,6 +40,7 @@ from offbeat.training.checkpoint import Checkpoint
 from offbeat.training.experiment import is_deployment
 from offbeat.training.folder import RunFolder, check_free, read_jsonl
 from offbeat.training.runner import Progress, run_experiment, saved_outcome
+from offbeat.training.standardise import Scaling, sum_over_clients
 
 
 def check_run_folder(folder: Path | None, resume: bool, config: ServeConfig) -> None:
@@ -52,6 +56,7 @@ def check_run_folder(folder: Path | None, resume: bool, config: ServeConfig) -> 
         return
     if (folder / "settings.json").exists():  # otherwise it was stopped before it began
         known, now = settings_file.read(folder, verify=True), config.settings()
+        known.setdefault("standardise", False)  # runs of earlier versions
         different = [
             f"{name} was {known.get(name)} and is now {now[name]}"
             for name in now
@@ -97,6 +102,7 @@ def lock_run_folder(folder: Path) -> Iterator[None]:
 STOP_FILE = "stop"  # asks the server to save and end
 SET_ASIDE_FILE = "set-aside"  # asks a resumed server not to use the uploads in its buffer, once
 _OUTCOME_FILE = "outcome.json"
+_PLAN_FILE = "plan.json"  # what sites are asked for before training
 
 
 class ServeOutcome(NamedTuple):
@@ -202,7 +208,21 @@ def _serve(request: ServeRequest, connect: Callable[[int], Transport]) -> ServeO
         summation = secure_summation(config, bytes.fromhex(run_id), monitor)
         setup = set_up(config, known.get("noise"), summation)
         session = _session_config(config, setup, request.authenticated)
-        transport = connect(max_upload_bytes(setup.algorithm, setup.problem, session))
+        scaling = Scaling.from_settings({"resolved": known})
+        limit = max_upload_bytes(setup.algorithm, setup.problem, session)
+        if config.experiment.standardise:
+            limit = max(limit, max_upload_bytes(setup.moments(), setup.problem, session))
+        transport = connect(limit)
+        if config.experiment.standardise:
+            try:
+                scaling = scaling or agree_on_scaling(
+                    request, config, setup, session, transport, monitor, stop
+                )
+            except StopRequested:
+                announce_end(transport, outcome := ServeOutcome(None, stopped=True))
+                return outcome
+            setup = setup.standardised(scaling)
+            session = _session_config(config, setup, request.authenticated)
         engine = DeployedEngine(
             transport,
             setup.problem,
@@ -219,6 +239,7 @@ def _serve(request: ServeRequest, connect: Callable[[int], Transport]) -> ServeO
             resolved = resolved_settings(config.experiment, setup.run_spec(engine))
             resolved |= {"noise": setup.noise, "run": run_id}
             opened = RunFolder.begin(request.folder, config.settings() | {"resolved": resolved})
+        shutil.rmtree(request.folder / "prepare", ignore_errors=True)  # now that the settings have its result
         with opened as folder, _live_page(config, monitor):
             if request.resume:
                 monitor.recall(read_jsonl(request.folder, "records"))
@@ -230,6 +251,59 @@ def _serve(request: ServeRequest, connect: Callable[[int], Transport]) -> ServeO
             if folder.version is not None:
                 write_model(request.folder, setup.algorithm, setup.problem)
             return outcome
+
+
+class _PreparationObserver(Observer):
+    """Passes on what concerns an operator; the counts of a monitor are of training alone."""
+
+    def __init__(self, observer: Observer) -> None:
+        self.rejected = observer.rejected  # type: ignore[method-assign]
+        self.unreachable = observer.unreachable  # type: ignore[method-assign]
+        self.reachable = observer.reachable  # type: ignore[method-assign]
+
+
+def agree_on_scaling(
+    request: ServeRequest,
+    config: ServeConfig,
+    setup: ServerSetup,
+    session: SessionConfig,
+    transport: Transport,
+    observer: Observer,
+    stop: Callable[[], bool],
+    **timing: Any,
+) -> Scaling:
+    """Wait for the sites, and have them agree on the mean and the standard deviation of each feature.
+
+    A server that ended before all sites had answered continues with the answers that it has.
+    """
+    method, folder = setup.moments(), request.folder / "prepare"
+    sites = config.prepare.sites or config.experiment.clients
+    plan = {name: value for name, value in session.plan.items() if name != "standardise"}
+    plan["prepare"] = [method.features, method.classes]
+    before = _read_json(folder / _PLAN_FILE)
+    if before is None or before["plan"] != json.loads(json.dumps(plan)):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        before = {"plan": plan, "run": secrets.token_hex(16)}
+        _write_json(folder / _PLAN_FILE, before)
+    engine = DeployedEngine(
+        transport,
+        setup.problem,
+        dataclasses.replace(session, plan=plan, clients=sites),
+        folder,
+        _PreparationObserver(observer),
+        stop=stop,
+        sites=request.sites,
+        roster=request.folder / "roster.json",
+        **timing,
+    )
+    run_id = bytes.fromhex(before["run"])
+    summation = secure_summation(config, run_id, observer, limbs=True) or PlainSum()
+    observer.notice(f"waiting for {sites} sites to agree on the scales of {method.features} features.")
+    limbs = sum_over_clients(method, engine, summation, config.experiment.seed)
+    scaling = Scaling.of(limbs, method.features)
+    observer.notice(f"{sites} sites agreed on the scales of {method.features} features.")
+    return scaling
 
 
 def announce_end(

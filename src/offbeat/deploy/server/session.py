@@ -33,6 +33,7 @@ from offbeat.deploy.server.validation import NormGuard, plain_validator
 from offbeat.engines.engine import ClientUpdates
 from offbeat.errors import DiskFullError, InputError
 from offbeat.files import disk_full
+from offbeat.nn.layers import SCALING
 from offbeat.nn.problem import Problem, Statistics
 from offbeat.schedule.availability import NextAvailable
 from offbeat.schedule.clock import Arrival
@@ -339,6 +340,7 @@ class DeployedEngine:
     sleep: Callable[[float], None] = time.sleep
     set_aside: Path | None = None
     sites: Path | None = None  # a folder with the public keys of sites, by name
+    roster: Path | None = None  # which site is which client; None: a file in `folder`
     availability: SiteAvailability = field(default_factory=SiteAvailability)  # of the newest session
 
     @property
@@ -366,8 +368,8 @@ class DeployedEngine:
         if config.bind_names and isinstance(self.transport, KeyedTransport):
             binding = NameBinding(self.sites, self.transport)
         nodes = ConnectedNodes(
-            ClientRegistry(self.folder / "roster.json", self.clients, config.bind_names),
-            specs_of((x, statistics)),
+            ClientRegistry(self.roster or self.folder / "roster.json", self.clients, config.bind_names),
+            specs_of((x, _own_statistics(statistics, config.plan))),
             observer,
             config.grace,
             config.greeting_timeout,
@@ -389,6 +391,12 @@ class DeployedEngine:
         )
         self.availability.follow(session.idle, config.poll)
         return session
+
+
+def _own_statistics(statistics: Statistics, plan: dict[str, Any]) -> Statistics:
+    """Those of the module that a site has; it is told with a task to scale its inputs."""
+    scaled = SCALING if plan.get("standardise") else ()
+    return {name: value for name, value in statistics.items() if name not in scaled}
 
 
 def max_upload_bytes(algorithm: AnyAlgorithm, problem: Problem, config: SessionConfig) -> int:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -51,6 +51,7 @@ from offbeat.training.build import (
     with_calibrated_noise,
 )
 from offbeat.training.experiment import Experiment, build_dispatch
+from offbeat.training.standardise import Moments, Scaling, limb_secure, moments_of
 from offbeat.training.task import LearningTask, load_task
 
 
@@ -68,11 +69,14 @@ class ServerSetup(NamedTuple):
     test: Examples | ExampleSource | ClientData | None
     aggregate: Aggregator
     parameters: dict[str, Any]
+    scaling: Scaling | None = None  # of the inputs, once the sites have agreed on it
 
     @property
     def site_plan(self) -> dict[str, Any]:
         """The plan that sites receive with every task."""
-        digest = frozen_weights_digest(self.problem.module(*self.problem.initial()))
+        module = self.problem.module(*self.problem.initial())
+        own = module.get_submodule("module") if self.scaling is not None else module  # what sites have
+        digest = frozen_weights_digest(own)
         return self.config.note(self.parameters) | ({} if digest is None else {"frozen": digest})
 
     @property
@@ -93,7 +97,31 @@ class ServerSetup(NamedTuple):
             self.task,
             self.aggregate,
             self.parameters,
+            self.scaling,
         )
+
+    def standardised(self, scaling: Scaling) -> Self:
+        """The same run with inputs that are scaled."""
+        known = self.problem
+        module = scaling.wrap(known.module(*known.initial())).to(known.device)
+        problem = Problem(module, known.loss, known.weight_decay, known.precision)
+        return self._replace(problem=problem, scaling=scaling)
+
+    def moments(self) -> Moments:
+        """The method by which sites agree on the scaling of features."""
+        features = self.config.prepare.features
+        some = None
+        if isinstance(self.test, ClientData):
+            some = self.test.examples(next(iter(self.test.names or ())))
+        elif self.test is not None:
+            some = self.test.gather(np.arange(1))
+        if some is None and features is None:
+            raise InputError(
+                "standardise of [prepare] needs to know how many features an example has: give features "
+                "there, or give the task test examples."
+            )
+        found = Moments(features or 0) if some is None else moments_of(self.problem, some)
+        return found if features is None else dataclasses.replace(found, features=features)
 
 
 def set_up(
@@ -192,8 +220,13 @@ def _find_device(name: str) -> torch.device:
     return device
 
 
-def secure_summation(config: ServeConfig, run: bytes, observer: Observer = Observer()) -> Summation | None:
-    """Secure aggregation with the helper of the settings, under the run's id; None if it is not used."""
+def secure_summation(
+    config: ServeConfig, run: bytes, observer: Observer = Observer(), *, limbs: bool = False
+) -> Summation | None:
+    """Secure aggregation with the helper of the settings, under the run's id; None if it is not used.
+
+    `limbs` selects the fixed point in which sites agree on the scaling of features.
+    """
     secure = config.secure
     if secure is None:
         return None
@@ -205,7 +238,8 @@ def secure_summation(config: ServeConfig, run: bytes, observer: Observer = Obser
         on_failure=observer.helper_away,
         on_recovery=observer.helper_back,
     )
-    return RemoteSecure(Secure(secure.minimum), run, helper, secure.signed)
+    form = limb_secure(secure.minimum) if limbs else Secure(secure.minimum)
+    return RemoteSecure(form, run, helper, secure.signed)
 
 
 def set_up_replay(settings: Mapping[str, Any], folder: Path, task: str, *, together: bool = False) -> RunSpec:
@@ -216,6 +250,8 @@ def set_up_replay(settings: Mapping[str, Any], folder: Path, task: str, *, toget
         summation=None if secure is None else Secure(secure["minimum"]),
         task=load_task(task, experiment.seed, "--task"),
     )
+    scaling = Scaling.from_settings(settings)
+    setup = setup if scaling is None else setup.standardised(scaling)
     problem = setup.problem
     count, size = experiment.local_epochs, experiment.batch_size
     work = Steps(experiment.local_steps, size) if count is None else Epochs(count, size)

@@ -42,7 +42,9 @@ from offbeat.deploy.user_code import (
 )
 from offbeat.engines.local import SequentialExecutor, TaskResults, TaskStart, check_module
 from offbeat.errors import DivergedError, InputError
+from offbeat.nn.layers import standardised
 from offbeat.nn.problem import Loss, Precision, Problem, cross_entropies
+from offbeat.training.standardise import Moments, count_features, describe_unscaled
 from offbeat.training.task import MakeModule, make_module
 from offbeat.trees import Tree
 
@@ -50,6 +52,7 @@ _UNKNOWN_TASK = UploadMessage("unknown", Task(0, 0, 0), (), "none", 0.0, None)  
 _OWN_ERRORS = (Rejected, InputError, DivergedError)  # their messages are written here, and quote no data
 _MIN_MESSAGE_LIMIT = 64 * 1024  # bytes
 _MESSAGE_LIMIT_FACTOR = 16  # times the size of the model; methods send a few vectors of its size
+_LOOKED_AT = 1000  # examples whose scale is looked at
 _LOG = logging.getLogger("offbeat")
 _PositiveInt = Annotated[int, Meta(ge=1, lt=2**31)]
 
@@ -82,6 +85,7 @@ class SitePlan(NamedTuple):
     seed: int
     clients: int
     frozen: str | None = None  # a digest of the server's frozen weights
+    standardise: bool = False  # whether inputs are scaled by what the server sends
 
 
 class _PlanFields(Struct, frozen=True):
@@ -96,6 +100,8 @@ class _PlanFields(Struct, frozen=True):
     seed: int
     clients: _PositiveInt
     frozen: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
+    standardise: bool = False
+    prepare: tuple[_PositiveInt, Annotated[int, Meta(ge=0, lt=2**20)]] | None = None  # features and classes
     bounds: Any = None
     moving: Any = None
 
@@ -111,14 +117,16 @@ def read_plan(plan: dict[str, Any]) -> SitePlan:
     if fields.precision.upper() not in Precision.__members__:
         raise malformed(f"the server's plan has the unknown precision {quote(fields.precision)}.")
     kind, count, size = fields.work
+    method = build(fields.algorithm, Setting(*fields.setting), fields.parameters)
     return SitePlan(
-        build(fields.algorithm, Setting(*fields.setting), fields.parameters),
+        method if fields.prepare is None else Moments(*fields.prepare),
         Steps(count, size) if kind == "steps" else Epochs(count, size),
         fields.weight_decay,
         Precision[fields.precision.upper()],
         fields.seed,
         fields.clients,
         fields.frozen,
+        fields.standardise,
     )
 
 
@@ -194,6 +202,7 @@ class Site:
             self.close()
             raise
         self._jobs: dict[str, _Job] = {}  # the job of the last plan
+        self._said = False  # that features are far from unit scale
         self.refusal: str | None = None  # why the server refused this site when it last greeted it
 
     @property
@@ -325,11 +334,25 @@ class Site:
         if key not in self._jobs:
             plan = read_plan(plan_fields)
             self._module = prepare_module(self._module, self._make_module, plan.seed, plan.frozen)
-            problem = Problem(self._module, self._losses, plan.weight_decay, plan.precision)
+            module = self._module
+            if plan.standardise:  # the server sends the mean and the scale with each task
+                count = count_features(self._examples.inputs)
+                module = standardised(module, torch.zeros(count), torch.ones(count))
+            elif not isinstance(plan.algorithm, Moments):
+                self._say_if_unscaled()
+            problem = Problem(module, self._losses, plan.weight_decay, plan.precision)
             population = Population(self._examples, AllExamples(plan.clients, self.examples), plan.work)
             check_module(plan.algorithm, problem, population, plan.seed)
             self._jobs = {key: _Job(plan, problem, SequentialExecutor(problem, population))}
         return self._jobs[key]
+
+    def _say_if_unscaled(self) -> None:
+        """Features that are far from unit scale are named here, and not to the server."""
+        some = np.linspace(0, self.examples - 1, min(_LOOKED_AT, self.examples)).astype(np.int64)
+        sentence = describe_unscaled([self._examples.gather(some)])
+        if sentence is not None and not self._said:
+            self._said = True
+            _LOG.warning("%s", sentence)
 
 
 def _check_model(given: TensorSpecs, expected: TensorSpecs) -> None:

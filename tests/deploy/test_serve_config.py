@@ -187,7 +187,8 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, content: bytes | No
 
 def test_what_is_refused_is_a_field_of_an_experiment_that_is_not_read() -> None:
     fields = {field.name for field in dataclasses.fields(Experiment)}
-    read = {*table_keys("training"), *table_keys("privacy")} - {"examples"}
+    read = {*table_keys("training"), *table_keys("prepare"), *table_keys("privacy")}
+    read -= {"examples", "features", "sites"}
     assert fields == read | simulation_settings() | {"secure"}
     assert not read & simulation_settings()
 

@@ -220,6 +220,8 @@ COMMANDS: dict[str, tuple[str, float]] = {  # in this order: later ones read wha
         "--noise-seed 3",
         SINGLE,
     ),
+    "advise": ("advise --clients 20 --updates 300 --deadline 4,none --out frontier.svg", DOUBLE),
+    "advise-run": ("advise run --concurrency 6 --buffer 2,3", DOUBLE),
     "run-resumed": ("run --resume --out run", SINGLE),
     "run-error": ("run fedavg --clients 0", EXACT),
     "privacy-of-run": ("privacy private", DOUBLE),

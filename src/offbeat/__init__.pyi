@@ -98,6 +98,9 @@ from offbeat.nn import models as models
 from offbeat.nn.problem import Precision as Precision
 from offbeat.nn.problem import Problem as Problem
 from offbeat.privacy.accountant import calibrate as calibrate
+from offbeat.schedule.advice import Advice as Advice
+from offbeat.schedule.advice import ScheduleChoice as ScheduleChoice
+from offbeat.schedule.advice import advise as advise
 from offbeat.schedule.availability import Always as Always
 from offbeat.schedule.availability import Cycle as Cycle
 from offbeat.schedule.availability import Dropout as Dropout

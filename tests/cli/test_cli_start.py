@@ -34,6 +34,7 @@ def test_help_loads_no_numerical_library(words: str) -> None:
         "algorithms",
         "algorithms cadence --json",
         "schedule --rounds 5",
+        "advise --clients 10 --updates 50",
         "privacy --noise 1 --delta 1e-6 --max-participations 3",
         "privacy --epsilon 2 --delta 1e-7 --population 1e7 --cohort 5000 --rounds 2000",
     ],

@@ -34,6 +34,7 @@ _COMMANDS: Mapping[str, Command] = MappingProxyType(
             "compare", "train several methods on the same clients, delays and batches", "options"
         ),
         "schedule": Command("inspect", "simulate time alone, without training"),
+        "advise": Command("advise", "what concurrency and buffer cost, by delays or by a run's trace"),
         "algorithms": Command("inspect", "list the methods, or show one"),
         "check": Command("inspect", "check a method, of this package or of another"),
         "privacy": Command("privacy", "noise for an epsilon, or epsilon of a noise or of a run"),

@@ -68,15 +68,20 @@ def option_name(name: str) -> str:
 
 
 def add_settings(
-    command: argparse._ActionsContainer, group: str, cls: type = Experiment, *, methods_own: bool = True
+    command: argparse._ActionsContainer,
+    group: str,
+    cls: type = Experiment,
+    *,
+    methods_own: bool = True,
+    only: Collection[str] = (),
 ) -> None:
-    """Add an option for each setting of a group.
+    """Add an option for each setting of a group, or for some of them.
 
     An option that is not given is absent from the result, so that a resumed run takes it from its folder.
     `methods_own` describes the defaults that depend on the method as such.
     """
     for each in settings_of(cls).values():
-        if each.info.group == group:
+        if each.info.group == group and (not only or each.name in only):
             _add_setting(command, each, methods_own)
 
 

@@ -5,7 +5,7 @@ Only the outcome and the tasks in flight are read from a checkpoint, since other
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,10 @@ from offbeat.report.trace import (
     Floats,
     PendingTask,
     TraceSummary,
+    damaged_error,
+    no_run_sentence,
+    parse_line,
+    read_lines,
     summarise_trace,
     trace_end,
 )
@@ -221,7 +225,7 @@ def _labels(folders: Sequence[Path]) -> list[str]:
 
 def _read(folder: Path, label: str) -> Run:
     if not (folder / "settings.json").is_file():
-        raise InputError(_no_run_sentence(folder))
+        raise InputError(no_run_sentence(folder))
     known = settings_file.read(folder)
     clients, buffer = known.get("clients"), known.get("buffer")
     if type(clients) is not int or type(buffer) is not int or not 0 < clients < 2**31 or buffer < 1:
@@ -229,9 +233,9 @@ def _read(folder: Path, label: str) -> Run:
     if not (folder / "records.jsonl").is_file():
         raise _no_records_error(folder)
     try:
-        records = read_columns(_read_lines(folder / "records.jsonl"), _metrics(known))
+        records = read_columns(read_lines(folder / "records.jsonl"), _metrics(known))
     except DamagedFileError as error:
-        raise _damaged_error(folder / "records.jsonl", error) from None
+        raise damaged_error(folder / "records.jsonl", error) from None
     if not len(records["version"]):
         raise _no_records_error(folder)
     ending = read_ending(folder)
@@ -257,7 +261,7 @@ def _read_clients(path: Path) -> dict[str, dict[str, float]]:
             for metric, values in found.items()
         }
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise _damaged_error(path, DamagedFileError(str(error)[:80])) from None
+        raise damaged_error(path, DamagedFileError(str(error)[:80])) from None
 
 
 def _trace(
@@ -267,7 +271,7 @@ def _trace(
     if not last:
         return None, False
     try:
-        end = trace_end(_parse_line(last))
+        end = trace_end(parse_line(last))
         if end.version < recorded:
             raise DamagedFileError(
                 f"it ends at server step {end.version}, and there is a record of {recorded}"
@@ -276,44 +280,10 @@ def _trace(
             return None, False
         known = ending.flights is not None and ending.version == end.version
         flights = ending.flights or () if known else ()
-        return summarise_trace(_read_lines(path, size), end, clients, buffer, flights), known
+        return summarise_trace(read_lines(path, size), end, clients, buffer, flights), known
     except DamagedFileError as error:
-        raise _damaged_error(path, error) from None
-
-
-def _read_lines(path: Path, size: float = float("inf")) -> Iterator[dict[str, Any]]:
-    """The complete lines among the first `size` bytes; a run may be appending more."""
-    with path.open("rb") as file:
-        for text in file:
-            size -= len(text)
-            if not text.endswith(b"\n") or size < 0:
-                return
-            yield _parse_line(text)
-
-
-def _parse_line(text: bytes) -> dict[str, Any]:
-    try:
-        line = json.loads(text)
-    except (ValueError, RecursionError):
-        raise DamagedFileError("a line is not JSON") from None
-    if not isinstance(line, dict):
-        raise DamagedFileError("a line is not an object")
-    return line
-
-
-def _no_run_sentence(folder: Path) -> str:
-    if not folder.is_dir():
-        return f"there is no folder {folder}: name the folder of a run."
-    inside = sorted(path.parent.name for path in folder.glob("*/settings.json"))
-    if inside:
-        names = " ".join(str(folder / name) for name in inside[:5])
-        return f"{folder} is not a run but contains runs: name them, as in 'offbeat report {names}'."
-    return f"{folder} is not the folder of a run: name a folder that 'offbeat run' wrote."
+        raise damaged_error(path, error) from None
 
 
 def _no_records_error(folder: Path) -> InputError:
     return InputError(f"the run in {folder} has no records yet: wait for its first one.")
-
-
-def _damaged_error(path: Path, error: DamagedFileError) -> InputError:
-    return InputError(f"{path} is damaged ({error}): replace it with an intact copy.")

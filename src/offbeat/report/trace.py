@@ -1,16 +1,20 @@
-"""Summarises a trace in one pass: staleness, concurrency, wasted work and participation.
+"""Summarises a trace in one pass: staleness, concurrency, wasted work, participation, and durations.
 
 Memory grows with the number of clients, versions and distinct staleness values, not with the number of
 tasks.
 """
 
+import json
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from offbeat.errors import InputError
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -196,6 +200,12 @@ def _blocks(lines: Iterable[Mapping[str, Any]]) -> Iterator[_Block]:
     yield _Block(*used.take(), *dropped.take(), *lost.take(), times)
 
 
+def _estimated_spans(times: Floats, since: Integers, made: Integers) -> tuple[Floats, Floats]:
+    """When tasks began and ended: the middle of what the server steps around them allow."""
+    until = (times[np.maximum(made - 1, 0)] + times[made]) / 2
+    return np.minimum((times[since] + times[np.minimum(since + 1, made)]) / 2, until), until
+
+
 class _TraceSums:
     """Sums over blocks."""
 
@@ -226,10 +236,7 @@ class _TraceSums:
         ):
             made, since = by.astype(np.int64), rows[:, 1].astype(np.int64)
             total += self._time.counts(times[made])
-            until = (times[np.maximum(made - 1, 0)] + times[made]) / 2
-            self.busy += self._time.overlap(
-                np.minimum((times[since] + times[np.minimum(since + 1, made)]) / 2, until), until
-            )
+            self.busy += self._time.overlap(*_estimated_spans(times, since, made))
 
     def _count_ages(self, by: Floats, began: Floats) -> None:
         later = by > 0
@@ -255,3 +262,120 @@ class _TraceSums:
             self._lost,
             self._taken,
         )
+
+
+@dataclass(frozen=True)
+class TaskDurations:
+    """How long the tasks of a trace took, and how fast the run was."""
+
+    seconds: Mapping[int, Sequence[float]]  # by client
+    used: int
+    dropped: int
+    lost: int
+    lost_seconds: float  # until a task was found to be lost, on average
+    steps_per_second: float
+    updates_per_second: float
+    staleness_mean: float
+
+
+def task_durations(
+    lines: Iterable[Mapping[str, Any]], flights: Iterable[tuple[int, float]] = ()
+) -> TaskDurations:
+    """The durations of all tasks of a trace, and of tasks in flight at its end as (client, seconds).
+
+    Dropped and lost tasks have no times in a trace; they are estimated as in `summarise_trace`.
+    """
+    found: dict[int, array[float]] = {}
+    counts = [0, 0, 0]
+    ages = waited = 0.0
+    times: Sequence[float] = (0.0,)
+    for block in _blocks(lines):
+        times = block.times
+        client, began, _, started, arrived = block.used.T
+        _add_durations(found, client, arrived - started)
+        later = block.used_by > 0
+        ages += float((block.used_by - 1 - began)[later].sum())
+        for kind, rows, by in ((1, block.dropped, block.dropped_by), (2, block.lost, block.lost_by)):
+            made, since = by.astype(np.int64), rows[:, 1].astype(np.int64)
+            spans = _estimated_spans(np.array(times), since, made)
+            seconds = np.maximum(0.0, spans[1] - spans[0])
+            counts[kind] += len(rows)
+            if kind == 1:
+                _add_durations(found, rows[:, 0], seconds)
+            else:
+                waited += float(seconds.sum())
+        counts[0] += int(later.sum())
+    for client, length in flights:
+        if length > max(found.get(client, (0.0,))):
+            found.setdefault(client, array("d")).append(length)
+    used, dropped, lost = counts
+    span = max(times[-1] - times[0], 1e-300)
+    return TaskDurations(
+        found,
+        used,
+        dropped,
+        lost,
+        waited / max(1, lost),
+        (len(times) - 1) / span,
+        used / span,
+        ages / max(1, used),
+    )
+
+
+def _add_durations(found: dict[int, "array[float]"], clients: Floats, seconds: Floats) -> None:
+    for client, length in zip(clients.astype(np.int64).tolist(), seconds.tolist(), strict=True):
+        found.setdefault(client, array("d")).append(max(0.0, length))
+
+
+def pending_durations(folder: Path) -> list[tuple[int, float]]:
+    """The clients of the tasks in flight in a run's checkpoint, and the seconds of each so far, or in all.
+
+    A simulation knows when they will be back. Without a checkpoint there are none.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(folder / "checkpoint" / "state.safetensors", "numpy") as file:
+            session = json.loads(file.metadata()["facts"])["session"]
+        if "clock" in session:
+            return [(flight[2], flight[0] - flight[6]) for flight in session["clock"]["flights"]]
+        return [(client, session["now"] - started) for client, _, _, started in session["flying"]]
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError, IndexError):
+        return []
+
+
+def read_lines(path: Path, size: float = float("inf")) -> Iterator[dict[str, Any]]:
+    """The complete lines among the first `size` bytes; a run may be appending more."""
+    with path.open("rb") as file:
+        for text in file:
+            size -= len(text)
+            if not text.endswith(b"\n") or size < 0:
+                return
+            yield parse_line(text)
+
+
+def parse_line(text: bytes) -> dict[str, Any]:
+    """One line of a trace or of records."""
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError):
+        raise DamagedFileError("a line is not JSON") from None
+    if not isinstance(line, dict):
+        raise DamagedFileError("a line is not an object")
+    return line
+
+
+def no_run_sentence(folder: Path, command: str = "report") -> str:
+    """Why a folder is not that of a run."""
+    if not folder.is_dir():
+        return f"there is no folder {folder}: name the folder of a run."
+    inside = sorted(path.parent.name for path in folder.glob("*/settings.json"))
+    if inside:
+        names = " ".join(str(folder / name) for name in inside[: 5 if command == "report" else 1])
+        return f"{folder} is not a run but contains runs: name them, as in 'offbeat {command} {names}'."
+    return f"{folder} is not the folder of a run: name a folder that 'offbeat run' wrote."
+
+
+def damaged_error(path: Path, error: DamagedFileError) -> InputError:
+    """The sentence for a damaged file."""
+    return InputError(f"{path} is damaged ({error}): replace it with an intact copy.")

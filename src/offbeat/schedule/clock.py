@@ -57,18 +57,29 @@ class Clock:
     """
 
     def __init__(
-        self, seconds: Callable[[int, int, float], float], draws: Rng, dropout: Dropout | None = None
+        self,
+        seconds: Callable[[int, int, float], float],
+        draws: Rng,
+        dropout: Dropout | None = None,
+        deadline: float = inf,
     ) -> None:
+        """A task that takes longer than `deadline` seconds is lost then, unless it is a sure one."""
         self.now = 0.0
         self._seconds = seconds
         self._draws = draws
         self._dropout = dropout or Dropout()
         self._risky = self._dropout.probability > 0
+        self._deadline = deadline
         # Flat: the garbage collector does not traverse tuples of numbers.
         self._heap: list[HeapEntry] = []
         self._ends: dict[int, float] = {}  # when each client at work will be done with all it was sent
         self.busy = 0  # how many tasks are in flight
         self._serial = 0
+
+    @property
+    def working(self) -> int:
+        """How many clients have a task."""
+        return len(self._ends)
 
     def start(self, task: Task, *, sure: bool = False, until: float = inf) -> None:
         """Start a task; a sure one is never lost. Clients do not stop at `until`."""
@@ -77,6 +88,8 @@ class Clock:
         lost = self._risky and not sure and self._dropout.loses(self._draws.seed, client, visit)
         if lost:
             duration *= self._dropout.patience
+        if duration > self._deadline and not sure:
+            lost, duration = True, self._deadline
         begin = max(self.now, self._ends.get(client, 0.0))
         due = self._ends[client] = begin + duration
         heappush(self._heap, (due, self._serial, client, version, visit, lost, begin))

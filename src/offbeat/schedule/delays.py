@@ -1,13 +1,14 @@
 """How long a task takes: delay distributions, each given by its quantile function at one uniform draw."""
 
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, isfinite, log1p
 from pathlib import Path
 from statistics import NormalDist
 from typing import Protocol, TypeAlias
 
+from offbeat.draws import randbelow
 from offbeat.errors import InputError, unknown_name
 from offbeat.schedule.parsing import check_number, format_number, format_spec, parse_spec
 from offbeat.schedule.rng import Rng
@@ -42,6 +43,42 @@ class Recorded:
             return mine[visit % len(mine)] if mine else pool[int(u * len(pool))]
 
         return seconds_of
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Durations that were seen of each client, from which each of its tasks draws one.
+
+    A client that was not seen draws from those of another one, which is chosen at random.
+    """
+
+    by_client: Mapping[int, Sequence[float]]
+
+    def __post_init__(self) -> None:
+        if not any(self.by_client.values()):
+            raise InputError("no duration of any task was seen: give a trace with finished tasks.")
+
+    def __str__(self) -> str:
+        return "observed"
+
+    def bind(self, draws: Rng, population: int) -> Callable[[int, int, float], float]:
+        own = {client: sorted(seen) for client, seen in sorted(self.by_client.items()) if seen}
+        seen = list(own.values())
+
+        def seconds_of(client: int, visit: int, u: float) -> float:
+            mine = own.get(client) or seen[randbelow(len(seen), draws.seed, "stand-in", client)]
+            return mine[int(u * len(mine))]
+
+        return seconds_of
+
+
+def read_recorded(path: str) -> dict[int, list[float]]:
+    """The durations of each client in a file of two columns; empty if it has one column."""
+    found: dict[int, list[float]] = {}
+    for client, seconds in _read_rows(path):
+        if client is not None:
+            found.setdefault(client, []).append(seconds)
+    return found
 
 
 def _read_rows(path: str) -> Iterator[tuple[int | None, float]]:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from math import ceil
 from typing import Any
 
 from offbeat.errors import InputError
@@ -31,6 +32,11 @@ class ScheduleSummary:
     in_flight: int
     client_updates: int  # that arrived, used or not
     clients: int  # different ones whose updates were used
+
+    def staleness_quantile(self, share: float) -> int:
+        """The smallest staleness that at least this share of the updates do not exceed."""
+        counts = Counter(self.staleness_counts)
+        return _order_statistic(counts, max(0, ceil(share * counts.total()) - 1))
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""

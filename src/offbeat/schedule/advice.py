@@ -1,0 +1,368 @@
+"""What concurrency, buffer, staleness limit and deadline cost, computed from the schedule alone.
+
+Each combination is simulated by the scheduler that training uses, for the same number of client updates.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from offbeat.draws import randbelow
+from offbeat.errors import InputError, setting_name
+from offbeat.schedule.availability import Dropout, parse_availability
+from offbeat.schedule.clock import Clock
+from offbeat.schedule.delays import Delay, parse_delay
+from offbeat.schedule.dispatch import TIMED_DISPATCH_NAMES, PooledDispatch, current_name, parse_dispatch
+from offbeat.schedule.scheduler import Buffer, Scheduler
+from offbeat.schedule.statistics import summarise
+
+ACCEPTED_STALENESS = 2.0  # the mean up to which every method works in the tables of docs/choose.md
+_MIN_UPDATES, _UPDATES_PER_CLIENT = 5000, 20  # that are measured; the latter for each client at work
+_SETTLING, _MEASURED = 2, 3  # times the slowest hundredth of the tasks takes
+_MORE_UPDATES = 2  # times as many, at most, where tasks are slow
+_PROBES = 2000  # tasks from which that time is found
+_HIGHEST_DEFAULT = 3200  # concurrency
+_EQUAL = 0.01  # relative differences up to this are chance
+_AS_FAST = 0.05  # relative difference in server steps that is given up for more client updates
+_ONE_SIZE = ("synchronous", "phases")  # a cohort of as many clients as the buffer
+
+
+@dataclass(frozen=True)
+class ScheduleChoice:
+    """One combination of settings, and what it costs; times are virtual seconds.
+
+    Attributes:
+        concurrency: Clients that work at the same time.
+        buffer: Updates per server step.
+        max_staleness: Staler updates are dropped; None: no limit.
+        deadline: Seconds after which a task is given up; None: no limit.
+        steps_per_second: Server steps.
+        updates_per_second: Updates that were used.
+        staleness_mean: In versions, over the updates that were used.
+        staleness_p90: Nine of ten updates are at most this stale.
+        staleness_max: The stalest update.
+        waiting_mean: Seconds from an update's arrival to its server step.
+        idle: The share of the clients' time in which they have no task.
+        wasted: The share of all finished tasks that was dropped or lost.
+        dropped: Updates that arrived too stale.
+        lost: Tasks from which nothing arrived.
+        clients: Different clients whose updates were used.
+        steps: Server steps that these figures are over.
+        frontier: Whether no other combination is better in some respect and as good in the others: server
+            steps, client updates, mean staleness.
+    """
+
+    concurrency: int
+    buffer: int
+    max_staleness: int | None
+    deadline: float | None
+    steps_per_second: float
+    updates_per_second: float
+    staleness_mean: float
+    staleness_p90: int
+    staleness_max: int
+    waiting_mean: float
+    idle: float
+    wasted: float
+    dropped: int
+    lost: int
+    clients: int
+    steps: int
+    frontier: bool = False
+
+    @property
+    def settings(self) -> tuple[int, int, int | None, float | None]:
+        """The combination."""
+        return self.concurrency, self.buffer, self.max_staleness, self.deadline
+
+    @property
+    def words(self) -> str:
+        """The combination, in words."""
+        limits = [] if self.max_staleness is None else [f"a maximum staleness of {self.max_staleness}"]
+        limits += [] if self.deadline is None else [f"a deadline of {self.deadline:g} s"]
+        rest = f" (with {' and '.join(limits)})" if limits else ""
+        return f"a concurrency of {self.concurrency:,} and a buffer of {self.buffer:,}{rest}"
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Every combination, the one to take, and a sentence that says what it gives up."""
+
+    choices: tuple[ScheduleChoice, ...]
+    take: ScheduleChoice
+    sentence: str
+    updates: int  # client updates that each combination was measured over, at least
+    settled: bool  # whether the time until slow clients have come back once or twice is left out
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return asdict(self)
+
+
+def advise(
+    delays: Delay | str,
+    clients: int,
+    *,
+    concurrency: Sequence[int] = (),
+    buffer: Sequence[int] = (),
+    max_staleness: Sequence[int | None] = (None,),
+    deadline: Sequence[float | None] = (None,),
+    dispatch: str = "asynchronous",
+    hand_out: str = "before",
+    availability: str = "always",
+    dropout: Dropout | float = 0.0,
+    updates: int | None = None,
+    accept_staleness: float = ACCEPTED_STALENESS,
+    seed: int = 0,
+) -> Advice:
+    """Compare combinations of concurrency and buffer by their schedules, without training.
+
+    Args:
+        delays: How long tasks take, such as `Tiers("large")` or `"tiers:large"`.
+        clients: The number of clients.
+        concurrency: The values to compare; empty: up to 80 % of the clients, but at most 3,200.
+        buffer: The values to compare; empty: the same as those of the concurrency.
+        max_staleness: The limits to compare.
+        deadline: The limits on a task's seconds to compare.
+        dispatch: The protocol, of those whose server steps when its buffer is full.
+        hand_out: When the client that fills the buffer is replaced: before or after the server step.
+        availability: When clients are available.
+        dropout: The probability that a task is lost.
+        updates: Measure this many client updates from the start of a run; None: enough, after the start.
+        accept_staleness: The mean staleness that is acceptable.
+        seed: The seed of all draws.
+
+    Returns:
+        The combinations in which the buffer is at most the concurrency, and which of them to take: of those
+        with an acceptable mean staleness, the one with the most server steps per second and, among those
+        within 5 % of it, the most client updates per second.
+    """
+    if clients < 2:
+        raise InputError(f"with {clients} client there is nothing to choose: give at least 2 clients.")
+    dispatch = current_name(dispatch)
+    if dispatch in TIMED_DISPATCH_NAMES:
+        raise InputError(
+            f"{dispatch} dispatch steps by a clock, whatever the concurrency: give a dispatch whose server "
+            f"steps when its buffer is full as {setting_name('dispatch')}."
+        )
+    if not accept_staleness >= 0:
+        raise InputError(f"{setting_name('accept_staleness')} must be at least 0, not {accept_staleness}.")
+    for limit in deadline:
+        if limit is not None and not limit > 0:
+            raise InputError(f"{setting_name('deadline')} must be above 0, not {limit}.")
+    if updates is not None and updates < 1:
+        raise InputError(f"{setting_name('updates')} must be at least 1, not {updates}.")
+    usual = default_sizes(clients)
+    at_work = sorted(set(concurrency or usual))
+    sizes = sorted(set(buffer or ([*usual, *at_work] if not concurrency else at_work)))
+    pairs = [
+        (size if dispatch in _ONE_SIZE else most, size)
+        for most in (at_work[-1:] if dispatch in _ONE_SIZE else at_work)
+        for size in sizes
+        if size <= most
+    ]
+    if not pairs:
+        raise InputError(
+            f"no buffer is as small as a concurrency, so there is nothing to compare: give a smaller "
+            f"{setting_name('buffer')} than {sizes[0]} or a larger {setting_name('concurrency')} than "
+            f"{at_work[-1]}."
+        )
+    wanted = updates or max(_MIN_UPDATES, _UPDATES_PER_CLIENT * max(most for most, _ in pairs))
+    source = parse_delay(delays) if isinstance(delays, str) else delays
+    losses = dropout if isinstance(dropout, Dropout) else Dropout(dropout)
+    world = _World(source, clients, dispatch, hand_out, availability, losses, seed)
+    lengths = world.task_seconds()
+    for limit in deadline:
+        if limit is not None and lengths[len(lengths) // 100] > limit:
+            raise InputError(
+                f"fewer than one task in a hundred is done within {limit:g} s: give a longer "
+                f"{setting_name('deadline')}; the fastest tasks take {lengths[0]:.3g} s."
+            )
+    slow = 0.0 if updates else lengths[99 * len(lengths) // 100]  # 99 of 100 tasks take no longer
+    found = [
+        world.simulate((most, size, stale, limit), wanted, slow if limit is None else min(slow, limit))
+        for most, size in pairs
+        for stale in sorted(set(max_staleness), key=_none_last)
+        for limit in sorted(set(deadline), key=_none_last)
+    ]
+    choices = tuple(_with_frontier(found))
+    take = _take(choices, accept_staleness)
+    return Advice(choices, take, _sentence(choices, take, accept_staleness), wanted, updates is None)
+
+
+def _none_last(limit: float | None) -> float:
+    return math.inf if limit is None else limit
+
+
+def default_sizes(clients: int) -> list[int]:
+    """Five sizes, each twice the one before, up to 80 % of the clients."""
+    top = min(_HIGHEST_DEFAULT, max(1, 4 * clients // 5))
+    return sorted({max(1, round(top / 2**halvings)) for halvings in range(5)})
+
+
+@dataclass(frozen=True)
+class _World:
+    """All that the combinations have in common."""
+
+    delays: Delay
+    clients: int
+    dispatch: str
+    hand_out: str
+    availability: str
+    dropout: Dropout
+    seed: int
+
+    def task_seconds(self) -> list[float]:
+        """The durations of some tasks of different clients, in order."""
+        source = parse_dispatch(self.dispatch, 1, 1, self.clients, self.hand_out).source(self.seed)
+        seconds = self.delays.bind(source, self.clients)
+        chosen = [randbelow(self.clients, self.seed, "probe", number) for number in range(_PROBES)]
+        return sorted(seconds(client, 0, (place + 0.5) / _PROBES) for place, client in enumerate(chosen))
+
+    def simulate(
+        self, settings: tuple[int, int, int | None, float | None], updates: int, slow: float
+    ) -> ScheduleChoice:
+        """Measure one combination over that many updates; `slow` is 0 for a run from its start."""
+        concurrency, buffer, max_staleness, deadline = settings
+        dispatch = parse_dispatch(self.dispatch, concurrency, buffer, self.clients, self.hand_out)
+        assert isinstance(dispatch, PooledDispatch)
+        source = dispatch.source(self.seed)
+        clock = Clock(
+            self.delays.bind(source, self.clients),
+            source,
+            self.dropout,
+            math.inf if deadline is None else deadline,
+        )
+        work = _WorkMeter(clock)
+        scheduler = Scheduler(
+            clock,
+            dispatch,
+            source,
+            self.clients,
+            buffer,
+            math.inf if max_staleness is None else max_staleness,
+            parse_availability(self.availability),
+            observe=work.observe,
+        )
+        steps = -(-updates // buffer)
+        first = 0
+        while clock.now < _SETTLING * slow and first < _MORE_UPDATES * steps:
+            scheduler.fill(first)
+            first += 1
+        before, begun, worked = scheduler.counts, clock.now, work.seconds
+        summary = summarise(_buffers(scheduler, first, steps, begun + _MEASURED * slow), scheduler)
+        seconds = summary.time - begun
+        if not seconds > 0:
+            raise InputError("tasks take no time at all, so every choice is equally fast: give other delays.")
+        dropped, lost = summary.dropped - before.dropped, summary.lost - before.lost
+        used = summary.consumed - before.consumed
+        return ScheduleChoice(
+            concurrency,
+            buffer,
+            max_staleness,
+            deadline,
+            steps_per_second=summary.steps / seconds,
+            updates_per_second=used / seconds,
+            staleness_mean=summary.staleness_mean,
+            staleness_p90=summary.staleness_quantile(0.9),
+            staleness_max=summary.staleness_max,
+            waiting_mean=summary.waiting_mean,
+            idle=1 - (work.seconds - worked) / (self.clients * seconds),
+            wasted=(dropped + lost) / (used + dropped + lost),
+            dropped=dropped,
+            lost=lost,
+            clients=summary.clients,
+            steps=summary.steps,
+        )
+
+
+def _buffers(scheduler: Scheduler, first: int, steps: int, until: float) -> Iterator[Buffer]:
+    """Buffers from one version on: so many, and until that time if it does not take many more."""
+    time = 0.0
+    for number in range(_MORE_UPDATES * steps):
+        if number >= steps and time >= until:
+            return
+        filled = scheduler.fill(first + number)
+        time = filled.time
+        yield filled
+
+
+class _WorkMeter:
+    """Adds up the seconds that clients work."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.seconds = 0.0
+        self._clock = clock
+        self._since = 0.0
+        self._working = 0
+
+    def observe(self) -> None:
+        now = self._clock.now
+        self.seconds += self._working * (now - self._since)
+        self._since, self._working = now, self._clock.working
+
+
+def _with_frontier(found: Sequence[ScheduleChoice]) -> list[ScheduleChoice]:
+    """Mark those that no other one beats."""
+    best = [each for each in found if not any(_beats(other, each) for other in found)]
+    return [_marked(each) if each in best else each for each in found]
+
+
+def _marked(choice: ScheduleChoice) -> ScheduleChoice:
+    return ScheduleChoice(**asdict(choice) | {"frontier": True})
+
+
+def _beats(one: ScheduleChoice, two: ScheduleChoice) -> bool:
+    """Whether one is better in some respect and as good in the others, up to chance."""
+    pairs = [
+        (one.steps_per_second, two.steps_per_second),
+        (one.updates_per_second, two.updates_per_second),
+        (two.staleness_mean, one.staleness_mean),
+    ]
+    return all(a >= b * (1 - _EQUAL) for a, b in pairs) and any(a > b * (1 + _EQUAL) for a, b in pairs)
+
+
+def _take(choices: Sequence[ScheduleChoice], accepted: float) -> ScheduleChoice:
+    fresh = [each for each in choices if each.staleness_mean <= accepted]
+    if not fresh:
+        return min(choices, key=lambda each: (each.staleness_mean, -each.updates_per_second))
+    fastest = max(each.steps_per_second for each in fresh)
+    near = [each for each in fresh if each.steps_per_second >= (1 - _AS_FAST) * fastest]
+    return max(near, key=lambda each: (each.updates_per_second, -each.wasted))
+
+
+def _sentence(choices: Sequence[ScheduleChoice], take: ScheduleChoice, accepted: float) -> str:
+    excuse = "" if take.staleness_mean <= accepted else f", which no choice keeps below {accepted:g}"
+    text = f"Take {take.words}: {costs(take)}{excuse}"
+    if take.wasted >= _EQUAL:
+        text += f", with {take.wasted:.0%} of the work wasted"
+    faster = max(choices, key=lambda each: each.steps_per_second)
+    larger = max(choices, key=lambda each: each.updates_per_second)
+    if faster.steps_per_second > (1 + _AS_FAST) * take.steps_per_second:
+        times = faster.steps_per_second / take.steps_per_second
+        text += (
+            f"; it gives up {times:.2g} times as many server steps, which {faster.words} would make at a "
+            f"mean staleness of {faster.staleness_mean:.3g}"
+        )
+    elif larger.updates_per_second > (1 + _AS_FAST) * take.updates_per_second:
+        times = larger.updates_per_second / take.updates_per_second
+        text += (
+            f"; it gives up {times:.2g} times as many client updates, which {larger.words} would use at a "
+            f"mean staleness of {larger.staleness_mean:.3g}"
+        )
+    elif len(choices) > 1:
+        text += "; it gives up nothing that was compared"
+    return f"{text}."
+
+
+def costs(choice: ScheduleChoice) -> str:
+    """What a choice costs, in words."""
+    return (
+        f"{_short(choice.updates_per_second)} client updates and {_short(choice.steps_per_second)} server "
+        f"steps per second at a mean staleness of {choice.staleness_mean:.3g}"
+    )
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"

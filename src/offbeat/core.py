@@ -22,6 +22,7 @@ else:
     Tensor = ForwardRef("Tensor", module="torch")  # torch takes a second to import
 
 Vector: TypeAlias = Tensor  # (d,)
+Rate: TypeAlias = float | Tensor  # a learning rate; as a tensor () it may differ between mapped tasks
 
 
 class Batch(NamedTuple):
@@ -58,7 +59,7 @@ class Gradient(Protocol):
         """The gradient and the loss."""
         ...
 
-    def descend(self, x: Vector, batch: Batch, lr: float, /) -> Vector:
+    def descend(self, x: Vector, batch: Batch, lr: "Rate", /) -> Vector:
         """One SGD step: x minus lr times the gradient; an x that came from here may be overwritten."""
         ...
 
@@ -187,8 +188,51 @@ def zeros_like(x: Vector) -> Vector:
     return x.new_zeros(x.shape)
 
 
-def sgd(x: Vector, batches: Batches, grad: Gradient | Callable[[Vector, Batch], Vector], lr: float) -> Vector:
-    """Plain local descent; `grad` may also be a function of one's own, such as one with a proximal term."""
+def descend(x: Vector, direction: Vector, lr: Rate) -> Vector:
+    """X minus lr times a direction."""
+    if isinstance(lr, float | int):
+        return x.sub(direction, alpha=lr)
+    return x - lr * direction
+
+
+class LocalOptimizer(Protocol):
+    """Turns the gradients of one task into steps; its state begins anew in each task."""
+
+    def init(self, x: Vector) -> Tree: ...
+
+    def __call__(self, x: Vector, gradient: Vector, state: Any, lr: Rate) -> tuple[Vector, Any]:
+        """The next x and state."""
+        ...
+
+
+class LocalRule(NamedTuple):
+    """What `sgd` takes in place of a rate: an optimiser with its rate, and a bound of gradients' norms."""
+
+    lr: Rate
+    optimizer: LocalOptimizer
+    max_norm: float | None = None
+
+    def step(self, x: Vector, state: Any, gradient: Vector) -> tuple[Vector, Any]:
+        """The next x and the optimiser's next state."""
+        if self.max_norm is not None:
+            gradient = gradient * (self.max_norm / gradient.norm()).clamp_max(1.0)
+        return self.optimizer(x, gradient, state, self.lr)
+
+
+def sgd(
+    x: Vector,
+    batches: Batches,
+    grad: Gradient | Callable[[Vector, Batch], Vector],
+    lr: Rate | LocalRule,
+) -> Vector:
+    """Local descent; `grad` may also be a function of one's own, such as one with a proximal term.
+
+    It is plain SGD, unless the rate comes with the local optimiser of a run.
+    """
+    if isinstance(lr, LocalRule):
+        rule = lr
+        start = (x, rule.optimizer.init(x))
+        return scan(lambda carry, batch: rule.step(*carry, grad(carry[0], batch)), start, batches)[0]
     descend = getattr(grad, "descend", None) or (lambda y, batch, lr: y - lr * grad(y, batch))
     return scan(lambda y, batch: descend(y, batch, lr), x, batches)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from offbeat import trees
-from offbeat.core import AnyAlgorithm, Batch, Batches, Cohort, Vector, Visit, traits_of
+from offbeat.core import AnyAlgorithm, Batch, Batches, Cohort, Rate, Vector, Visit, traits_of
 from offbeat.errors import InputError
 from offbeat.privacy import clipping
 from offbeat.trees import Tree
@@ -142,5 +142,5 @@ class _UnitGradient:
     def with_loss(self, x: Vector, batch: Batch, /) -> tuple[Vector, Tensor]:
         return torch.ones_like(x), x.new_ones(())
 
-    def descend(self, x: Vector, batch: Batch, lr: float, /) -> Vector:
+    def descend(self, x: Vector, batch: Batch, lr: Rate, /) -> Vector:
         return x - lr

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple, Self
 
 from offbeat.algorithms.registry import Cost, Method, cap_beta, check_ranges, tuned_constructor
-from offbeat.core import Batch, Batches, Cohort, Gradient, Traits, Vector, Visit, scan, zeros_like
+from offbeat.core import Batch, Batches, Cohort, Gradient, Traits, Vector, Visit, descend, scan, zeros_like
 
 
 class State(NamedTuple):
@@ -85,7 +85,7 @@ class AdaMasFL:
 
         def step(carry: tuple[Vector, Vector], batch: Batch) -> tuple[Vector, Vector]:
             descent, total = carry
-            g = grad(message.x.sub(descent, alpha=self.local_lr), batch)
+            g = grad(descend(message.x, descent, self.local_lr), batch)
             return add_unit(descent, rest.add(g, alpha=self.beta)), total + g
 
         zero = zeros_like(c_i)

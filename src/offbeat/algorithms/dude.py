@@ -13,7 +13,7 @@ from typing import NamedTuple, Self
 
 from offbeat.algorithms.fedopt import Message
 from offbeat.algorithms.registry import Cost, Method, check_ranges, constructor
-from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan, zeros_like
+from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, descend, scan, zeros_like
 
 
 class State(NamedTuple):
@@ -58,7 +58,7 @@ class DuDe:
         self, message: Message, last: Vector, batches: Batches, visit: Visit, grad: Gradient
     ) -> tuple[Upload, Vector]:
         def step(total: Vector, batch: Batch) -> Vector:
-            return total + grad(message.x.sub(total, alpha=self.local_lr), batch)
+            return total + grad(descend(message.x, total, self.local_lr), batch)
 
         g = scan(step, zeros_like(last), batches) / batches.steps
         return Upload(g - last), g

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from offbeat.algorithms.registry import Method, check_ranges, constructor
-from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
+from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, sgd
 
 
 class Model(NamedTuple):
@@ -46,10 +46,10 @@ class FedAsync:
     def local(
         self, message: Model, memory: tuple[()], batches: Batches, visit: Visit, grad: Gradient
     ) -> tuple[Model, tuple[()]]:
-        def step(x: Vector, batch: Batch) -> Vector:
-            return x - self.local_lr * (grad(x, batch) + self.rho * (x - message.x))
+        def pulled(x: Vector, batch: Batch) -> Vector:
+            return grad(x, batch) + self.rho * (x - message.x)
 
-        return Model(scan(step, message.x, batches)), memory
+        return Model(sgd(message.x, batches, pulled, self.local_lr)), memory
 
     def step(self, state: Model, mean: Model, cohort: Cohort) -> Model:
         return Model((1 - self.alpha * cohort.mean_weight) * state.x + self.alpha * mean.x)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from offbeat.algorithms.registry import Cost, Method, check_ranges, constructor
-from offbeat.core import Batch, Batches, Cohort, Gradient, Traits, Vector, Visit, scan, zeros_like
+from offbeat.core import Batch, Batches, Cohort, Gradient, Traits, Vector, Visit, descend, scan, zeros_like
 
 
 class State(NamedTuple):
@@ -56,7 +56,7 @@ class FedCM:
         rest = (1 - self.beta) * message.g
 
         def step(direction: Vector, batch: Batch) -> Vector:
-            g = grad(message.x.sub(direction, alpha=self.local_lr), batch)
+            g = grad(descend(message.x, direction, self.local_lr), batch)
             return direction + rest.add(g, alpha=self.beta)
 
         return Upload(scan(step, zeros_like(message.x), batches) / batches.steps), memory
@@ -101,7 +101,7 @@ class FedCMVR:
         self, message: ReducedState, memory: tuple[()], batches: Batches, visit: Visit, grad: Gradient
     ) -> tuple[Upload, tuple[()]]:
         def step(direction: Vector, batch: Batch) -> Vector:
-            g = grad(message.x.sub(direction, alpha=self.local_lr), batch)
+            g = grad(descend(message.x, direction, self.local_lr), batch)
             return direction + g.add(message.g - grad(message.before, batch), alpha=1 - self.beta)
 
         return Upload(scan(step, zeros_like(message.x), batches) / batches.steps), memory

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from offbeat.algorithms.fedasync import Model
 from offbeat.algorithms.registry import Cost, Method, check_ranges, constructor
-from offbeat.core import Batch, Batches, Cohort, Gradient, Tensor, Vector, Visit, scan, zeros_like
+from offbeat.core import Batch, Batches, Cohort, Gradient, Tensor, Vector, Visit, descend, scan, zeros_like
 
 
 class Upload(NamedTuple):
@@ -57,7 +57,7 @@ class FedNova:
         def step(carry: tuple[Vector, Vector], batch: Batch) -> tuple[Vector, Vector]:
             x, v = carry
             v = grad(x, batch).add(v, alpha=rho)
-            return x.sub(v, alpha=self.local_lr), v
+            return descend(x, v, self.local_lr), v
 
         x, _ = scan(step, (message.x, zeros_like(message.x)), batches)
         steps = message.x.new_ones(()) * batches.steps

@@ -17,7 +17,7 @@ from typing import NamedTuple, Self
 
 from offbeat.algorithms.adamasfl import Message, State
 from offbeat.algorithms.registry import Cost, Method, Setting, cap_beta, check_ranges, constructor
-from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan, zeros_like
+from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, descend, scan, zeros_like
 from offbeat.errors import InputError
 
 
@@ -77,7 +77,7 @@ class MasFL:
             x, total = carry
             g = grad(x, batch)
             u = rest.add(g, alpha=self.beta)
-            return x.sub(u, alpha=self.local_lr), total + g
+            return descend(x, u, self.local_lr), total + g
 
         _, total = scan(step, (message.x, zeros_like(c_i)), batches)
         c_new = total / batches.steps

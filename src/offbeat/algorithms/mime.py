@@ -20,6 +20,7 @@ from offbeat.core import (
     Traits,
     Vector,
     Visit,
+    descend,
     full_gradient,
     scan,
     zeros_like,
@@ -91,7 +92,7 @@ class Mime:
 
         def step(y: Vector, batch: Batch) -> Vector:
             u = rest.add(grad(y, batch) - grad(x, batch), alpha=1 - self.beta)
-            return y.sub(u, alpha=self.local_lr)
+            return descend(y, u, self.local_lr)
 
         return UpdateUpload(x - scan(step, x, batches)), memory
 
@@ -146,7 +147,7 @@ class MimeLite:
         rest = self.beta * message.m
 
         def step(y: Vector, batch: Batch) -> Vector:
-            return y.sub(rest.add(grad(y, batch), alpha=1 - self.beta), alpha=self.local_lr)
+            return descend(y, rest.add(grad(y, batch), alpha=1 - self.beta), self.local_lr)
 
         delta = message.x - scan(step, message.x, batches)
         return LiteUpload(delta, full_gradient(message.x, batches, grad)), memory

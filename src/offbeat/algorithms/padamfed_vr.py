@@ -15,7 +15,7 @@ from typing import ClassVar, NamedTuple, Self
 
 from offbeat.algorithms.adamasfl import add_unit
 from offbeat.algorithms.registry import Cost, Method, cap_beta, check_ranges, tuned_constructor
-from offbeat.core import Batch, Batches, Cohort, Gradient, Traits, Vector, Visit, scan, zeros_like
+from offbeat.core import Batch, Batches, Cohort, Gradient, Traits, Vector, Visit, descend, scan, zeros_like
 
 
 class State(NamedTuple):
@@ -87,7 +87,7 @@ class PAdaMFedVR:
 
         def step(carry: tuple[Vector, Vector, Vector], batch: Batch) -> tuple[Vector, Vector, Vector]:
             descent, news, total = carry
-            g = grad(message.x.sub(descent, alpha=self.local_lr), batch)
+            g = grad(descend(message.x, descent, self.local_lr), batch)
             new = g - known.add(grad(message.before, batch), alpha=1 - self.beta)
             return add_unit(descent, new + message.anchor), news + new, total + g
 

@@ -18,6 +18,7 @@ from offbeat.core import (
     Traits,
     Vector,
     Visit,
+    descend,
     full_gradient,
     scan,
     zeros_like,
@@ -79,7 +80,7 @@ class Scaffold:
         def step(carry: tuple[Vector, Vector], batch: Batch) -> tuple[Vector, Vector]:
             x, total = carry
             g = grad(x, batch)
-            return x.sub(g + rest, alpha=self.local_lr), total + g
+            return descend(x, g + rest, self.local_lr), total + g
 
         x, total = scan(step, (message.x, zeros_like(c_i)), batches)
         c_new = full_gradient(message.x, batches, grad) if self.whole else total / batches.steps

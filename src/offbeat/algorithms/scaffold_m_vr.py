@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple, Self
 
 from offbeat.algorithms.padamfed_vr import Message, State
 from offbeat.algorithms.registry import Cost, Method, check_ranges, constructor
-from offbeat.core import Batch, Batches, Cohort, Gradient, Traits, Vector, Visit, scan, zeros_like
+from offbeat.core import Batch, Batches, Cohort, Gradient, Traits, Vector, Visit, descend, scan, zeros_like
 
 
 class Upload(NamedTuple):
@@ -57,7 +57,7 @@ class ScaffoldMVR:
 
         def step(carry: tuple[Vector, Vector], batch: Batch) -> tuple[Vector, Vector]:
             direction, total = carry
-            g = grad(message.x.sub(direction, alpha=self.local_lr), batch)
+            g = grad(descend(message.x, direction, self.local_lr), batch)
             u = g + rest.sub(grad(message.before, batch), alpha=1 - self.beta)
             return direction + u, total + g
 

@@ -9,7 +9,7 @@ from torch.func import vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from offbeat import trees
-from offbeat.core import Batch, Vector
+from offbeat.core import Batch, Rate, Vector
 from offbeat.nn.problem import Problem, Statistics
 from offbeat.trees import Structure, Tree
 
@@ -31,11 +31,9 @@ class CompiledGradient:
         gradient: tuple[Vector, Tensor, Statistics] = self._gradient(x, statistics, batch)
         return gradient
 
-    def descend(
-        self, x: Vector, statistics: Statistics, batch: Batch, lr: float
-    ) -> tuple[Vector, Statistics]:
+    def descend(self, x: Vector, statistics: Statistics, batch: Batch, lr: Rate) -> tuple[Vector, Statistics]:
         """X minus lr times its gradient, and new statistics; another rate needs no other compilation."""
-        rate = torch.full((), lr, dtype=x.dtype, device=x.device)
+        rate = lr if isinstance(lr, Tensor) else torch.full((), lr, dtype=x.dtype, device=x.device)
         stepped: tuple[Vector, Statistics] = self._step(x, statistics, batch, rate)
         return stepped
 

@@ -19,7 +19,7 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from offbeat import trees
-from offbeat.core import Batch, Vector, where
+from offbeat.core import Batch, Rate, Vector, descend, where
 from offbeat.errors import InputError
 from offbeat.nn.layers import dropout_keys, with_keyed_dropout, with_matmul_convolutions
 from offbeat.trees import Tree
@@ -346,16 +346,16 @@ class TaskGradient:
         self._update_statistics(statistics, batch)
         return grad, loss + 0.5 * self._problem.weight_decay * (x @ x)
 
-    def descend(self, x: Vector, batch: Batch, lr: float, /) -> Vector:
+    def descend(self, x: Vector, batch: Batch, lr: Rate, /) -> Vector:
         """X minus lr times its gradient; an x that came from here may be overwritten."""
         if self._in_place and batch.mask is None:
             if self._own is not x:
                 self._own = torch.empty_like(x)
-            stepped, statistics = self._problem.sgd_step(x, self.statistics, batch, lr, self._own)
+            stepped, statistics = self._problem.sgd_step(x, self.statistics, batch, float(lr), self._own)
         elif self._step is not None:
             stepped, statistics = self._step(x, self.statistics, batch, lr)
         else:
-            return torch.sub(x, self(x, batch), alpha=lr)
+            return descend(x, self(x, batch), lr)
         self._update_statistics(statistics, batch)
         return stepped
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from offbeat import draws, trees
 from offbeat.algorithms import Setting, build, find
-from offbeat.core import AnyAlgorithm, Batch, Batches, Cohort, Vector, Visit, traits_of
+from offbeat.core import AnyAlgorithm, Batch, Batches, Cohort, Rate, Vector, Visit, traits_of
 from offbeat.data.population import Epochs, Examples, Population
 from offbeat.engines.process_pool import Workers
 from offbeat.engines.simulation import Sequential, Vectorised
@@ -248,7 +248,7 @@ class _ZeroGradient:
     def with_loss(self, x: Vector, batch: Batch, /) -> tuple[Vector, torch.Tensor]:
         return torch.zeros_like(x), torch.zeros(())
 
-    def descend(self, x: Vector, batch: Batch, lr: float, /) -> Vector:
+    def descend(self, x: Vector, batch: Batch, lr: Rate, /) -> Vector:
         return x
 
 

@@ -1,0 +1,377 @@
+"""What a run may put around a method: a local optimiser, and rates that follow a schedule.
+
+Both are wrappers of an algorithm, as weight prediction is. `LocallyOptimized` gives a method whose local
+steps are those of `core.sgd` another optimiser and a bound of gradients' norms: in place of its `local_lr`
+the method hands a `core.LocalRule` to `sgd`. The optimiser's state begins anew in each task. `Scheduled`
+multiplies `local_lr` and `server_lr` by factors of the version: a server step has those of its own version,
+and a task those of the version that it began with. The local rate is part of the message, so clients need
+not know the schedule.
+
+The optimisers follow torch's: `Momentum` and `Nesterov` are its SGD, and `Adam` corrects its moments. A
+schedule is a function from the version, counted from 0, to a factor.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
+
+from offbeat.algorithms.registry import check_interval
+from offbeat.core import (
+    AnyAlgorithm,
+    Batches,
+    Cohort,
+    Gradient,
+    LocalOptimizer,
+    LocalRule,
+    Rate,
+    Tensor,
+    Traits,
+    Vector,
+    Visit,
+    descend,
+    traits_of,
+    zeros_like,
+)
+from offbeat.errors import InputError
+
+
+@dataclass(frozen=True)
+class SGD:
+    """x <- x - lr g."""
+
+    def init(self, x: Vector) -> tuple[()]:
+        return ()
+
+    def __call__(self, x: Vector, gradient: Vector, state: tuple[()], lr: Rate) -> tuple[Vector, tuple[()]]:
+        return descend(x, gradient, lr), state
+
+
+@dataclass(frozen=True)
+class Momentum:
+    """m <- beta m + g; x <- x - lr m."""
+
+    beta: float = 0.9
+
+    def __post_init__(self) -> None:
+        check_interval("beta of local momentum", self.beta, "[0, 1)")
+
+    def init(self, x: Vector) -> Vector:
+        return zeros_like(x)
+
+    def __call__(self, x: Vector, gradient: Vector, state: Vector, lr: Rate) -> tuple[Vector, Vector]:
+        m = self.beta * state + gradient
+        return descend(x, m, lr), m
+
+
+@dataclass(frozen=True)
+class Nesterov:
+    """m <- beta m + g; x <- x - lr (g + beta m)."""
+
+    beta: float = 0.9
+
+    def __post_init__(self) -> None:
+        check_interval("beta of local momentum", self.beta, "[0, 1)")
+
+    def init(self, x: Vector) -> Vector:
+        return zeros_like(x)
+
+    def __call__(self, x: Vector, gradient: Vector, state: Vector, lr: Rate) -> tuple[Vector, Vector]:
+        m = self.beta * state + gradient
+        return descend(x, gradient + self.beta * m, lr), m
+
+
+class _Moments(NamedTuple):
+    m: Vector
+    v: Vector
+    steps: Tensor  # ()
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Moments of g and g^2, corrected for their start at zero; x <- x - lr m / (sqrt(v) + eps)."""
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        check_interval("beta1 of local Adam", self.beta1, "[0, 1)")
+        check_interval("beta2 of local Adam", self.beta2, "[0, 1)")
+        check_interval("eps of local Adam", self.eps, "(0, inf)")
+
+    def init(self, x: Vector) -> _Moments:
+        return _Moments(zeros_like(x), zeros_like(x), x.new_zeros(()))
+
+    def __call__(self, x: Vector, gradient: Vector, state: _Moments, lr: Rate) -> tuple[Vector, _Moments]:
+        m = self.beta1 * state.m + (1 - self.beta1) * gradient
+        v = self.beta2 * state.v + (1 - self.beta2) * gradient**2
+        steps = state.steps + 1
+        m_hat, v_hat = m / (1 - self.beta1**steps), v / (1 - self.beta2**steps)
+        return descend(x, m_hat / (v_hat.sqrt() + self.eps), lr), _Moments(m, v, steps)
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """Adam, and x is first multiplied by 1 - lr decay."""
+
+    decay: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        check_interval("decay of local AdamW", self.decay, "[0, inf)")
+        self._adam()
+
+    def _adam(self) -> Adam:
+        return Adam(self.beta1, self.beta2, self.eps)
+
+    def init(self, x: Vector) -> _Moments:
+        return self._adam().init(x)
+
+    def __call__(self, x: Vector, gradient: Vector, state: _Moments, lr: Rate) -> tuple[Vector, _Moments]:
+        return self._adam()(x - lr * self.decay * x, gradient, state, lr)
+
+
+LOCAL_OPTIMIZERS: Mapping[str, type[LocalOptimizer]] = MappingProxyType(
+    {"sgd": SGD, "momentum": Momentum, "nesterov": Nesterov, "adam": Adam, "adamw": AdamW}
+)
+
+
+Schedule: TypeAlias = Callable[[int], float]
+
+
+@runtime_checkable
+class FollowsRounds(Protocol):
+    """A schedule that ends with the run, unless it says when."""
+
+    def over(self, rounds: int) -> Schedule:
+        """The schedule of a run of so many server steps."""
+        ...
+
+
+@dataclass(frozen=True)
+class Constant:
+    """1."""
+
+    def __call__(self, version: int) -> float:
+        return 1.0
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """From 1 to `end` along half a cosine, over `steps` server steps; 0: all those of the run."""
+
+    end: float = 0.0
+    steps: float = 0
+
+    def __post_init__(self) -> None:
+        check_interval("end of a cosine schedule", self.end, "[0, inf)")
+        _check_count("steps of a cosine schedule", self.steps, 0)
+
+    def over(self, rounds: int) -> Self:
+        return self if self.steps else replace(self, steps=rounds)
+
+    def __call__(self, version: int) -> float:
+        return self.end + (1 - self.end) * (1 + math.cos(math.pi * min(1.0, version / self.steps))) / 2
+
+
+@dataclass(frozen=True)
+class Linear:
+    """From 1 to `end` along a line, over `steps` server steps; 0: all those of the run."""
+
+    end: float = 0.0
+    steps: float = 0
+
+    def __post_init__(self) -> None:
+        check_interval("end of a linear schedule", self.end, "[0, inf)")
+        _check_count("steps of a linear schedule", self.steps, 0)
+
+    def over(self, rounds: int) -> Self:
+        return self if self.steps else replace(self, steps=rounds)
+
+    def __call__(self, version: int) -> float:
+        return 1 + (self.end - 1) * min(1.0, version / self.steps)
+
+
+@dataclass(frozen=True)
+class StepDecay:
+    """Multiplied by `factor` every so many server steps."""
+
+    every: float
+    factor: float = 0.1
+
+    def __post_init__(self) -> None:
+        _check_count("period of a step schedule", self.every, 1)
+        check_interval("factor of a step schedule", self.factor, "(0, inf)")
+
+    def __call__(self, version: int) -> float:
+        return float(self.factor ** (version // self.every))
+
+
+@dataclass(frozen=True)
+class Warmup:
+    """1/steps, 2/steps and so on up to 1, and after `steps` server steps another schedule from its start."""
+
+    steps: float
+    then: Schedule = Constant()
+
+    def __post_init__(self) -> None:
+        _check_count("steps of a warm-up", self.steps, 1)
+
+    def over(self, rounds: int) -> Self:
+        then: Any = self.then
+        if not isinstance(then, FollowsRounds):
+            return self
+        return replace(self, then=then.over(max(1, int(rounds - self.steps))))
+
+    def __call__(self, version: int) -> float:
+        return (version + 1) / self.steps if version < self.steps else self.then(int(version - self.steps))
+
+
+SCHEDULES: Mapping[str, type[Schedule]] = MappingProxyType(
+    {"constant": Constant, "cosine": Cosine, "linear": Linear, "step": StepDecay, "warmup": Warmup}
+)
+
+
+def _check_count(name: str, value: float, least: int) -> None:
+    if not math.isfinite(value) or value < least or value != int(value):
+        raise InputError(f"the {name} must be a whole number of at least {least}, not {value:g}.")
+
+
+def has_rate(algorithm: AnyAlgorithm, name: str) -> bool:
+    """Whether a method, or one inside it, has a rate of this name."""
+    own: Any = algorithm
+    if is_dataclass(own) and any(field.name == name for field in fields(own)):
+        return True
+    inner = getattr(own, "inner", None)
+    return inner is not None and has_rate(inner, name)
+
+
+def rate_of(algorithm: AnyAlgorithm, name: str) -> Any:
+    """The rate of this name of a method, or of the one inside it."""
+    own: Any = algorithm
+    return getattr(own, name) if hasattr(own, name) else rate_of(own.inner, name)
+
+
+def _with_rate(algorithm: AnyAlgorithm, name: str, value: Any) -> AnyAlgorithm:
+    """The method with another rate, which is not checked: it may be a tensor that differs between tasks."""
+    changed: Any = copy.copy(algorithm)
+    own = any(field.name == name for field in fields(changed))
+    if own:
+        object.__setattr__(changed, name, value)
+    else:
+        object.__setattr__(changed, "inner", _with_rate(changed.inner, name, value))
+    made: AnyAlgorithm = changed
+    return made
+
+
+@dataclass(frozen=True)
+class LocallyOptimized:
+    """A method of local SGD, its clients with another optimiser and gradients of at most `max_norm`."""
+
+    inner: AnyAlgorithm
+    optimizer: LocalOptimizer = SGD()
+    max_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_norm is not None:
+            check_interval("largest norm of gradients", self.max_norm, "(0, inf)")
+
+    @property
+    def traits(self) -> Traits:
+        return traits_of(self.inner)
+
+    def warmup(self) -> Self | None:
+        inner = self.inner.warmup()
+        return None if inner is None else replace(self, inner=inner)
+
+    def init(self, x: Vector) -> Any:
+        return self.inner.init(x)
+
+    def memory(self, x: Vector) -> Any:
+        return self.inner.memory(x)
+
+    def broadcast(self, state: Any, version: int) -> Any:
+        return self.inner.broadcast(state, version)
+
+    def local(
+        self, message: Any, memory: Any, batches: Batches, visit: Visit, grad: Gradient
+    ) -> tuple[Any, Any]:
+        rule = LocalRule(rate_of(self.inner, "local_lr"), self.optimizer, self.max_norm)
+        return _with_rate(self.inner, "local_lr", rule).local(message, memory, batches, visit, grad)
+
+    def step(self, state: Any, mean: Any, cohort: Cohort) -> Any:
+        return self.inner.step(state, mean, cohort)
+
+
+class Message(NamedTuple):
+    """Server to client, where the local rate follows a schedule."""
+
+    inner: Any
+    local_lr: Tensor  # ()
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """A method whose local and server rates are multiplied by factors of the version; None: they stay."""
+
+    inner: AnyAlgorithm
+    local_schedule: Schedule | None = None
+    server_schedule: Schedule | None = None
+
+    def __post_init__(self) -> None:
+        for name, schedule in (("local_lr", self.local_schedule), ("server_lr", self.server_schedule)):
+            if schedule is not None and not has_rate(self.inner, name):
+                raise InputError(f"{type(self.inner).__name__} has no {name}, so it has no schedule either.")
+
+    @property
+    def traits(self) -> Traits:
+        return traits_of(self.inner)
+
+    def warmup(self) -> Self | None:
+        inner = self.inner.warmup()
+        return None if inner is None else replace(self, inner=inner)
+
+    def init(self, x: Vector) -> Any:
+        return self.inner.init(x)
+
+    def memory(self, x: Vector) -> Any:
+        return self.inner.memory(x)
+
+    def broadcast(self, state: Any, version: int) -> Any:
+        message = self.inner.broadcast(state, version)
+        if self.local_schedule is None:
+            return message
+        rate = rate_of(self.inner, "local_lr") * _factor(self.local_schedule, version)
+        return Message(message, state.x.new_full((), rate))
+
+    def local(
+        self, message: Any, memory: Any, batches: Batches, visit: Visit, grad: Gradient
+    ) -> tuple[Any, Any]:
+        if self.local_schedule is None:
+            return self.inner.local(message, memory, batches, visit, grad)
+        inner = _with_rate(self.inner, "local_lr", message.local_lr)
+        return inner.local(message.inner, memory, batches, visit, grad)
+
+    def step(self, state: Any, mean: Any, cohort: Cohort) -> Any:
+        if self.server_schedule is None:
+            return self.inner.step(state, mean, cohort)
+        rate = rate_of(self.inner, "server_lr") * _factor(self.server_schedule, cohort.version)
+        return _with_rate(self.inner, "server_lr", rate).step(state, mean, cohort)
+
+
+def _factor(schedule: Schedule, version: int) -> float:
+    found: Any = schedule(version)
+    try:
+        factor = float(found)
+    except (TypeError, ValueError):
+        factor = math.nan
+    if not 0 <= factor < math.inf:
+        raise InputError(
+            f"the schedule of a rate gave {found!r} for version {version}: return a number of at least 0."
+        )
+    return factor

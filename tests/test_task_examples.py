@@ -102,12 +102,12 @@ def test_hospitals_that_were_killed_are_resumed_by_the_same_command(here: Path) 
 def test_a_method_of_ones_own_package_is_checked_and_compared(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = here / "my_fedprox-0.1.0.dist-info"  # as pip leaves it
+    folder = here / "my_fedsam-0.1.0.dist-info"  # as pip leaves it
     folder.mkdir()
-    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: my-fedprox\nVersion: 0.1.0\n")
-    (folder / "entry_points.txt").write_text("[offbeat.algorithms]\nmy-fedprox = my_fedprox:FedProx\n")
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: my-fedsam\nVersion: 0.1.0\n")
+    (folder / "entry_points.txt").write_text("[offbeat.algorithms]\nmy-fedsam = my_fedsam:FedSAM\n")
     monkeypatch.setattr(offbeat.CATALOGUE, "_plugins", None)
-    assert "my-fedprox" in offbeat.CATALOGUE
+    assert "my-fedsam" in offbeat.CATALOGUE
     small = [
         "--clients",
         "8",
@@ -122,19 +122,19 @@ def test_a_method_of_ones_own_package_is_checked_and_compared(
         "--out",
         "runs/compare",
     ]
-    assert main(["compare", "fedavg", "my-fedprox", "--set", "my-fedprox.mu=0", *small]) == 0
+    assert main(["compare", "fedavg", "my-fedsam", "--set", "my-fedsam.rho=0", *small]) == 0
     one, other = (
-        list(read_jsonl(Path("runs/compare") / name, "records")) for name in ("fedavg", "my-fedprox")
+        list(read_jsonl(Path("runs/compare") / name, "records")) for name in ("fedavg", "my-fedsam")
     )
-    settings = json.loads(Path("runs/compare/my-fedprox/settings.json").read_text())
-    assert settings["parameters"] == {"mu": 0.0}
-    assert settings["resolved"]["hyperparameters"] == {"local_lr": 0.1, "mu": 0.0}
+    settings = json.loads(Path("runs/compare/my-fedsam/settings.json").read_text())
+    assert settings["parameters"] == {"rho": 0.0}
+    assert settings["resolved"]["hyperparameters"] == {"local_lr": 0.1, "rho": 0.0}
     assert len(one) == len(other) > 1
-    assert main(["check", "my-fedprox"]) == 0
+    assert main(["check", "my-fedsam"]) == 0
     assert "FAILED" not in capsys.readouterr().out
-    assert main(["algorithms", "my-fedprox"]) == 0
+    assert main(["algorithms", "my-fedsam"]) == 0
     monkeypatch.setattr(offbeat.CATALOGUE, "_plugins", {})
-    assert own_lines(here / "my_fedprox.py") < 30
+    assert own_lines(here / "my_fedsam.py") < 30
 
 
 @pytest.mark.slow

@@ -29,7 +29,11 @@ def each(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def make_world(
-    clients: int = 8, work: Steps | Epochs = Steps(3, 4), seed: int = SEED, module: nn.Module | None = None
+    clients: int = 8,
+    work: Steps | Epochs = Steps(3, 4),
+    seed: int = SEED,
+    module: nn.Module | None = None,
+    weight_decay: float = 0.0,
 ) -> World:
     """Clients of 3 to 13 examples each, so that epochs are ragged and last minibatches short."""
     rng = np.random.default_rng(11)
@@ -50,7 +54,7 @@ def make_world(
         CLASSES,
         own=list(parts),
     )
-    return World(Problem(module, each), population, oracle)
+    return World(Problem(module, each, weight_decay), population, oracle)
 
 
 def play(

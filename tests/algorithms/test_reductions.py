@@ -156,6 +156,7 @@ KEEPING = {  # methods whose clients keep something, and the server's mean of it
     "adamasfl": "c",
     "ca2fl": "h",
     "dude": "g",
+    "feddyn": "h",
     "masfl": "c",
     "padamfed-vr": "c",
     "scaffold": "c",

@@ -11,6 +11,7 @@ from offbeat import (
     Cycle,
     Dropout,
     Epochs,
+    Experiment,
     Exponential,
     FedOpt,
     InputError,
@@ -35,6 +36,7 @@ from offbeat.algorithms.weight_prediction import Foreseen, Foresight, Remembered
 from offbeat.schedule.dispatch import Phases, Queues
 from offbeat.schedule.staleness import parse_weights
 from offbeat.training.loop import Snapshot
+from offbeat.training.method import build_method
 from oracles.adamasfl import adamasfl, theorem_2
 from oracles.cases import ADAPTIVE, MOMENTUM, RATES, SYSTEM, Case, load_cases
 from oracles.masfl import masfl, masfl_theory
@@ -92,10 +94,12 @@ def assert_equal_models(shots: list[Snapshot], case: Case, world: World) -> None
     ],
 )
 def test_a_run_equals_its_oracle(case: str, dispatch: str, engine: str, work: str) -> None:
-    world, chosen = make_world(work=WORK[work]), CASES[case]
+    chosen = CASES[case]
+    experiment = Experiment.of(algorithm=chosen.method, **chosen.settings)
+    world = make_world(work=WORK[work], weight_decay=experiment.weight_decay)
     made = ENGINES[engine](world.problem, world.population, Exponential(1.0))
     weights, limit = parse_weights(chosen.weights), chosen.max_staleness
-    algorithm = build(chosen.method, Setting(*SYSTEM), chosen.given)
+    algorithm = build_method(experiment, Setting(*SYSTEM), chosen.given)
     shots = play(algorithm, made, DISPATCH[dispatch], weights=weights, max_staleness=limit)
     assert len(shots) == 9
     assert_equal_models(shots, chosen, world)
@@ -130,13 +134,14 @@ def test_a_start_in_several_pieces_equals_its_oracle(case: str, monkeypatch: pyt
 BY_STEPS = ["adamasfl", "cadence", "dude", "fafed", "fedcm", "fednova", "masfl", "padamfed-vr", "scaffold II"]
 
 
-@pytest.mark.parametrize("case", [*BY_STEPS, "delta-sgd", "scaffold-m-vr"])
+@pytest.mark.parametrize("case", [*BY_STEPS, "delta-sgd", "scaffold-m-vr", "local adam", "cosine"])
 def test_tasks_long_enough_to_be_padded_equal_their_oracle(case: str) -> None:
     """Tasks of 6 to 26 local steps: the vectorised engine pads the short ones beside the long ones."""
     world, chosen = make_world(work=Epochs(2, 1)), CASES[case]
     made = Vectorised(world.problem, world.population, Exponential(1.0))
     dispatch = "synchronous" if chosen.prompt else "asynchronous everybody"
-    algorithm = build(chosen.method, Setting(*SYSTEM), chosen.given)
+    experiment = Experiment.of(algorithm=chosen.method, **chosen.settings)
+    algorithm = build_method(experiment, Setting(*SYSTEM), chosen.given)
     options = {"weights": parse_weights(chosen.weights), "max_staleness": chosen.max_staleness}
     shots = play(algorithm, made, DISPATCH[dispatch], rounds=4, **options)
     assert_equal_models(shots, chosen, world)

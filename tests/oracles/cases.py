@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from oracles.replay import Vector
@@ -29,6 +30,7 @@ class Case(NamedTuple):
     only: frozenset[str] = frozenset()  # dispatches that are enough for this case; none: all
     work: frozenset[str] = frozenset({"steps", "epochs"})  # equal numbers of local steps, and unequal ones
     tolerance: float = 1e-10
+    settings: Mapping[str, Any] = MappingProxyType({})  # of the run: local optimiser, schedules, weight decay
 
     def meets(self, dispatch: str) -> bool:
         """Whether the case is tried under this dispatch."""

@@ -38,6 +38,7 @@ from offbeat.aggregate.uploads import (
     server_reads_staleness,
     upload_fields,
 )
+from offbeat.algorithms.rates import unwrapped
 from offbeat.core import AnyAlgorithm, Cohort, SavedState, Task, traits_of
 from offbeat.errors import InputError, unknown_name
 from offbeat.privacy import clipping
@@ -428,9 +429,9 @@ class Private:
             )
         if opening.algorithm.warmup() is not None:
             raise InputError(
-                f"{type(opening.algorithm).__name__} starts with sums over all clients in pieces, each of "
-                "which would get the helper's noise: use a method without such a start, or noise from the "
-                "server."
+                f"{type(unwrapped(opening.algorithm)).__name__} starts with sums over all clients in pieces, "
+                "each of which would get the helper's noise: use a method without such a start, or noise "
+                "from the server."
             )
 
     def _check_claims(self) -> None:
@@ -464,7 +465,7 @@ class Private:
 
     def _check_run(self, opening: AggregationContext) -> None:
         """Refuse a run for which the noise does not give the claimed privacy."""
-        dispatch, name = opening.dispatch, type(opening.algorithm).__name__
+        dispatch, name = opening.dispatch, type(unwrapped(opening.algorithm)).__name__
         if isinstance(dispatch, Phases | Queues):
             raise InputError(
                 "how often a client contributes cannot be bounded under phases or queues: "

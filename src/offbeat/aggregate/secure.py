@@ -21,6 +21,7 @@ from torch import Tensor
 from offbeat import draws, trees
 from offbeat.aggregate.mean import AggregationContext, SecureEncoding
 from offbeat.aggregate.uploads import ClippingBounds, NoiseRequest, Payload, SecretShares, probe_upload
+from offbeat.algorithms.rates import unwrapped
 from offbeat.core import AnyAlgorithm, Cohort, SavedState, Task
 from offbeat.errors import InputError
 from offbeat.privacy.mechanism import fingerprint
@@ -383,8 +384,8 @@ class RemoteSecure:
         }
         if len(layouts) > 1:
             raise InputError(
-                f"secure aggregation needs uploads of one form, and {type(opening.algorithm).__name__} has "
-                f"{len(layouts)}: use another method."
+                "secure aggregation needs uploads of one form, and "
+                f"{type(unwrapped(opening.algorithm)).__name__} has {len(layouts)}: use another method."
             )
         return RemoteSecureSum(self, opening, layouts.pop())
 

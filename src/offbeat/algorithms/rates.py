@@ -7,8 +7,8 @@ multiplies `local_lr` and `server_lr` by factors of the version: a server step h
 and a task those of the version that it began with. The local rate is part of the message, so clients need
 not know the schedule.
 
-The optimisers follow torch's: `Momentum` and `Nesterov` are its SGD, and `Adam` corrects its moments. A
-schedule is a function from the version, counted from 0, to a factor.
+The optimisers follow torch's: `LocalMomentum` and `LocalNesterov` are its SGD, and `LocalAdam` corrects its
+moments. A schedule is a function from the version, counted from 0, to a factor.
 """
 
 import copy
@@ -39,7 +39,7 @@ from offbeat.errors import InputError
 
 
 @dataclass(frozen=True)
-class SGD:
+class LocalSGD:
     """x <- x - lr g."""
 
     def init(self, x: Vector) -> tuple[()]:
@@ -50,7 +50,7 @@ class SGD:
 
 
 @dataclass(frozen=True)
-class Momentum:
+class LocalMomentum:
     """m <- beta m + g; x <- x - lr m."""
 
     beta: float = 0.9
@@ -67,7 +67,7 @@ class Momentum:
 
 
 @dataclass(frozen=True)
-class Nesterov:
+class LocalNesterov:
     """m <- beta m + g; x <- x - lr (g + beta m)."""
 
     beta: float = 0.9
@@ -90,7 +90,7 @@ class _Moments(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Adam:
+class LocalAdam:
     """Moments of g and g^2, corrected for their start at zero; x <- x - lr m / (sqrt(v) + eps)."""
 
     beta1: float = 0.9
@@ -114,7 +114,7 @@ class Adam:
 
 
 @dataclass(frozen=True)
-class AdamW:
+class LocalAdamW:
     """Adam, and x is first multiplied by 1 - lr decay."""
 
     decay: float = 0.01
@@ -126,8 +126,8 @@ class AdamW:
         check_interval("decay of local AdamW", self.decay, "[0, inf)")
         self._adam()
 
-    def _adam(self) -> Adam:
-        return Adam(self.beta1, self.beta2, self.eps)
+    def _adam(self) -> LocalAdam:
+        return LocalAdam(self.beta1, self.beta2, self.eps)
 
     def init(self, x: Vector) -> _Moments:
         return self._adam().init(x)
@@ -137,7 +137,13 @@ class AdamW:
 
 
 LOCAL_OPTIMIZERS: Mapping[str, type[LocalOptimizer]] = MappingProxyType(
-    {"sgd": SGD, "momentum": Momentum, "nesterov": Nesterov, "adam": Adam, "adamw": AdamW}
+    {
+        "sgd": LocalSGD,
+        "momentum": LocalMomentum,
+        "nesterov": LocalNesterov,
+        "adam": LocalAdam,
+        "adamw": LocalAdamW,
+    }
 )
 
 
@@ -154,7 +160,7 @@ class FollowsRounds(Protocol):
 
 
 @dataclass(frozen=True)
-class Constant:
+class ConstantRate:
     """1."""
 
     def __call__(self, version: int) -> float:
@@ -162,7 +168,7 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class Cosine:
+class CosineRate:
     """From 1 to `end` along half a cosine, over `steps` server steps; 0: all those of the run."""
 
     end: float = 0.0
@@ -180,7 +186,7 @@ class Cosine:
 
 
 @dataclass(frozen=True)
-class Linear:
+class LinearRate:
     """From 1 to `end` along a line, over `steps` server steps; 0: all those of the run."""
 
     end: float = 0.0
@@ -198,7 +204,7 @@ class Linear:
 
 
 @dataclass(frozen=True)
-class StepDecay:
+class StepRate:
     """Multiplied by `factor` every so many server steps."""
 
     every: float
@@ -213,28 +219,52 @@ class StepDecay:
 
 
 @dataclass(frozen=True)
-class Warmup:
-    """1/steps, 2/steps and so on up to 1, and after `steps` server steps another schedule from its start."""
+class WarmupRate:
+    """1/steps, 2/steps and so on up to 1."""
 
     steps: float
-    then: Schedule = Constant()
 
     def __post_init__(self) -> None:
         _check_count("steps of a warm-up", self.steps, 1)
 
+    def __call__(self, version: int) -> float:
+        return min(1.0, (version + 1) / self.steps)
+
+    def then(self, schedule: Schedule) -> "WarmupThen":
+        """Another schedule, which begins when the warm-up is over."""
+        return WarmupThen(self, schedule)
+
+
+@dataclass(frozen=True)
+class WarmupThen:
+    """A warm-up, and then another schedule from its start."""
+
+    warmup: WarmupRate
+    schedule: Schedule
+
     def over(self, rounds: int) -> Self:
-        then: Any = self.then
-        if not isinstance(then, FollowsRounds):
-            return self
-        return replace(self, then=then.over(max(1, int(rounds - self.steps))))
+        return replace(self, schedule=over_rounds(self.schedule, rounds - int(self.warmup.steps)))
 
     def __call__(self, version: int) -> float:
-        return (version + 1) / self.steps if version < self.steps else self.then(int(version - self.steps))
+        steps = int(self.warmup.steps)
+        return self.warmup(version) if version < steps else self.schedule(version - steps)
 
 
 SCHEDULES: Mapping[str, type[Schedule]] = MappingProxyType(
-    {"constant": Constant, "cosine": Cosine, "linear": Linear, "step": StepDecay, "warmup": Warmup}
+    {
+        "constant": ConstantRate,
+        "cosine": CosineRate,
+        "linear": LinearRate,
+        "step": StepRate,
+        "warmup": WarmupRate,
+    }
 )
+
+
+def over_rounds(schedule: Schedule, rounds: int) -> Schedule:
+    """The schedule of a run of so many server steps."""
+    given: Any = schedule
+    return given.over(max(1, rounds)) if isinstance(given, FollowsRounds) else schedule
 
 
 def _check_count(name: str, value: float, least: int) -> None:
@@ -251,20 +281,25 @@ def has_rate(algorithm: AnyAlgorithm, name: str) -> bool:
     return inner is not None and has_rate(inner, name)
 
 
+def unwrapped(algorithm: AnyAlgorithm) -> AnyAlgorithm:
+    """The method without the optimiser and the schedules that a run put around it."""
+    return unwrapped(algorithm.inner) if isinstance(algorithm, LocallyOptimized | Scheduled) else algorithm
+
+
 def rate_of(algorithm: AnyAlgorithm, name: str) -> Any:
     """The rate of this name of a method, or of the one inside it."""
     own: Any = algorithm
     return getattr(own, name) if hasattr(own, name) else rate_of(own.inner, name)
 
 
-def _with_rate(algorithm: AnyAlgorithm, name: str, value: Any) -> AnyAlgorithm:
+def with_rate(algorithm: AnyAlgorithm, name: str, value: Any) -> AnyAlgorithm:
     """The method with another rate, which is not checked: it may be a tensor that differs between tasks."""
     changed: Any = copy.copy(algorithm)
     own = any(field.name == name for field in fields(changed))
     if own:
         object.__setattr__(changed, name, value)
     else:
-        object.__setattr__(changed, "inner", _with_rate(changed.inner, name, value))
+        object.__setattr__(changed, "inner", with_rate(changed.inner, name, value))
     made: AnyAlgorithm = changed
     return made
 
@@ -274,7 +309,7 @@ class LocallyOptimized:
     """A method of local SGD, its clients with another optimiser and gradients of at most `max_norm`."""
 
     inner: AnyAlgorithm
-    optimizer: LocalOptimizer = SGD()
+    optimizer: LocalOptimizer = LocalSGD()
     max_norm: float | None = None
 
     def __post_init__(self) -> None:
@@ -302,7 +337,7 @@ class LocallyOptimized:
         self, message: Any, memory: Any, batches: Batches, visit: Visit, grad: Gradient
     ) -> tuple[Any, Any]:
         rule = LocalRule(rate_of(self.inner, "local_lr"), self.optimizer, self.max_norm)
-        return _with_rate(self.inner, "local_lr", rule).local(message, memory, batches, visit, grad)
+        return with_rate(self.inner, "local_lr", rule).local(message, memory, batches, visit, grad)
 
     def step(self, state: Any, mean: Any, cohort: Cohort) -> Any:
         return self.inner.step(state, mean, cohort)
@@ -354,14 +389,14 @@ class Scheduled:
     ) -> tuple[Any, Any]:
         if self.local_schedule is None:
             return self.inner.local(message, memory, batches, visit, grad)
-        inner = _with_rate(self.inner, "local_lr", message.local_lr)
+        inner = with_rate(self.inner, "local_lr", message.local_lr)
         return inner.local(message.inner, memory, batches, visit, grad)
 
     def step(self, state: Any, mean: Any, cohort: Cohort) -> Any:
         if self.server_schedule is None:
             return self.inner.step(state, mean, cohort)
         rate = rate_of(self.inner, "server_lr") * _factor(self.server_schedule, cohort.version)
-        return _with_rate(self.inner, "server_lr", rate).step(state, mean, cohort)
+        return with_rate(self.inner, "server_lr", rate).step(state, mean, cohort)
 
 
 def _factor(schedule: Schedule, version: int) -> float:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from offbeat import draws, trees
+from offbeat.algorithms.rates import unwrapped
 from offbeat.core import AnyAlgorithm, Batch, Batches, Task, Visit, traits_of
 from offbeat.data.population import Examples, Indices, Population
 from offbeat.errors import InputError
@@ -138,7 +139,7 @@ def check_module(algorithm: AnyAlgorithm, problem: Problem, population: Populati
     if traits_of(algorithm).repeats_batches:
         indices = population.indices(0, 0, seed)[0]
         if not problem.is_deterministic(Batch(load_examples(population, indices, problem))):
-            name = type(algorithm).__name__
+            name = type(unwrapped(algorithm)).__name__
             raise InputError(
                 f"{name} takes two gradients of each minibatch, and this module gives two different ones: "
                 "use one without dropout, or another method."

@@ -13,9 +13,10 @@ import torch
 from offbeat.aggregate.mean import AggregationContext, Aggregator, Mean, PlainSum, Summation
 from offbeat.aggregate.private import Private, sampling_rate
 from offbeat.aggregate.secure import Secure
-from offbeat.algorithms import Setting, build, find
+from offbeat.algorithms import Setting, find
 from offbeat.algorithms.fedopt import STAMP_SHARE
 from offbeat.algorithms.momentum_approximation import Ridge
+from offbeat.algorithms.rates import unwrapped
 from offbeat.core import AnyAlgorithm
 from offbeat.data.client_store import make_client_store, parse_memory_backend, with_folder
 from offbeat.data.partition import parse_partition
@@ -39,6 +40,7 @@ from offbeat.schedule.participation import Participation
 from offbeat.schedule.staleness import StalenessWeights, parse_weights
 from offbeat.training.experiment import Experiment, build_dispatch
 from offbeat.training.loop import check_extendable, check_fit
+from offbeat.training.method import build_method, check_schedules_last
 from offbeat.training.standardise import Scaling, look_at_scales, measure_scaling
 from offbeat.training.task import LearningTask, named_task
 
@@ -253,7 +255,7 @@ def dry_run(
     availability: Availability = Always(),
 ) -> AggregationContext:
     """The run with a model of one parameter, to find incompatible settings before anything is loaded."""
-    method = build(experiment.algorithm, Setting(1, 1, 1), dict(experiment.parameters))
+    method = build_method(experiment, Setting(1, 1, 1), dict(experiment.parameters))
     limit = math.inf if experiment.max_staleness is None else experiment.max_staleness
     check_fit(method, dispatch, weights, experiment.rounds, limit)
     return AggregationContext(
@@ -272,6 +274,7 @@ def dry_run(
 
 def check_extension(experiment: Experiment, rounds: int) -> None:
     """Refuse more rounds for a run whose noise or rates were computed for its number of rounds."""
+    check_schedules_last(experiment, rounds)
     check_extendable(experiment.algorithm, dict(experiment.parameters), experiment.rounds, rounds)
     often = experiment.rounds if experiment.max_participations is None else experiment.max_participations
     simulated, shaped = experiment.simulate_amplification, experiment.noise_correlation != "independent"
@@ -336,7 +339,7 @@ def build_run(
         problem = Problem(module, task.loss, experiment.weight_decay, precision)
     setting = Setting(experiment.buffer, _local_steps(population), experiment.rounds)
     parameters = parameters_under_noise(experiment, aggregate)
-    algorithm = build(experiment.algorithm, setting, parameters)
+    algorithm = build_method(experiment, setting, parameters)
     home = parse_memory_backend(experiment.memory)
     place = with_folder(home, folder) if folder else home
     make_client_store(place, algorithm.memory(problem.initial()[0]), len(population), device)  # or raises
@@ -417,7 +420,7 @@ def resolved_settings(experiment: Experiment, spec: RunSpec) -> dict[str, Any]:
     own = {} if spec.scaling is None else {"standardise": spec.scaling.as_json()}
     return own | {
         "hyperparameters": {
-            name: getattr(spec.algorithm, name, None) if value is None else value
+            name: getattr(unwrapped(spec.algorithm), name, None) if value is None else value
             for name, value in values.items()
         },
         "model_size": spec.problem.size,

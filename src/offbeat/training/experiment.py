@@ -133,6 +133,23 @@ class Experiment:
     )
     batch_size: int = _training(20, "N", "examples per minibatch", within=COUNT)
     weight_decay: float = _training(0.0, "W", "added to the loss as W/2 |x|^2", within="[0, inf)")
+    local_optimizer: str = _training(
+        "sgd",
+        "SPEC",
+        "optimiser of local steps, whose state begins anew in each task: sgd, momentum[:BETA], "
+        "nesterov[:BETA], adam[:BETA1[:BETA2[:EPS]]] or adamw[:DECAY[:BETA1[:BETA2[:EPS]]]]",
+    )
+    clip_grad_norm: float | None = _training(
+        None, "NORM", "scale the gradient of a local step down to this norm", within="(0, inf)"
+    )
+    local_lr_schedule: str = _training(
+        "constant",
+        "SPEC",
+        "factor of local_lr by server step: constant, cosine[:END[:STEPS]], linear[:END[:STEPS]], "
+        "step:EVERY[:FACTOR], warmup:STEPS, warmup:STEPS,SPEC or a function PACKAGE.MODULE:FUNCTION of the "
+        "version",
+    )
+    server_lr_schedule: str = _training("constant", "SPEC", "the same for server_lr")
     rounds: int = _schedule(200, "T", "number of server steps", within=COUNT)
     ema_decay: float | None = _training(
         None, "DECAY", "evaluate the exponential moving average of the models, such as 0.99", within="(0, 1)"

@@ -18,6 +18,7 @@ from offbeat.aggregate.mean import AggregationContext, Aggregator, Mean, Privacy
 from offbeat.aggregate.private import current_repr
 from offbeat.aggregate.uploads import probe_upload, shrinks_without_updates
 from offbeat.algorithms import Setting, build
+from offbeat.algorithms.rates import unwrapped
 from offbeat.core import AnyAlgorithm, Cohort, SavedState, Task, Vector, traits_of
 from offbeat.engines.engine import (
     ClientUpdates,
@@ -469,7 +470,7 @@ def check_fit(
     algorithm: AnyAlgorithm, dispatch: Dispatch, weights: StalenessWeights, rounds: int, max_staleness: float
 ) -> None:
     """Reject a method under a protocol that it is not defined for."""
-    name = type(algorithm).__name__
+    name = type(unwrapped(algorithm)).__name__
     if not isinstance(weights, Equal) and trees.leaves(algorithm.memory(torch.zeros(1))):
         # sums over clients' memory, such as the mean of control variates, would break
         raise InputError(f"{name} has no staleness weights, since its clients keep memory: use constant.")

@@ -22,7 +22,6 @@ from offbeat.aggregate.mean import Aggregator, PlainSum, Summation
 from offbeat.aggregate.private import Private
 from offbeat.aggregate.secure import RemoteSecure, Secure
 from offbeat.aggregate.uploads import clients_read_staleness
-from offbeat.algorithms import build
 from offbeat.core import AnyAlgorithm, traits_of
 from offbeat.data.population import Epochs, Examples, ExampleSource, Population, Steps
 from offbeat.data.sources import ClientData
@@ -51,6 +50,7 @@ from offbeat.training.build import (
     with_calibrated_noise,
 )
 from offbeat.training.experiment import Experiment, build_dispatch
+from offbeat.training.method import build_method
 from offbeat.training.standardise import Moments, Scaling, limb_secure, moments_of
 from offbeat.training.task import LearningTask, load_task
 
@@ -135,6 +135,7 @@ def set_up(
     A task takes the place of the one that the settings name.
     """
     experiment = config.experiment
+    _add_to_path(config.folder)
     with naming_settings(str):  # as the keys of the settings file
         dispatch, weights = build_dispatch(experiment), parse_weights(experiment.weights)
         opening = dry_run(experiment, dispatch, weights)
@@ -156,7 +157,7 @@ def set_up(
                 "use a model without them, such as one with GroupNorm."
             )
         parameters = parameters_under_noise(experiment, aggregate)
-        algorithm = build(experiment.algorithm, config.setting, parameters)
+        algorithm = build_method(experiment, config.setting, parameters)
     test = task.test_data()
     test = test.to(problem.device) if isinstance(test, Examples) else test
     return ServerSetup(

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from offbeat import trees
 from offbeat.algorithms import Setting, build
+from offbeat.algorithms.rates import ConstantRate, LocallyOptimized, Scheduled
 from offbeat.core import AnyAlgorithm, Task, Visit
 from offbeat.data.population import Epochs, Population, Steps
 from offbeat.deploy.keys import read_signer
@@ -44,6 +45,7 @@ from offbeat.engines.local import SequentialExecutor, TaskResults, TaskStart, ch
 from offbeat.errors import DivergedError, InputError
 from offbeat.nn.layers import standardised
 from offbeat.nn.problem import Loss, Precision, Problem, cross_entropies
+from offbeat.training.method import parse_local_optimizer
 from offbeat.training.standardise import Moments, count_features, describe_unscaled
 from offbeat.training.task import MakeModule, make_module
 from offbeat.trees import Tree
@@ -102,6 +104,9 @@ class _PlanFields(Struct, frozen=True):
     frozen: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
     standardise: bool = False
     prepare: tuple[_PositiveInt, Annotated[int, Meta(ge=0, lt=2**20)]] | None = None  # features and classes
+    local_optimizer: Annotated[str, Meta(min_length=1, max_length=100)] | None = None
+    clip_grad_norm: float | None = None
+    sends_local_lr: bool = False  # whether messages have it, as of a run with a schedule
     bounds: Any = None
     moving: Any = None
 
@@ -117,9 +122,14 @@ def read_plan(plan: dict[str, Any]) -> SitePlan:
     if fields.precision.upper() not in Precision.__members__:
         raise malformed(f"the server's plan has the unknown precision {quote(fields.precision)}.")
     kind, count, size = fields.work
-    method = build(fields.algorithm, Setting(*fields.setting), fields.parameters)
+    algorithm = build(fields.algorithm, Setting(*fields.setting), fields.parameters)
+    if fields.local_optimizer is not None or fields.clip_grad_norm is not None:
+        optimizer = parse_local_optimizer(fields.local_optimizer or "sgd")
+        algorithm = LocallyOptimized(algorithm, optimizer, fields.clip_grad_norm)
+    if fields.sends_local_lr:
+        algorithm = Scheduled(algorithm, local_schedule=ConstantRate())
     return SitePlan(
-        method if fields.prepare is None else Moments(*fields.prepare),
+        algorithm if fields.prepare is None else Moments(*fields.prepare),
         Steps(count, size) if kind == "steps" else Epochs(count, size),
         fields.weight_decay,
         Precision[fields.precision.upper()],

@@ -21,7 +21,7 @@ from offbeat.deploy.protocol.transport import Reply, TransportError
 from offbeat.deploy.server.exchange import SessionConfig
 from offbeat.deploy.server.session import DeployedEngine
 from offbeat.deploy.site.site import Site
-from offbeat.engines.local import SequentialExecutor, TaskStart
+from offbeat.engines.local import ClientMemory, SequentialExecutor, TaskStart
 from offbeat.schedule.dispatch import Dispatch
 from offbeat.schedule.staleness import Equal, StalenessWeights
 from offbeat.training import checkpoint
@@ -292,7 +292,7 @@ def retell(
     clients = len(population)
     x, statistics = problem.initial()
     state, work = algorithm.init(x), SequentialExecutor(problem, population)
-    memories = {client: algorithm.memory(x) for client in range(clients)}
+    memories = {client: ClientMemory.initial(algorithm, problem) for client in range(clients)}
     messages: dict[int, Any] = {}
     for line in lines:
         start = line["version"] == 0

@@ -16,8 +16,10 @@ from torch import nn
 from offbeat import trees
 from offbeat.aggregate.mean import PrivacyCost
 from offbeat.algorithms import Setting, build, find
+from offbeat.data.client_store import Anywhere, make_client_store
+from offbeat.engines.local import ClientMemory
 from offbeat.errors import DivergedError, InputError, setting_name, unknown_name
-from offbeat.nn.problem import Problem
+from offbeat.nn.problem import Problem, Statistics
 from offbeat.renamed import check_name
 from offbeat.trackers.backends import check_trackers, open_trackers
 from offbeat.trackers.tracker import (
@@ -27,7 +29,14 @@ from offbeat.trackers.tracker import (
     save_tracked_runs,
 )
 from offbeat.training import checkpoint, settings_file
-from offbeat.training.build import RunSpec, build_run, check_extension, resolved_settings, with_computed_noise
+from offbeat.training.build import (
+    RunSpec,
+    build_run,
+    check_extension,
+    personal_arguments,
+    resolved_settings,
+    with_computed_noise,
+)
 from offbeat.training.experiment import Experiment
 from offbeat.training.folder import RunFolder, check_free, claim_folder, read_jsonl
 from offbeat.training.progress import StopRequest, bar, limit_threads, stop_signals
@@ -96,10 +105,15 @@ class RunResult:
         values = [record[name] for record in self.records if record.get(name) is not None]
         return (max if higher else min)(values, default=None)
 
-    def module(self) -> nn.Module:
-        """The trained module: of the last checkpoint, averaged over server steps if `ema_decay` was given."""
+    def module(self, client: str | int | None = None) -> nn.Module:
+        """The trained module: of the last checkpoint, averaged over server steps if `ema_decay` was given.
+
+        Args:
+            client: The client, by name or number, whose personal layers the module has. None: the initial
+                ones, where the run has personal layers.
+        """
         task = self.task or named_task(self.experiment)
-        return trained_module(self.experiment, task, self.folder)
+        return trained_module(self.experiment, task, self.folder, client)
 
     @property
     def resume(self) -> str | None:
@@ -379,22 +393,46 @@ def _result(
     return dataclasses.replace(result, error=f"{failure.rstrip('.')}; {result.saved} in {folder.path}.")
 
 
-def trained_module(experiment: Experiment, task: LearningTask, folder: Path) -> nn.Module:
-    """The module with the weights of a run's last checkpoint."""
+def trained_module(
+    experiment: Experiment, task: LearningTask, folder: Path, client: str | int | None = None
+) -> nn.Module:
+    """The module with the weights of a run's last checkpoint, and with the personal layers of a client."""
     path = folder / "checkpoint" / "state.safetensors"
     if not path.is_file():
         raise InputError(f"the run in {folder} has saved no model yet: let it take a server step first.")
     module = task.make_module(experiment.seed)
     scaling = Scaling.from_settings(settings_file.read(folder))
-    problem = Problem(module if scaling is None else scaling.wrap(module), task.loss)
-    x, statistics = problem.initial()
     setting = Setting(experiment.buffer, experiment.local_steps, experiment.rounds)
-    shape = trees.structure(build(experiment.algorithm, setting, dict(experiment.parameters)).init(x))
-    tensors = checkpoint.load(path).tensors
+    algorithm = build(experiment.algorithm, setting, dict(experiment.parameters))
+    problem = Problem(
+        module if scaling is None else scaling.wrap(module),
+        task.loss,
+        **personal_arguments(experiment, algorithm, scaled=scaling is not None),
+    )
+    x, statistics = problem.initial()
+    shape = trees.structure(algorithm.init(x))
+    facts, tensors = checkpoint.load(path)
+    own: Statistics = {}
+    if client is not None:
+        names = task.client_names or tuple(map(str, range(experiment.clients)))
+        number = names.index(client) if client in names else client
+        if not isinstance(number, int) or not 0 <= number < len(names):
+            raise unknown_name("client", str(client), names)
+        store = make_client_store(
+            Anywhere(folder),
+            ClientMemory.initial(algorithm, problem),
+            len(names),
+            problem.device,
+            mapped=facts["session"]["mapped"],
+        )
+        columns = [tensors[f"session.memory.{leaf}"] for leaf in range(facts["session"]["columns"])]
+        store.load(facts["session"]["clients"], columns)
+        own = store.read(number).personal
     try:
         state = trees.unflatten(shape, [tensors[f"state.{n}"] for n in range(shape.num_leaves)])
         return problem.module(
-            tensors.get("average", state.x), {name: tensors[f"statistics.{name}"] for name in statistics}
+            tensors.get("average", state.x),
+            {name: tensors[f"statistics.{name}"] for name in statistics} | own,
         )
     except (KeyError, ValueError, RuntimeError):
         raise InputError(f"the checkpoint {path} is of another model: give the task of the run.") from None

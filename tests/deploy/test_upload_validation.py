@@ -12,7 +12,7 @@ from offbeat.core import AnyAlgorithm, Task, Visit, traits_of
 from offbeat.deploy.protocol.messages import UploadMessage, encode_message, pack, specs_of
 from offbeat.deploy.protocol.strict_json import Reason, Rejected
 from offbeat.deploy.server.validation import plain_validator, validate_upload
-from offbeat.engines.local import SequentialExecutor, TaskResults, TaskStart
+from offbeat.engines.local import ClientMemory, SequentialExecutor, TaskResults, TaskStart
 from offbeat.nn.problem import mean_statistics
 from worlds import CLASSES, FEATURES, SEED, World, make_world
 
@@ -33,7 +33,7 @@ def work(world: World, algorithm: AnyAlgorithm, tasks: list[Task]) -> TaskResult
         TaskStart(
             algorithm.broadcast(algorithm.init(x), task.version),
             statistics,
-            algorithm.memory(x),
+            ClientMemory.initial(algorithm, world.problem),
             Visit(torch.tensor(task.version), torch.tensor(0)),
         )
         for task in tasks

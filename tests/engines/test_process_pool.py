@@ -34,7 +34,7 @@ from offbeat import (
 from offbeat.cli import main
 from offbeat.engines import shared_memory
 from offbeat.engines.execution import Serial, Vmap
-from offbeat.engines.local import TaskResults, TaskStart
+from offbeat.engines.local import ClientMemory, TaskResults, TaskStart
 from offbeat.engines.process_pool import ProcessPool, Workers
 from offbeat.engines.shared_memory import SegmentPool
 from offbeat.engines.worker_pool import (
@@ -382,7 +382,7 @@ def test_a_message_is_placed_once_a_version_and_what_workers_say_is_said_once(
     def call(*messages: Any) -> None:
         tasks = [Task(client, 0, 0) for client in range(len(messages))]
         visit = Visit(torch.tensor(0), torch.tensor(0))
-        starts = [TaskStart(message, statistics, (), visit) for message in messages]
+        starts = [TaskStart(message, statistics, ClientMemory((), {}), visit) for message in messages]
         results = executor(METHODS["fedavg"], tasks, starts, 0)
         assert results.uploads.tolist() == list(range(len(messages)))
 

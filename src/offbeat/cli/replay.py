@@ -73,7 +73,9 @@ def replay_command(given: argparse.Namespace) -> int:
     found: dict[str, Any] = {"version": snapshot.version, "engine": type(spec.engine).__name__.lower()}
     if spec.test is not None:
         assert spec.task is not None
-        found |= spec.task.evaluate(spec.problem, snapshot.x, spec.test, snapshot.statistics)[0]
+        found |= spec.task.evaluate(
+            spec.problem, snapshot.x, spec.test, snapshot.statistics, snapshot.personal
+        )[0]
     found["norm"] = float(snapshot.x.norm())
     if saved is not None:
         found |= _differences(snapshot, spec.problem, saved)

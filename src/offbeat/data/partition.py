@@ -12,7 +12,7 @@ share examples.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -51,6 +51,15 @@ def cut_classes(labels: IntArray, shares: NDArray[np.float64]) -> IntArray:
     counts = np.unique(labels, return_counts=True)[1]
     spread = [cut_by_shares(share, count) for share, count in zip(shares, counts, strict=True)]
     return scatter(np.argsort(labels, kind="stable"), np.concatenate(spread))
+
+
+def split_alike(labels: IntArray, parts: Sequence[IntArray], test_labels: IntArray) -> list[IntArray]:
+    """Divide test examples so that each client has its share of every class of the training examples."""
+    shares = []
+    for label in np.unique(test_labels):
+        counts = np.array([np.count_nonzero(labels[part] == label) for part in parts], float)
+        shares.append(counts / counts.sum() if counts.any() else np.full(len(parts), 1 / len(parts)))
+    return parts_by_owner(cut_classes(test_labels, np.array(shares)), len(parts))
 
 
 def draw_owners(draw: Callable[[int], IntArray], clients: int, least: int, seed: int) -> IntArray:

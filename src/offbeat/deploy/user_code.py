@@ -21,6 +21,7 @@ class UserCode(NamedTuple):
     load: LoadData
     module: MakeModule
     losses: Loss
+    personal: tuple[str, ...] = ()  # layers that stay at the site
 
 
 def import_user_code(task: str) -> UserCode:
@@ -31,7 +32,7 @@ def import_user_code(task: str) -> UserCode:
         seed = torch.initial_seed()  # the module is made after torch was seeded
         return load_task(task, seed, "--task").make_module(seed)
 
-    return UserCode(loaded.site_examples, make, loaded.loss)
+    return UserCode(loaded.site_examples, make, loaded.loss, tuple(loaded.personal))
 
 
 def load_examples(load: LoadData, name: str) -> Examples:
@@ -56,9 +57,12 @@ def frozen_weights_digest(module: nn.Module) -> str | None:
     return digest.hexdigest() if frozen else None
 
 
-def prepare_module(module: nn.Module, make: MakeModule, seed: int, frozen: str | None) -> nn.Module:
+def prepare_module(
+    module: nn.Module, make: MakeModule, seed: int, frozen: str | None, personal: bool = False
+) -> nn.Module:
     """Return a site's model for a run; its frozen weights must have the digest `frozen` of the server's."""
-    if frozen_weights_digest(module) is not None:  # these are not sent, so they must follow from the seed
+    # frozen weights and personal layers are not sent, so they must follow from the seed
+    if personal or frozen_weights_digest(module) is not None:
         module = seeded_module(make, seed)
     if frozen_weights_digest(module) != frozen:
         raise InputError(

@@ -61,6 +61,15 @@ class PersistentSession(Protocol):
 
 
 @runtime_checkable
+class PersonalSession(Protocol):
+    """A session that has its clients' personal layers, since it simulates the clients."""
+
+    def personal(self, client: int) -> Statistics:
+        """The personal layers of a client; the initial ones before its first visit."""
+        ...
+
+
+@runtime_checkable
 class TunedSession(Protocol):
     """A session that chooses how to compute by the length of the run."""
 

@@ -25,12 +25,24 @@ from offbeat.trees import Tree
 LocalFn: TypeAlias = Callable[["TaskInputs"], "TaskResults"]
 
 
+class ClientMemory(NamedTuple):
+    """What a client keeps between its visits."""
+
+    method: Tree  # what the method has it keep
+    personal: Statistics  # its personal layers
+
+    @classmethod
+    def initial(cls, algorithm: AnyAlgorithm, problem: Problem) -> "ClientMemory":
+        """Before the first visit."""
+        return cls(algorithm.memory(problem.initial()[0]), problem.personal)
+
+
 class TaskStart(NamedTuple):
     """What one task starts from."""
 
     message: Tree
     statistics: Statistics
-    memory: Tree
+    memory: ClientMemory
     visit: Visit  # on the CPU
 
 
@@ -38,7 +50,7 @@ class TaskResults(NamedTuple):
     """The results of tasks; every leaf is stacked over tasks."""
 
     uploads: Tree
-    memories: Tree
+    memories: Tree  # of `ClientMemory`
     statistics: Statistics
 
 
@@ -107,15 +119,37 @@ class SequentialExecutor:
         batches = Batches(self._load(indices), self._load(whole))
         task_seed = draws.torch_seed(seed, "module", task.client, task.visit)
         key = torch.tensor(dropout_key(task_seed), device=problem.device)
-        statistics = problem.with_dropout_key(start.statistics, key)
-        grad = TaskGradient(problem, problem.differentiate_by_autograd, statistics)
         visit = trees.map(lambda leaf: leaf.to(problem.device), start.visit)
         with _seeded_rng(problem.device, task_seed):
-            upload, memory = algorithm.local(start.message, start.memory, batches, visit, grad)
-        return TaskResults(upload, memory, problem.without_dropout_keys(grad.statistics))
+            return _run_local(
+                algorithm,
+                problem,
+                start._replace(visit=visit),
+                batches,
+                key,
+                problem.differentiate_by_autograd,
+            )
 
     def _load(self, batches: list[Indices]) -> tuple[Batch, ...]:
         return tuple(Batch(load_examples(self._population, indices, self._problem)) for indices in batches)
+
+
+def _run_local(
+    algorithm: AnyAlgorithm,
+    problem: Problem,
+    start: TaskStart,
+    batches: Batches,
+    key: Tensor,
+    differentiate: GradientFn,
+) -> TaskResults:
+    """The local work of one task; what is personal joins the statistics for it, and is kept afterwards."""
+    kept, personal = start.memory
+    statistics = problem.with_dropout_key(start.statistics | personal, key)
+    grad = TaskGradient(problem, differentiate, statistics, batches.whole)
+    upload, kept = algorithm.local(start.message, kept, batches, start.visit, grad)
+    after = problem.without_dropout_keys(grad.statistics)
+    mine = {name: after.pop(name) for name in personal}
+    return TaskResults(upload, ClientMemory(kept, mine), after)
 
 
 def load_examples(population: Population, indices: Indices, problem: Problem) -> Tree:
@@ -308,13 +342,10 @@ def make_local_fn(
     """The local work of one task as a function of tensors."""
 
     def local_fn(inputs: TaskInputs) -> TaskResults:
-        start = inputs.start
         batches = Batches(
             **{name: _minibatches(data, problem, *part) for name, part in inputs.indices.items()}
         )
-        grad = TaskGradient(problem, differentiate, problem.with_dropout_key(start.statistics, inputs.key))
-        upload, memory = algorithm.local(start.message, start.memory, batches, start.visit, grad)
-        return TaskResults(upload, memory, problem.without_dropout_keys(grad.statistics))
+        return _run_local(algorithm, problem, inputs.start, batches, inputs.key, differentiate)
 
     return local_fn
 

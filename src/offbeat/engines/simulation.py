@@ -30,6 +30,7 @@ from offbeat.engines.cuda import Completion, CurrentStream, compute_stream
 from offbeat.engines.engine import ClientUpdates
 from offbeat.engines.execution import Autotune, AutotuneExecutor, Execution
 from offbeat.engines.local import (
+    ClientMemory,
     Executor,
     PlansAhead,
     PrefersLargeGroups,
@@ -200,8 +201,9 @@ class Simulation:
         self._seed = seed
         self._device = problem.device
         self._initial = (algorithm.init(x), statistics)
-        self._remembers = bool(trees.leaves(algorithm.memory(x)))  # whether a visit depends on earlier ones
-        self._make_store = partial(make_client_store, backend, algorithm.memory(x), clients, problem.device)
+        initial = ClientMemory.initial(algorithm, problem)
+        self._remembers = bool(trees.leaves(initial))  # whether a visit depends on earlier ones
+        self._make_store = partial(make_client_store, backend, initial, clients, problem.device)
         self._store = self._make_store()
         self._messages: dict[int, Tree] = {}
         self._references: Counter[int] = Counter()  # tasks in flight or waiting, by version
@@ -266,6 +268,10 @@ class Simulation:
             if not visits:
                 self._open_visits.pop(task.client, None)
         self._drop_messages()
+
+    def personal(self, client: int) -> Statistics:
+        memory: ClientMemory = self._store.read(client)
+        return memory.personal
 
     def save(self) -> SavedState:
         clients, columns = self._store.save()

@@ -13,6 +13,7 @@ with patches as rows it is one batched product, and so are both of its gradients
 import copy
 import math
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import torch
@@ -66,6 +67,11 @@ SCALING = ("standardise.mean", "standardise.scale")  # what the state of a stand
 def standardised(module: nn.Module, mean: Tensor, scale: Tensor) -> nn.Module:
     """The module behind a layer that scales its inputs."""
     return nn.Sequential(OrderedDict(standardise=Standardise(mean, scale), module=module))
+
+
+def below_scaling(patterns: Iterable[str]) -> tuple[str, ...]:
+    """Patterns for the layers of a module as those of the standardised one."""
+    return tuple(f"module.{pattern}" for pattern in patterns)
 
 
 class RandomCropFlip(nn.Module):

@@ -4,12 +4,17 @@ The vector holds the parameters that require a gradient, in the module's own ord
 stay in the module. Buffers, such as BatchNorm's moments, are not parameters: they accompany the
 vector as running statistics, and no algorithm sees them. Buffers that are not part of the module's
 state (`persistent=False`) stay in the module as well.
+
+Personal layers are parameters and buffers that each client keeps for itself. They are not in the vector, so
+no algorithm, message or upload has them. They accompany the running statistics of a task, and the gradient
+of each minibatch moves them by one step of SGD.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from enum import Enum
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -30,6 +35,7 @@ Objective: TypeAlias = Callable[[dict[str, Tensor], Statistics, Batch], tuple[Te
 GradientFn: TypeAlias = Callable[[Vector, Statistics, Batch], tuple[Vector, Tensor, Statistics]]
 
 _SMALL_PATCH = 32  # elements of a patch up to which a product is faster without a compiler
+_MAX_NAMES = 12  # of layers in an error
 _KEY_STRIDE = 0x632BE5AB  # between the dropout keys of a module's layers
 _NORM_LAYERS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 
@@ -64,7 +70,9 @@ class Problem:
 
     `loss` may return one number per batch or one per example; only the latter lets clients whose
     last minibatch is short be computed together. Inputs that are a tuple or a dict are unpacked into
-    the module's arguments. The module is copied, so training never changes the caller's.
+    the module's arguments. The module is copied, so training never changes the caller's. `personal` has
+    patterns for the names of layers that stay at the client, such as "head" or "*.norm.*"; they are trained
+    there with the rate `personal_lr`.
     """
 
     def __init__(
@@ -73,6 +81,8 @@ class Problem:
         loss: Loss,
         weight_decay: float = 0.0,
         precision: Precision = Precision.AUTO,
+        personal: Collection[str] = (),
+        personal_lr: float | None = None,
     ) -> None:
         if not 0 <= weight_decay < float("inf"):
             raise InputError(f"the weight decay must be at least 0 and finite, not {weight_decay}.")
@@ -89,6 +99,22 @@ class Problem:
         kinds = {(p.dtype, p.device) for p in named.values()}
         if len(kinds) > 1:
             raise InputError("the module's parameters must share one dtype and one device: convert it first.")
+        kept = self._evaluating.state_dict().keys()
+        buffers = {name: buffer for name, buffer in self._evaluating.named_buffers() if name in kept}
+        own = _matching(personal, [*named, *buffers])
+        self._whole = named, buffers
+        self._personal = {
+            name: tensor.detach().clone() for name, tensor in (named | buffers).items() if name in own
+        }
+        self.personal_parameters = tuple(name for name in named if name in own)
+        named = {name: p for name, p in named.items() if name not in own}
+        if not named:
+            raise InputError("every layer is personal, so nothing would be shared: leave some layers out.")
+        if self.personal_parameters and personal_lr is None:
+            raise InputError("personal layers are trained with a rate of their own: give personal_lr.")
+        self._personal_lr = 0.0 if personal_lr is None else personal_lr
+        if not 0 <= self._personal_lr < float("inf"):
+            raise InputError(f"the rate of personal layers must be at least 0 and finite, not {personal_lr}.")
         self._shapes = {name: p.shape for name, p in named.items()}
         self._sizes = [p.numel() for p in named.values()]
         every = list(self._training.named_parameters(remove_duplicate=False))
@@ -96,15 +122,18 @@ class Problem:
         if next(iter(named.values())).is_cuda:
             self._mapped = with_matmul_convolutions(self._training, _SMALL_PATCH)
         self._initial = torch.cat([p.detach().reshape(-1) for p in named.values()])
-        kept = self._evaluating.state_dict().keys()
         self._statistics = {
-            name: buffer.detach().clone() for name, buffer in self._evaluating.named_buffers() if name in kept
+            name: buffer.detach().clone() for name, buffer in buffers.items() if name not in own
         }
         self.has_convolutions = any(isinstance(part, nn.Conv2d) for part in self._training.modules())
         # libraries on a CPU convolve images faster in this layout, which later layers keep
         self._channels_last = self.has_convolutions and self.device.type == "cpu"
-        norms = [norm for norm in self._training.modules() if isinstance(norm, _NORM_LAYERS)]
-        self.tracks_statistics = any(norm.track_running_stats for norm in norms)
+        self.tracks_statistics = any(
+            isinstance(norm, _NORM_LAYERS)
+            and norm.track_running_stats
+            and f"{name}.running_mean".removeprefix(".") not in own
+            for name, norm in self._training.named_modules()
+        )
 
     def __repr__(self) -> str:
         """The module's own representation, on which its speed depends."""
@@ -115,8 +144,18 @@ class Problem:
         return self._initial.clone(), dict(self._statistics)
 
     @property
+    def personal(self) -> Statistics:
+        """The module's own values of the personal layers, which clients start from."""
+        return dict(self._personal)
+
+    def whole(self) -> tuple[Vector, Statistics]:
+        """`initial` as it is without personal layers."""
+        named, buffers = self._whole
+        return torch.cat([p.detach().reshape(-1) for p in named.values()]), dict(buffers)
+
+    @property
     def size(self) -> int:
-        """The number of trained parameters."""
+        """The number of trained parameters that clients share."""
         return self._initial.numel()
 
     @property
@@ -139,7 +178,17 @@ class Problem:
 
     def outputs(self, x: Vector, inputs: Tree, statistics: Mapping[str, Tensor] | None = None) -> Any:
         """The module's outputs in evaluation mode."""
-        return self._call(self._evaluating, self.parameters(x) | self._given_or_initial(statistics), inputs)
+        return self.bind(x, statistics)(inputs)
+
+    def bind(
+        self,
+        x: Vector,
+        statistics: Mapping[str, Tensor] | None = None,
+        personal: Mapping[str, Tensor] | None = None,
+    ) -> Callable[[Tree], Any]:
+        """The module in evaluation mode as a function of its inputs, for a client with these layers."""
+        tensors = self.parameters(x) | self._given_or_initial(statistics) | dict(personal or {})
+        return partial(self._call, self._evaluating, tensors)
 
     def differentiate(
         self, x: Vector, statistics: Statistics, batch: Batch
@@ -240,11 +289,14 @@ class Problem:
     def _by_transform(
         self, module: nn.Module, x: Vector, statistics: Statistics, batch: Batch
     ) -> tuple[Vector, Tensor, Statistics]:
-        def objective(x: Vector) -> tuple[Tensor, Statistics]:
-            return self._objective(module, self.parameters(x), statistics, batch)
+        def objective(x: Vector, personal: Statistics) -> tuple[Tensor, Statistics]:
+            return self._objective(module, self.parameters(x), statistics | personal, batch)
 
-        grad, (loss, new_statistics) = torch.func.grad_and_value(objective, has_aux=True)(x)
-        return self._decayed(grad, x), loss, new_statistics
+        personal = self._personal_weights(statistics)
+        (grad, grads), (loss, new_statistics) = torch.func.grad_and_value(objective, (0, 1), has_aux=True)(
+            x, personal
+        )
+        return self._decayed(grad, x), loss, new_statistics | self._moved(personal, grads)
 
     def _by_autograd(
         self, objective: Objective, x: Vector, statistics: Statistics, batch: Batch
@@ -257,19 +309,28 @@ class Problem:
     ) -> tuple[list[Tensor], tuple[Tensor, ...], Tensor, Statistics]:
         """Parameters, their gradients, the loss, and the new statistics."""
         views = {name: view.requires_grad_() for name, view in self.parameters(x.detach()).items()}
+        personal = {
+            name: weight.detach().requires_grad_()
+            for name, weight in self._personal_weights(statistics).items()
+        }
         if self._channels_last:
             inputs, targets = batch.data
             batch = batch._replace(data=(trees.map(_with_channels_last, inputs), targets))
-        loss, new_statistics = objective(views, statistics, batch)
+        loss, new_statistics = objective(views, statistics | personal, batch)
         parameters = list(views.values())
-        grads = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
-        return parameters, grads, loss.detach(), new_statistics
+        grads = torch.autograd.grad(
+            loss, [*parameters, *personal.values()], allow_unused=True, materialize_grads=True
+        )
+        own = dict(zip(personal, grads[len(parameters) :], strict=True))
+        with torch.no_grad():
+            moved = self._moved(personal, own)
+        return parameters, grads[: len(parameters)], loss.detach(), new_statistics | moved
 
     def _objective(
         self, module: nn.Module, parameters: dict[str, Tensor], statistics: Statistics, batch: Batch
     ) -> tuple[Tensor, Statistics]:
         inputs, targets = batch.data
-        new_statistics = {name: value.clone() for name, value in statistics.items()}
+        new_statistics = {name: value.clone() for name, value in (self._personal | statistics).items()}
         for name in self._keys:
             new_statistics.setdefault(name, torch.zeros((), dtype=torch.int64, device=self.device))
         try:
@@ -293,6 +354,17 @@ class Problem:
         with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
             return functional_call(module, tensors, args, kwargs, tie_weights=self._tied)
 
+    def _personal_weights(self, statistics: Statistics) -> Statistics:
+        """The personal layers that are trained; a trial of the module has the initial ones."""
+        return {name: statistics.get(name, self._personal[name]) for name in self.personal_parameters}
+
+    def _moved(self, personal: Statistics, grads: Mapping[str, Tensor]) -> Statistics:
+        """Personal layers after a step of SGD."""
+        return {
+            name: weight - self._personal_lr * self._decayed(grads[name], weight)
+            for name, weight in personal.items()
+        }
+
     def _decayed(self, grad: Tensor, x: Tensor) -> Tensor:
         return grad + self.weight_decay * x if self.weight_decay else grad
 
@@ -301,7 +373,7 @@ class Problem:
             raise InputError(
                 "this module keeps running statistics: pass statistics=snapshot.statistics beside the vector."
             )
-        return dict(self._statistics if statistics is None else statistics)
+        return self._personal | dict(self._statistics if statistics is None else statistics)
 
     def _fork_rng(self) -> AbstractContextManager[None]:
         """Restore torch's generators afterwards."""
@@ -322,27 +394,65 @@ def _with_channels_last(leaf: Tensor) -> Tensor:
     return leaf.contiguous(memory_format=torch.channels_last)
 
 
-class TaskGradient:
-    """The gradient function of one task; running statistics pass through it from step to step."""
+def _matching(patterns: Collection[str], names: Collection[str]) -> set[str]:
+    """The names of parameters and buffers that the patterns name, by themselves or by their layer."""
+    if isinstance(patterns, str):
+        patterns = (patterns,)
+    found: set[str] = set()
+    for pattern in patterns:
+        own = {name for name in names if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")}
+        if not own:
+            layers = list(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
+            more = ", ..." if len(layers) > _MAX_NAMES else ""
+            raise InputError(
+                f"the model has no layer '{pattern}' that could be personal: its layers are "
+                f"{', '.join(layers[:_MAX_NAMES])}{more}."
+            )
+        found |= own
+    return found
 
-    def __init__(self, problem: Problem, differentiate: GradientFn, statistics: Statistics) -> None:
+
+class TaskGradient:
+    """The gradient function of one task; running statistics pass through it from step to step.
+
+    Personal layers take one step with each minibatch of the task, by the first gradient that the method
+    takes of it; its other gradients of that minibatch see them where they were. A pass over all the client's
+    examples (`whole`) does not move them.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        differentiate: GradientFn,
+        statistics: Statistics,
+        whole: Collection[Batch] = (),
+    ) -> None:
         self._problem = problem
         self._differentiate = differentiate
         self._step = getattr(differentiate, "descend", None)
         # a CPU is limited by memory bandwidth: there steps are taken in place, without a gradient vector
         self._in_place = differentiate == problem.differentiate_by_autograd and problem.device.type == "cpu"
         self._own: Vector | None = None  # the vector that steps are taken in
-        self.statistics = statistics
+        self._statistics = statistics
+        self._personal = problem.personal_parameters
+        self._moved: Statistics = {}  # personal layers after the current minibatch
+        self._batch: Batch | None = None  # the current minibatch, where layers are personal
+        self._still = {id(batch) for batch in whole}
+
+    @property
+    def statistics(self) -> Statistics:
+        """After the last minibatch."""
+        return self._statistics | self._moved
 
     def __call__(self, x: Vector, batch: Batch, /) -> Vector:
         """The gradient of one minibatch at x."""
-        grad, _, statistics = self._differentiate(x, self.statistics, batch)
+        grad, _, statistics = self._differentiate(x, self._before(batch), batch)
         self._update_statistics(statistics, batch)
         return grad
 
     def with_loss(self, x: Vector, batch: Batch, /) -> tuple[Vector, Tensor]:
         """The gradient and the loss, weight decay included."""
-        grad, loss, statistics = self._differentiate(x, self.statistics, batch)
+        grad, loss, statistics = self._differentiate(x, self._before(batch), batch)
         self._update_statistics(statistics, batch)
         return grad, loss + 0.5 * self._problem.weight_decay * (x @ x)
 
@@ -351,17 +461,28 @@ class TaskGradient:
         if self._in_place and batch.mask is None:
             if self._own is not x:
                 self._own = torch.empty_like(x)
-            stepped, statistics = self._problem.sgd_step(x, self.statistics, batch, float(lr), self._own)
+            stepped, statistics = self._problem.sgd_step(x, self._before(batch), batch, float(lr), self._own)
         elif self._step is not None:
-            stepped, statistics = self._step(x, self.statistics, batch, lr)
+            stepped, statistics = self._step(x, self._before(batch), batch, lr)
         else:
             return descend(x, self(x, batch), lr)
         self._update_statistics(statistics, batch)
         return stepped
 
+    def _before(self, batch: Batch) -> Statistics:
+        """What a gradient of this minibatch sees; with a new one, personal layers have moved."""
+        if self._personal and batch is not self._batch and id(batch) not in self._still:
+            self._statistics, self._moved, self._batch = self.statistics, {}, batch
+        return self._statistics
+
     def _update_statistics(self, statistics: Statistics, batch: Batch) -> None:
         active = batch.active
-        self.statistics = statistics if active is None else where(active, statistics, self.statistics)
+        new = statistics if active is None else where(active, statistics, self._statistics)
+        if self._personal:
+            if batch is self._batch and not self._moved:
+                self._moved = {name: new[name] for name in self._personal}
+            new = new | {name: self._statistics[name] for name in self._personal}
+        self._statistics = new
 
 
 def cross_entropies(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
+from offbeat import trees
 from offbeat.aggregate.mean import AggregationContext, Aggregator, Mean, PlainSum, Summation
 from offbeat.aggregate.private import Private, sampling_rate
 from offbeat.aggregate.secure import Secure
@@ -24,10 +25,12 @@ from offbeat.data.population import Epochs, Examples, ExampleSource, Population,
 from offbeat.data.sources import ClientData
 from offbeat.engines.engine import Engine
 from offbeat.engines.execution import EXECUTIONS
+from offbeat.engines.local import ClientMemory
 from offbeat.engines.process_pool import Workers, available_cores
 from offbeat.engines.ray_cluster import RayCluster, check_cluster
 from offbeat.engines.simulation import Sequential, Vectorised
 from offbeat.errors import InputError, setting_name
+from offbeat.nn.layers import below_scaling
 from offbeat.nn.problem import Precision, Problem
 from offbeat.privacy.accountant import Accountant, largest_within, parse_accountant
 from offbeat.privacy.correlated import BandedNoise, parse_correlation
@@ -38,7 +41,7 @@ from offbeat.schedule.delays import parse_delay
 from offbeat.schedule.dispatch import Dispatch, PooledDispatch, TimedDispatch
 from offbeat.schedule.participation import Participation
 from offbeat.schedule.staleness import StalenessWeights, parse_weights
-from offbeat.training.experiment import Experiment, build_dispatch
+from offbeat.training.experiment import Experiment, build_dispatch, personal_layers
 from offbeat.training.loop import check_extendable, check_fit
 from offbeat.training.method import build_method, check_schedules_last
 from offbeat.training.standardise import Scaling, look_at_scales, measure_scaling
@@ -49,6 +52,7 @@ _WORKERS_GRADIENTS = 2_000  # gradients of larger models that pay for the start 
 _GRAIN = 1e-3  # relative precision of the noise that is searched for
 _MAX_GRAINS = 20_000  # between noise of 1 and the least and most noise that is tried
 _NOISE_DIGITS = 4  # significant
+_PERSONAL_LR = 0.1  # of personal layers, where the method has no local rate
 
 
 def build_aggregate(
@@ -325,7 +329,12 @@ def build_run(
             f"{setting_name('precision')}."
         )
     module = copy.deepcopy(task.make_module(experiment.seed)).to(device)
-    problem = Problem(module, task.loss, experiment.weight_decay, precision)
+    setting = Setting(experiment.buffer, _local_steps(population), experiment.rounds)
+    parameters = parameters_under_noise(experiment, aggregate)
+    algorithm = build_method(experiment, setting, parameters)
+    problem = Problem(
+        module, task.loss, experiment.weight_decay, precision, **personal_arguments(experiment, algorithm)
+    )
     if problem.tracks_statistics and (experiment.clip is not None or experiment.secure):
         raise InputError(
             f"the model of '{experiment.subject}' keeps running statistics, which clients would send "
@@ -336,17 +345,15 @@ def build_run(
             sums = Secure() if experiment.secure else PlainSum()
             scaling = measure_scaling(problem, population, sums, experiment.seed)
         module = scaling.wrap(module).to(device)
-        problem = Problem(module, task.loss, experiment.weight_decay, precision)
-    setting = Setting(experiment.buffer, _local_steps(population), experiment.rounds)
-    parameters = parameters_under_noise(experiment, aggregate)
-    algorithm = build_method(experiment, setting, parameters)
+        personal = personal_arguments(experiment, algorithm, scaled=True)
+        problem = Problem(module, task.loss, experiment.weight_decay, precision, **personal)
     home = parse_memory_backend(experiment.memory)
     place = with_folder(home, folder) if folder else home
-    make_client_store(place, algorithm.memory(problem.initial()[0]), len(population), device)  # or raises
+    make_client_store(place, ClientMemory.initial(algorithm, problem), len(population), device)  # or raises
     kind = _engine_type(experiment, problem, setting)
     EXECUTIONS[experiment.execution].executor(problem, population).close()  # or raises
     engine = kind(problem, population, delays, availability, dropout, memory=home)
-    test = task.test_data()
+    test = task.personal_test_data(population) if problem.personal else task.test_data()
     test = test.to(device) if isinstance(test, Examples) else test
     return RunSpec(
         algorithm,
@@ -362,6 +369,22 @@ def build_run(
         scaling if experiment.standardise else None,
         None if experiment.standardise else look_at_scales(population),
     )
+
+
+def personal_arguments(
+    experiment: Experiment, algorithm: AnyAlgorithm, *, scaled: bool = False
+) -> dict[str, Any]:
+    """The arguments of `Problem` for layers that stay at the client; of a model that scales its inputs."""
+    rate, inner = experiment.personal_lr, algorithm
+    while hasattr(inner, "inner"):  # of weight prediction, a local optimiser or a schedule
+        inner = inner.inner
+    if rate is None and "local_lr" in find(experiment.algorithm).parameters():
+        rate = getattr(inner, "local_lr", None)
+    layers = personal_layers(experiment.personal)
+    return {
+        "personal": below_scaling(layers) if scaled else layers,
+        "personal_lr": _PERSONAL_LR if rate is None else rate,
+    }
 
 
 def _engine_type(
@@ -424,6 +447,7 @@ def resolved_settings(experiment: Experiment, spec: RunSpec) -> dict[str, Any]:
             for name, value in values.items()
         },
         "model_size": spec.problem.size,
+        **({"personal_size": trees.numel(spec.problem.personal)} if spec.problem.personal else {}),
         "engine": "ray" if isinstance(spec.engine, RayCluster) else type(spec.engine).__name__.lower(),
     }
 

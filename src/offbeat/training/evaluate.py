@@ -125,6 +125,7 @@ def evaluate_clients(
     statistics: Statistics | None = None,
     batch_size: int = 1000,
     lower_is_better: Collection[str] = (),
+    personal: Callable[[str], Statistics] | None = None,
 ) -> ClientMetrics:
     """The mean loss and the metrics over all test examples, and on the test examples of each client.
 
@@ -136,6 +137,7 @@ def evaluate_clients(
         statistics: The running statistics of a module that has them.
         batch_size: The number of examples that are computed at once.
         lower_is_better: Names of metrics whose worst values are the largest, beside the loss.
+        personal: The personal layers of a client by its name; None: those of the module, for each client.
     """
     pooled = _meters(problem, metrics)
     clients: dict[str, dict[str, float]] = {name: {} for name in pooled}
@@ -144,8 +146,9 @@ def evaluate_clients(
         if not examples.total:
             continue
         own = _meters(problem, metrics)
+        model = problem.bind(x, statistics, personal(client) if personal else None)
         for inputs, targets in _batches(examples, batch_size, problem.device):
-            outputs = problem.outputs(x, inputs, statistics)
+            outputs = model(inputs)
             for meter in (*own.values(), *pooled.values()):
                 meter.update(outputs, targets)
         for name, meter in own.items():

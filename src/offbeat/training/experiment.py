@@ -132,6 +132,18 @@ class Experiment:
         None, "E", "epochs per task, in place of a number of minibatches", within=COUNT
     )
     batch_size: int = _training(20, "N", "examples per minibatch", within=COUNT)
+    personal: str | None = _training(
+        None,
+        "LAYERS",
+        "layers that stay at the client, as names or patterns of the model, such as head or head,*.norm.*",
+    )
+    personal_lr: float | None = _training(
+        None,
+        "RATE",
+        "local rate of the personal layers",
+        within="[0, inf)",
+        default_text="the method's local rate, or 0.1",
+    )
     weight_decay: float = _training(0.0, "W", "added to the loss as W/2 |x|^2", within="[0, inf)")
     local_optimizer: str = _training(
         "sgd",
@@ -311,6 +323,10 @@ class Experiment:
             )
         if self.task is None and self.data is None:
             raise InputError(f"there is nothing to train on: give {name('data')} or {name('task')}.")
+        if self.personal is not None and not personal_layers(self.personal):
+            raise InputError(f"{name('personal')} names no layer: name one, or leave it out.")
+        if self.personal is None and self.personal_lr is not None:
+            raise InputError(f"{name('personal_lr')} is for personal layers: give {name('personal')}, too.")
         if self.data == "digits" and self.data_dir is not None:
             raise InputError(f"digits ships with scikit-learn and needs no {name('data_dir')}: leave it out.")
 
@@ -389,6 +405,11 @@ class Experiment:
             raise InputError(
                 "these are not the settings of a run: start it again in another folder."
             ) from None
+
+
+def personal_layers(text: str | None) -> tuple[str, ...]:
+    """The patterns of a list that is separated by commas."""
+    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
 
 
 def is_deployment(settings: Mapping[str, Any]) -> bool:

@@ -24,6 +24,7 @@ from offbeat.engines.engine import (
     ClientUpdates,
     Engine,
     PersistentSession,
+    PersonalSession,
     SecureEncodingSession,
     Session,
     TunedSession,
@@ -72,6 +73,7 @@ class Snapshot(NamedTuple):
     confirm: Callable[[], None]  # to be called once the last checkpoint is on the disk
     settle: Callable[[], None] = lambda: None  # raises if this step diverged
     execution: Callable[[], dict[str, Any] | None] = lambda: None  # how local work is computed, if chosen
+    personal: Callable[[int], Statistics] = lambda client: {}  # of a client now, where they are known
 
     @property
     def x(self) -> Vector:
@@ -328,6 +330,7 @@ class RunState:
             self.session.confirm,
             self.check.settle if self.check else lambda: None,
             self.session.execution if isinstance(self.session, TunedSession) else lambda: None,
+            self.session.personal if isinstance(self.session, PersonalSession) else lambda client: {},
         )
 
     def save(self, version: int) -> Checkpoint:

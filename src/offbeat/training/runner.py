@@ -160,7 +160,9 @@ class _RunRecorder:
         scores: dict[str, float] = {}
         if spec.test is not None:
             assert spec.task is not None
-            scores, self.clients = spec.task.evaluate(spec.problem, x, spec.test, snapshot.statistics)
+            scores, self.clients = spec.task.evaluate(
+                spec.problem, x, spec.test, snapshot.statistics, snapshot.personal
+            )
             if not math.isfinite(scores["loss"]):
                 raise DivergedError(f"the loss became NaN or infinite {_diverged_where(snapshot)}.")
         record = {

@@ -18,7 +18,7 @@ from torch import nn
 from offbeat.algorithms import find
 from offbeat.core import Vector
 from offbeat.data.datasets import Source, load
-from offbeat.data.partition import Partition, parse_partition
+from offbeat.data.partition import Partition, parse_partition, split_alike
 from offbeat.data.population import Epochs, Examples, ExampleSource, Population, Steps
 from offbeat.data.sources import ClientData, client_data, labels_of, read_examples
 from offbeat.errors import InputError, setting_name
@@ -27,7 +27,7 @@ from offbeat.nn.layers import RandomCropFlip
 from offbeat.nn.problem import Loss, Problem, Statistics, cross_entropies
 from offbeat.schedule.delays import Delay, parse_delay
 from offbeat.training.evaluate import ClientMetrics, Metric, accuracy, evaluate, evaluate_clients
-from offbeat.training.experiment import Experiment
+from offbeat.training.experiment import Experiment, personal_layers
 
 MakeModule: TypeAlias = Callable[[], nn.Module]
 FROM_TASK = "task"  # the setting `partition` or `delays` of a run whose task has its own
@@ -53,6 +53,8 @@ class LearningTask:
             "dirichlet:0.5"; the setting `partition` has precedence.
         delays: How long the tasks of clients take in a simulation, as a value or as text such as
             "exponential:1"; the setting `delays` has precedence.
+        personal: Patterns for the names of layers that stay at the client, such as ["head"] or ["*.norm*"];
+            the setting `personal` has precedence.
         name: A short name, for titles and folders.
     """
 
@@ -64,9 +66,17 @@ class LearningTask:
     lower_is_better: Collection[str] = ()
     partition: Partition | str | None = None
     delays: Delay | str | None = None
+    personal: Collection[str] = ()
     name: str = "task"
 
     def __post_init__(self) -> None:
+        if isinstance(self.personal, str):
+            object.__setattr__(self, "personal", personal_layers(self.personal))
+        if not all(personal_layers(each) == (each,) for each in map(str, self.personal)):
+            raise InputError(
+                f"the personal layers of a task must be names or patterns, not {self.personal!r}: write "
+                'personal=["head"], for example.'
+            )
         for name in ("module", "loss"):
             if not callable(getattr(self, name)):
                 raise InputError(
@@ -148,6 +158,8 @@ class LearningTask:
             values["partition"] = self.partition if isinstance(self.partition, str) else FROM_TASK
         if self.delays is not None:
             values["delays"] = self.delays if isinstance(self.delays, str) else FROM_TASK
+        if self.personal:
+            values["personal"] = ",".join(self.personal)
         return values
 
     def make_module(self, seed: int = 0) -> nn.Module:
@@ -185,6 +197,22 @@ class LearningTask:
             labels, groups = labels_of(examples), None
         parts = partition.split(labels, experiment.clients, experiment.seed, groups)
         return Population(examples, parts, work)
+
+    def personal_test_data(self, population: Population) -> ClientData | None:
+        """Test data by client; a common test set is divided by label, as the training data are."""
+        test = self.test_data()
+        if test is None or isinstance(test, ClientData):
+            return test
+        if self.client_names is not None:
+            raise InputError(
+                "a model with personal layers is evaluated client by client: give test data by client, such "
+                "as those of ClientData.split."
+            )
+        labels = self.data.labels if isinstance(self.data, Source) else labels_of(population.data)
+        owned = [population.parts[client] for client in range(len(population))]
+        parts = split_alike(labels, owned, labels_of(test))
+        names = [str(client) for client in range(len(population))]
+        return ClientData.from_function(lambda name: test.gather(parts[int(name)]), names=names)
 
     def site_examples(self, name: str) -> Examples:
         """The examples of one site of a deployment; nothing of other sites is read."""
@@ -225,13 +253,30 @@ class LearningTask:
         x: Vector,
         data: Examples | ExampleSource | ClientData,
         statistics: Statistics | None = None,
+        personal: Callable[[int], Statistics] | None = None,
     ) -> tuple[dict[str, float], ClientMetrics | None]:
-        """The loss and the metrics of a model, and those of each client if the test data are by client."""
+        """The loss and the metrics of a model, and those of each client if the test data are by client.
+
+        `personal` gives the personal layers of a client by its number; those who never trained, and clients
+        of the test data who are not among the clients, have the module's own.
+        """
         if not isinstance(data, ClientData):
             return evaluate(problem, x, data, self.scored_by, statistics=statistics), None
         falling = [name for name, goal in self.goals.items() if goal == "min"]
+        known = self.client_names or data.names or ()
+        numbers = {name: client for client, name in enumerate(known)}
+
+        def layers(name: str) -> Statistics:
+            return personal(numbers[name]) if personal and name in numbers else {}
+
         found = evaluate_clients(
-            problem, x, data, self.scored_by, statistics=statistics, lower_is_better=falling
+            problem,
+            x,
+            data,
+            self.scored_by,
+            statistics=statistics,
+            lower_is_better=falling,
+            personal=layers,
         )
         return found.summary(), found
 

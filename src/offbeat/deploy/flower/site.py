@@ -79,6 +79,7 @@ def run_site(
             key,
             options.helper_key,
             options.minimum,
+            code.personal,
         )
         with contextlib.closing(site):
             on_ready(site)

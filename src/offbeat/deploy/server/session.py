@@ -367,9 +367,10 @@ class DeployedEngine:
         binding = None
         if config.bind_names and isinstance(self.transport, KeyedTransport):
             binding = NameBinding(self.sites, self.transport)
+        whole, buffers = self.problem.whole()  # as sites have it
         nodes = ConnectedNodes(
             ClientRegistry(self.roster or self.folder / "roster.json", self.clients, config.bind_names),
-            specs_of((x, _own_statistics(statistics, config.plan))),
+            specs_of((whole, _own_statistics(buffers, config.plan))),
             observer,
             config.grace,
             config.greeting_timeout,

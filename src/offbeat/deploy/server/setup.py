@@ -6,6 +6,7 @@ all sites in one population.
 
 import copy
 import dataclasses
+import logging
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -47,12 +48,15 @@ from offbeat.training.build import (
     check_privacy,
     dry_run,
     parameters_under_noise,
+    personal_arguments,
     with_calibrated_noise,
 )
 from offbeat.training.experiment import Experiment, build_dispatch
 from offbeat.training.method import build_method
 from offbeat.training.standardise import Moments, Scaling, limb_secure, moments_of
 from offbeat.training.task import LearningTask, load_task
+
+_LOG = logging.getLogger("offbeat")
 
 
 class ServerSetup(NamedTuple):
@@ -77,7 +81,8 @@ class ServerSetup(NamedTuple):
         module = self.problem.module(*self.problem.initial())
         own = module.get_submodule("module") if self.scaling is not None else module  # what sites have
         digest = frozen_weights_digest(own)
-        return self.config.note(self.parameters) | ({} if digest is None else {"frozen": digest})
+        personal = personal_arguments(self.experiment, self.algorithm) if self.problem.personal else {}
+        return self.config.note(self.parameters) | personal | ({} if digest is None else {"frozen": digest})
 
     @property
     def noise(self) -> float | None:
@@ -104,7 +109,8 @@ class ServerSetup(NamedTuple):
         """The same run with inputs that are scaled."""
         known = self.problem
         module = scaling.wrap(known.module(*known.initial())).to(known.device)
-        problem = Problem(module, known.loss, known.weight_decay, known.precision)
+        personal = personal_arguments(self.experiment, self.algorithm, scaled=True)
+        problem = Problem(module, known.loss, known.weight_decay, known.precision, **personal)
         return self._replace(problem=problem, scaling=scaling)
 
     def moments(self) -> Moments:
@@ -150,15 +156,19 @@ def set_up(
         aggregate = build_aggregate(known, method, sums)
         check_privacy(aggregate, opening)
         task = task or load_server_task(config)
-        problem = build_problem(config, task)
+        if experiment.personal is None and task.personal:
+            experiment = dataclasses.replace(experiment, personal=",".join(task.personal))
+        parameters = parameters_under_noise(experiment, aggregate)
+        algorithm = build_method(experiment, config.setting, parameters)
+        problem = build_problem(experiment, task, algorithm)
         if problem.tracks_statistics and (experiment.clip is not None or experiment.secure):
             raise InputError(
                 "the model has running statistics, which sites would send unprotected: "
                 "use a model without them, such as one with GroupNorm."
             )
-        parameters = parameters_under_noise(experiment, aggregate)
-        algorithm = build_method(experiment, config.setting, parameters)
-    test = task.test_data()
+    if problem.personal and task.test is not None:
+        _LOG.warning("personal layers stay at the sites, so the server does not evaluate the model.")
+    test = None if problem.personal else task.test_data()
     test = test.to(problem.device) if isinstance(test, Examples) else test
     return ServerSetup(
         config,
@@ -181,15 +191,15 @@ def load_server_task(config: ServeConfig) -> LearningTask:
     return load_task(config.code.function, config.experiment.seed, "function of [task]")
 
 
-def build_problem(config: ServeConfig, task: LearningTask) -> Problem:
+def build_problem(experiment: Experiment, task: LearningTask, algorithm: AnyAlgorithm) -> Problem:
     """The model and losses; the initial weights follow from the seed."""
-    experiment = config.experiment
     device = _find_device(experiment.device)
     precision = Precision[experiment.precision.upper()]
     if precision is Precision.TF32 and device.type == "cpu":
         raise InputError("tf32 is not available on a CPU: use device = 'cuda', or no precision.")
     module = copy.deepcopy(task.make_module(experiment.seed)).to(device)
-    return Problem(module, task.loss, experiment.weight_decay, precision)
+    personal = personal_arguments(experiment, algorithm)
+    return Problem(module, task.loss, experiment.weight_decay, precision, **personal)
 
 
 def check_deployable(name: str, algorithm: AnyAlgorithm) -> None:

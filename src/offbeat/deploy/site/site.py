@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -41,14 +42,13 @@ from offbeat.deploy.user_code import (
     load_examples,
     prepare_module,
 )
-from offbeat.engines.local import SequentialExecutor, TaskResults, TaskStart, check_module
+from offbeat.engines.local import ClientMemory, SequentialExecutor, TaskResults, TaskStart, check_module
 from offbeat.errors import DivergedError, InputError
-from offbeat.nn.layers import standardised
+from offbeat.nn.layers import below_scaling, standardised
 from offbeat.nn.problem import Loss, Precision, Problem, cross_entropies
 from offbeat.training.method import parse_local_optimizer
 from offbeat.training.standardise import Moments, count_features, describe_unscaled
 from offbeat.training.task import MakeModule, make_module
-from offbeat.trees import Tree
 
 _UNKNOWN_TASK = UploadMessage("unknown", Task(0, 0, 0), (), "none", 0.0, None)  # if a task cannot be read
 _OWN_ERRORS = (Rejected, InputError, DivergedError)  # their messages are written here, and quote no data
@@ -57,6 +57,7 @@ _MESSAGE_LIMIT_FACTOR = 16  # times the size of the model; methods send a few ve
 _LOOKED_AT = 1000  # examples whose scale is looked at
 _LOG = logging.getLogger("offbeat")
 _PositiveInt = Annotated[int, Meta(ge=1, lt=2**31)]
+_Pattern = Annotated[str, Meta(min_length=1, max_length=200)]
 
 
 class SiteOptions(NamedTuple):
@@ -88,6 +89,8 @@ class SitePlan(NamedTuple):
     clients: int
     frozen: str | None = None  # a digest of the server's frozen weights
     standardise: bool = False  # whether inputs are scaled by what the server sends
+    personal: tuple[str, ...] = ()  # layers that stay here
+    personal_lr: float | None = None
 
 
 class _PlanFields(Struct, frozen=True):
@@ -107,6 +110,8 @@ class _PlanFields(Struct, frozen=True):
     local_optimizer: Annotated[str, Meta(min_length=1, max_length=100)] | None = None
     clip_grad_norm: float | None = None
     sends_local_lr: bool = False  # whether messages have it, as of a run with a schedule
+    personal: Annotated[tuple[_Pattern, ...], Meta(max_length=1000)] = ()
+    personal_lr: Annotated[float, Meta(ge=0)] | None = None
     bounds: Any = None
     moving: Any = None
 
@@ -137,6 +142,8 @@ def read_plan(plan: dict[str, Any]) -> SitePlan:
         fields.clients,
         fields.frozen,
         fields.standardise,
+        fields.personal,
+        fields.personal_lr,
     )
 
 
@@ -178,7 +185,8 @@ class Site:
     Reports of secure aggregation are signed with the site's private `key`. With a `helper_key`, the site
     uploads only to secure aggregation with that helper, over at least `minimum` clients; the key is kept in
     the site's folder, so that this holds from then on. Without one, the site takes part in no secure
-    aggregation, because whoever named the helper could read its uploads.
+    aggregation, because whoever named the helper could read its uploads. If `personal` names layers, the site
+    does only tasks in which exactly those stay here.
     """
 
     def __init__(
@@ -191,6 +199,7 @@ class Site:
         key: Path | None = None,
         helper_key: Path | None = None,
         minimum: int | None = None,
+        personal: Collection[str] = (),
     ) -> None:
         if not 0 < len(name) <= 100 or not name.isprintable():
             raise InputError("a site's name must have 1 to 100 printable characters: choose another.")
@@ -200,6 +209,7 @@ class Site:
         self._sign = signer[1] if signer else None
         self._minimum = minimum
         self._losses = losses or cross_entropies
+        self._personal = tuple(personal)
         given = read_helper_key(helper_key) if helper_key else None
         self._storage = SiteStorage(folder)
         try:
@@ -295,7 +305,8 @@ class Site:
         _check_model(request.form, specs_of(expected))
         leaves = [leaf.to(problem.device) for leaf in unpack(payload, request.form)]
         message, statistics = trees.unflatten(trees.structure(expected), leaves)
-        memory, origin = self._load_memory(request, algorithm.memory(x), problem.device)
+        initial = ClientMemory(algorithm.memory(x), problem.personal)
+        memory, origin = self._load_memory(request, initial, problem.device)
         version = torch.tensor(task.version)
         # The staleness is not known before the upload arrives at the server.
         start = TaskStart(message, statistics, memory, Visit(version, torch.zeros_like(version)))
@@ -324,7 +335,9 @@ class Site:
             self._storage.save(request.run, task.client, task.visit, memories)
         return _TaskResult(upload, origin)
 
-    def _load_memory(self, request: TaskMessage, initial: Tree, device: torch.device) -> tuple[Tree, str]:
+    def _load_memory(
+        self, request: TaskMessage, initial: ClientMemory, device: torch.device
+    ) -> tuple[ClientMemory, str]:
         """Return the client's memory, and whether it was loaded ("kept") or is new."""
         if not trees.leaves(initial):
             return initial, "none"
@@ -343,14 +356,26 @@ class Site:
         key = json.dumps(plan_fields, sort_keys=True)
         if key not in self._jobs:
             plan = read_plan(plan_fields)
-            self._module = prepare_module(self._module, self._make_module, plan.seed, plan.frozen)
-            module = self._module
+            uploads_layers = not isinstance(plan.algorithm, Moments)
+            if self._personal and uploads_layers and set(plan.personal) != set(self._personal):
+                shared = f"asks for {', '.join(plan.personal)}" if plan.personal else "asks for none"
+                raise InputError(
+                    f"the task of this site keeps {', '.join(self._personal)} here, and the server {shared}: "
+                    "give both the same task, or the server the same setting personal."
+                )
+            self._module = prepare_module(
+                self._module, self._make_module, plan.seed, plan.frozen, bool(plan.personal)
+            )
+            module, personal = self._module, plan.personal
             if plan.standardise:  # the server sends the mean and the scale with each task
                 count = count_features(self._examples.inputs)
                 module = standardised(module, torch.zeros(count), torch.ones(count))
+                personal = below_scaling(personal)
             elif not isinstance(plan.algorithm, Moments):
                 self._say_if_unscaled()
-            problem = Problem(module, self._losses, plan.weight_decay, plan.precision)
+            problem = Problem(
+                module, self._losses, plan.weight_decay, plan.precision, personal, plan.personal_lr
+            )
             population = Population(self._examples, AllExamples(plan.clients, self.examples), plan.work)
             check_module(plan.algorithm, problem, population, plan.seed)
             self._jobs = {key: _Job(plan, problem, SequentialExecutor(problem, population))}

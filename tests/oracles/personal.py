@@ -1,0 +1,42 @@
+"""Partial personalisation (Pillutla et al., ICML 2022, FedSim): shared and personal weights move together.
+
+A client joins the shared weights u with its own weights v_i, takes simultaneous SGD steps on both, keeps v_i
+and sends the change of u. The server takes the mean of the changes, as FedBuff does. With the last layers
+personal this is also FedPer (Arivazhagan et al., 2019).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from oracles.replay import Problem, Step, Vector, begin
+
+
+def fedsim(
+    problem: Problem,
+    population: int,
+    x0: npt.ArrayLike,
+    steps: Sequence[Step],
+    *,
+    personal: int,
+    local_lr: float,
+    personal_lr: float,
+    server_lr: float,
+) -> tuple[list[Vector], list[Vector]]:
+    """The shared weights of every version, and each client's own in the end; the last `personal` are own."""
+    start = np.array(x0, dtype=np.float64)
+    models = begin(start[:-personal])
+    own = [start[-personal:].copy() for _ in range(population)]
+    for t, step in enumerate(steps):
+        changes = []
+        for client, version, visit in step:
+            u, v = models[version].copy(), own[client].copy()
+            for k in range(problem.steps(client, visit)):
+                gradient = problem.gradient(client, visit, k, np.concatenate([u, v]))
+                u = u - local_lr * gradient[:-personal]
+                v = v - personal_lr * gradient[-personal:]
+            own[client] = v
+            changes.append(u - models[version])
+        models.append(models[t] + server_lr * np.sum(changes, axis=0) / len(step))
+    return models, own

@@ -45,6 +45,15 @@ def test_a_task_takes_less_than_thirty_lines(name: str) -> None:
 
 
 @pytest.mark.slow
+def test_personal_heads_are_better_early_where_clients_have_few_classes(tmp_path: Path) -> None:
+    done = run("personal.py", "--rounds", "16", folder=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = [line.split() for line in done.stdout.splitlines()[1:]]
+    means = {" ".join(row[:2]): float(row[3]) for row in rows if row[2] == "16"}
+    assert means["personal heads"] > means["one model"] + 0.1
+
+
+@pytest.mark.slow
 def test_a_transformer_learns_from_a_hugging_face_data_set(tmp_path: Path) -> None:
     done = run("hugging_face.py", folder=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -1,7 +1,7 @@
 """Personal heads: each client keeps the last layer of the model, and the others are shared.
 
-Thirty clients have a few classes each of the digits of scikit-learn, by a Dirichlet partition of 0.1. The same
-method trains one model for everybody, and then one with personal heads; both are tested client by client.
+Thirty clients have a few classes each of the digits of scikit-learn, by a Dirichlet partition of 0.1. The
+same method trains one model for everybody, and then one with personal heads, both tested client by client.
 
     python examples/personal.py
 """

@@ -287,6 +287,7 @@ def retell(
     population: Population,
     lines: list[dict[str, Any]],
     weights: StalenessWeights = Equal(),
+    seed: int = SEED,
 ) -> Tensor:
     """Each step of a trace: its tasks one by one from the versions they began with, and then their mean."""
     clients = len(population)
@@ -305,7 +306,7 @@ def retell(
         for task in tasks:
             visit = Visit(torch.tensor(task.version), torch.tensor(0))
             begin = TaskStart(messages[task.version], statistics, memories[task.client], visit)
-            done = trees.map(lambda leaf: leaf[0], work(method, [task], [begin], SEED))
+            done = trees.map(lambda leaf: leaf[0], work(method, [task], [begin], seed))
             memories[task.client] = done.memories
             uploads.append(done.uploads)
         cohort = describe_cohort(tuple(tasks), version, clients, Equal() if start else weights)

@@ -40,10 +40,11 @@ from offbeat.training.build import (
 from offbeat.training.experiment import Experiment
 from offbeat.training.folder import RunFolder, check_free, claim_folder, read_jsonl
 from offbeat.training.progress import StopRequest, bar, limit_threads, stop_signals
-from offbeat.training.runner import RunOutcome, run_experiment, saved_outcome
+from offbeat.training.runner import RunOutcome, resumed_outcome, run_experiment
 from offbeat.training.schema import settings_of
 from offbeat.training.standardise import Scaling
-from offbeat.training.task import LearningTask, named_task
+from offbeat.training.stopping import SETTINGS as STOP_SETTINGS
+from offbeat.training.task import LearningTask, function_name, named_task
 
 _log = logging.getLogger("offbeat")
 _NOT_FOR_TASKS = ("algorithm", "parameters", "task", "data", "data_dir", "model")
@@ -73,7 +74,7 @@ class RunResult:
         folder: The folder of the run.
         version: Server steps up to the last checkpoint; None if there is none.
         records: The records so far: one dictionary for each evaluation.
-        ended: Why the run ended before its last round, if it did.
+        ended: Why the run ended before its last round, if it did: at a target, a budget, or for privacy.
         privacy: The privacy cost of a private run.
         error: Why training diverged, if it did.
     """
@@ -171,7 +172,8 @@ def run(
         tensorboard: A folder for event files of TensorBoard.
         wandb: A project of Weights & Biases.
         mlflow: An MLflow server, or `sqlite:///FILE`.
-        **settings: Any other setting of `Experiment`, such as `rounds`, `buffer`, `local_steps` or `seed`.
+        **settings: Any other setting of `Experiment`, such as `rounds`, `buffer`, `local_steps` or `seed`. A
+            schedule of rates may also be a function that can be imported, from the version to a factor.
 
     Returns:
         The records and the folder. An interrupt saves the current step and raises `KeyboardInterrupt`.
@@ -190,6 +192,8 @@ def run(
             raise InputError(f"the task brings its own data and model: leave out {name}.")
         if name not in known:
             raise unknown_name("setting", name, known)
+        if name.endswith("_schedule") and callable(value):
+            settings[name] = value = function_name(value, name)
         if value is not None and not settings_of(Experiment)[name].accepts(value):
             kind = settings_of(Experiment)[name].kind.value
             raise InputError(f"{name} must be {kind}, not {value!r}.")
@@ -286,7 +290,8 @@ def resume_run(
     with RunFolder.resume(
         out, experiment.settings() | {"rounds": min(known.rounds, experiment.rounds)}
     ) as folder:
-        outcome = saved_outcome(folder.resumed)
+        goals = held.get("metrics", {"accuracy": "max", "loss": "min"})
+        outcome = resumed_outcome(folder, experiment, goals)
         if folder.version == experiment.rounds or outcome.ended:
             if not outcome.ended:
                 options.notify(f"the run in {out} had finished already.")
@@ -303,8 +308,9 @@ def resume_run(
                 f"task, or name another {setting_name('out')}."
             )
         spec = build_run(experiment, task, out, Scaling.from_settings(held))
+        settings_file.revise(out, **{name: getattr(experiment, name) for name in STOP_SETTINGS})
         if experiment.rounds > known.rounds:
-            settings_file.lengthen(out, experiment.rounds)
+            settings_file.revise(out, rounds=experiment.rounds)
             warn_of_exhausted_clients(experiment)
             options.notify(
                 f"the run in {out} continues to {experiment.rounds} server steps instead of "

@@ -12,6 +12,7 @@ from contextlib import closing
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -19,21 +20,28 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from safetensors.torch import load_file
 from torch import nn
 
-from offbeat import Examples
+from deploy_world import retell
+from offbeat import Examples, Population, Problem, Setting, Steps, build, trees
 from offbeat.algorithms import find
 from offbeat.deploy import keys
+from offbeat.deploy.config import ServeConfig
 from offbeat.deploy.protocol.transport import Reply
 from offbeat.deploy.server.run import (
     SET_ASIDE_FILE,
     STOP_FILE,
     ServeOutcome,
     ServeRequest,
+    check_run_folder,
     read_outcome,
     serve,
 )
 from offbeat.deploy.site.site import Site
+from offbeat.nn.problem import cross_entropies
+from offbeat.schedule.staleness import parse_weights
 from offbeat.training import checkpoint
 from offbeat.training.folder import read_jsonl
+from offbeat.training.method import build_method
+from offbeat.training.task import seeded_module
 from secure_world import KEY, TOKEN, new_desk, served
 
 TASK = """
@@ -569,3 +577,58 @@ def test_whatever_file_of_a_run_is_harmed_it_continues_or_says_what_is_lost(
     assert "checkpoint/state.safetensors" in continued  # from the one before it
     needed = {"settings.json", "roster.json", "trace.jsonl", "records.jsonl", "journal/run"}
     assert not needed & continued
+
+
+RULES = """local_optimizer = "adam:0.9:0.99"
+clip_grad_norm = 0.5
+local_lr_schedule = "warmup:2,cosine:0.1"
+server_lr_schedule = "served_task:slower"
+parameters = { local_lr = 0.05 }
+"""
+
+
+def test_sites_follow_the_optimiser_and_the_schedules_of_the_server(
+    settings: Path, home: Path, tmp_path: Path, sites: dict[int, Site]
+) -> None:
+    """The deployed model is that of a plain loop over the trace with the method that the settings name."""
+    code = TASK + "\ndef slower(version):\n    return 1 / (1 + version)\n"
+    (home / "served_task.py").write_text(code)
+    sys.modules.pop("served_task", None)
+    settings.write_text(SETTINGS.replace("eval_every", f"{RULES}eval_every"))
+    folder = tmp_path / "run"
+    assert serve(ask(settings, folder), lambda max_bytes: AtOnce(sites)) == ServeOutcome(6)
+    experiment = ServeConfig.read(settings).experiment
+    algorithm = build_method(experiment, Setting(2, 3, 6), dict(experiment.parameters))
+    roster = json.loads((folder / "roster.json").read_text())
+    data = [load(roster[str(client)]["name"]) for client in range(2)]
+    joined: Examples = trees.map(lambda *parts: torch.cat(parts), *data)
+    population = Population(joined, [np.arange(12), np.arange(12, 24)], Steps(3, 4))
+    module = seeded_module(lambda: nn.Linear(3, 2), experiment.seed)
+    trace = list(read_jsonl(folder, "trace"))
+    known = (Problem(module, cross_entropies), population, trace, parse_weights(experiment.weights))
+    told = retell(algorithm, *known, seed=experiment.seed)
+    saved = checkpoint.load(folder / "checkpoint" / "state.safetensors").tensors["state.0"]
+    torch.testing.assert_close(saved, told, rtol=0, atol=1e-6)
+    plain = build("fedbuff", Setting(2, 3, 6), {"local_lr": 0.05})
+    other = retell(plain, *known, seed=experiment.seed)
+    assert (saved - other).abs().max() > 1e-3
+
+
+def test_a_deployment_ends_by_its_budget_and_goes_on_with_a_larger_one(
+    settings: Path, tmp_path: Path, sites: dict[int, Site]
+) -> None:
+    folder = tmp_path / "run"
+    settings.write_text(SETTINGS.replace("rounds", "max_client_updates = 5\nrounds"))
+    outcome = serve(ask(settings, folder), lambda max_bytes: AtOnce(sites))
+    assert outcome == ServeOutcome(3, "there were 6 client updates, and max_client_updates is 5")
+    assert versions(folder) == [0, 2, 3]
+    assert serve(ask(settings, folder, resume=True), lambda max_bytes: AtOnce(sites)) == outcome
+    settings.write_text(SETTINGS.replace("rounds", 'stop_at = "loss:1e-9"\nrounds'))
+    check_run_folder(folder, True, ServeConfig.read(settings))
+    assert serve(ask(settings, folder, resume=True), lambda max_bytes: AtOnce(sites)) == ServeOutcome(6)
+    assert versions(folder) == [0, 2, 4, 6]
+    untested = SETTINGS.replace("served_task:task", "served_task:untested")
+    settings.write_text(untested.replace("rounds", "patience = 2\nrounds"))
+    refused = serve(ask(settings, tmp_path / "other"), lambda max_bytes: AtOnce(sites)).error
+    assert refused is not None
+    assert "patience looks at evaluations, and this run has no test data" in refused

@@ -45,6 +45,7 @@ from offbeat.training.experiment import Experiment, build_dispatch, personal_lay
 from offbeat.training.loop import check_extendable, check_fit
 from offbeat.training.method import build_method, check_schedules_last
 from offbeat.training.standardise import Scaling, look_at_scales, measure_scaling
+from offbeat.training.stopping import StopRules, parse_target
 from offbeat.training.task import LearningTask, named_task
 
 _VMAP_PARAMETERS = 50_000  # parameters up to which a CPU gains from computing clients together
@@ -307,6 +308,8 @@ def build_run(
     dispatch = build_dispatch(experiment)
     delays = task.parse_delays(experiment.delays) if task else parse_delay(experiment.delays)
     availability = parse_availability(experiment.availability)
+    if experiment.stop_at is not None:
+        parse_target(experiment.stop_at)  # raises before the data are loaded
     dropout, weights = Dropout(experiment.dropout), parse_weights(experiment.weights)
     if task is None:
         parse_partition(experiment.partition)  # raises before the data are loaded
@@ -355,6 +358,7 @@ def build_run(
     engine = kind(problem, population, delays, availability, dropout, memory=home)
     test = task.personal_test_data(population) if problem.personal else task.test_data()
     test = test.to(device) if isinstance(test, Examples) else test
+    StopRules.of(experiment, task.goals, evaluated=test is not None)  # or raises
     return RunSpec(
         algorithm,
         engine,

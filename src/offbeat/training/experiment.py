@@ -31,6 +31,7 @@ _data = partial(setting, group="data")
 _schedule = partial(setting, group="schedule", table="training")
 _simulated_schedule = partial(setting, group="schedule")
 _training = partial(setting, group="training", table="training")
+_stopping = partial(setting, group="training", table="training", revisable=True)
 _compute = partial(setting, group="training")
 _privacy = partial(setting, group="privacy", table="privacy", private=True)
 _simulated_privacy = partial(setting, group="privacy", private=True)
@@ -168,6 +169,21 @@ class Experiment:
     )
     eval_every: int = _training(
         10, "N", "evaluate every N server steps", within=COUNT, default_text="20 times in a run"
+    )
+    stop_at: str | None = _stopping(
+        None, "METRIC:VALUE", "end once an evaluation has this value or a better one, such as accuracy:0.9"
+    )
+    patience: int | None = _stopping(
+        None, "N", "end after N evaluations in a row without a better one", within=COUNT
+    )
+    max_time: float | None = _stopping(
+        None, "SECONDS", "end with the server step that reaches this time", within="(0, inf)"
+    )
+    max_bytes: float | None = _stopping(
+        None, "BYTES", "end with the server step by which so much was sent, down and up", within="(0, inf)"
+    )
+    max_client_updates: int | None = _stopping(
+        None, "N", "end with the server step by which so many updates were used", within=COUNT
     )
     engine: str = _compute(
         "auto",

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -16,8 +16,9 @@ from offbeat.training.build import RunSpec, with_run_folder
 from offbeat.training.checkpoint import Checkpoint
 from offbeat.training.evaluate import ClientMetrics, ema
 from offbeat.training.experiment import Experiment
-from offbeat.training.folder import RunFolder
+from offbeat.training.folder import RunFolder, read_jsonl
 from offbeat.training.loop import Snapshot, StartProgress, train
+from offbeat.training.stopping import BestRecord, StopRules
 
 _MIN_PAUSE = 5.0  # seconds between checkpoints
 _MAX_SHARE = 0.05  # of the time that saving may take
@@ -50,6 +51,19 @@ def saved_outcome(resumed: Checkpoint | None) -> RunOutcome:
         return RunOutcome(ended, None)
     known = PrivacyCost(*spent)
     return RunOutcome(corrected_end(ended, known.terms), known._replace(terms=correct_statement(known.terms)))
+
+
+def resumed_outcome(
+    folder: RunFolder, experiment: Experiment, goals: Mapping[str, str], *, evaluated: bool = True
+) -> RunOutcome:
+    """The outcome of a run that is resumed; one that a stopping rule ended goes on under other settings."""
+    outcome = saved_outcome(folder.resumed)
+    if folder.resumed is None or not folder.resumed.facts["running"].get("stopped"):
+        return outcome
+    rules = StopRules.of(experiment, goals, evaluated=evaluated)
+    *_, record = read_jsonl(folder.path, "records")
+    best = BestRecord(*folder.resumed.facts["running"]["best"])
+    return outcome._replace(ended=rules.last_reason(record, best))
 
 
 def run_experiment(
@@ -87,6 +101,8 @@ def _run_steps(
     if folder:
         _reopen_end(folder, experiment.rounds)
     state = _RunRecorder(folder.resumed if folder else None)
+    goals = spec.task.goals if spec.task else {"loss": "min"}
+    rules = StopRules.of(experiment, goals, evaluated=spec.test is not None)
     snapshots = train(
         spec.algorithm,
         with_run_folder(spec.engine, folder.path) if folder else spec.engine,
@@ -102,12 +118,19 @@ def _run_steps(
             noted = True
         if folder and snapshot.filled:
             folder.append("trace", _trace(snapshot))
-        final = snapshot.version == experiment.rounds or snapshot.ended is not None
-        last = final or stop()
+        enough = rules.over_budget(snapshot.time, _bytes_sent(snapshot), snapshot.counts.client_updates)
+        whole = snapshot.version == experiment.rounds or snapshot.ended is not None
+        final = whole or enough is not None
         record = None
         due = snapshot.version % experiment.eval_every == 0
         if due or final:
             record = state.record(snapshot, spec, experiment.ema_decay, due)
+            if due:
+                state.best = rules.improve(state.best, record)
+                enough = enough or rules.satisfied(record, state.best)
+                final = whole or enough is not None
+        last = final or stop()
+        if record is not None:
             if isinstance(spec.aggregate, Private):
                 counted = final or _epsilon_due(snapshot.version, experiment)
                 name = "simulated_epsilon" if experiment.simulate_amplification else "epsilon"
@@ -117,9 +140,10 @@ def _run_steps(
                 folder.flush()
             if folder and last and state.clients is not None:
                 folder.write_clients(snapshot.version, state.clients.clients)
-        outcome = RunOutcome(snapshot.ended, snapshot.spent()) if last else None
+        early = None if whole else enough
+        outcome = RunOutcome(snapshot.ended or early, snapshot.spent()) if last else None
         if folder and (last or state.due(snapshot.version, save_every)):
-            state.save(snapshot, folder, outcome)
+            state.save(snapshot, folder, outcome, stopped=early is not None)
         ages = snapshot.cohort.staleness if snapshot.cohort else ()
         mean = sum(ages) / len(ages) if ages else 0.0
         yield Progress(
@@ -141,6 +165,7 @@ class _RunRecorder:
         self._begun = time.monotonic()
         self._saved = self._begun if resumed else -math.inf
         self.clients: ClientMetrics | None = None  # the metrics of each client in the last record
+        self.best = BestRecord(*facts.get("best", ()))
         self._cost = 0.0
 
     @property
@@ -176,7 +201,7 @@ class _RunRecorder:
             "lost": snapshot.counts.lost,
             "floats_down": snapshot.sent.down,
             "floats_up": snapshot.sent.up,
-            "bytes": sum(snapshot.sent) * snapshot.x.element_size(),
+            "bytes": _bytes_sent(snapshot),
             "elapsed": round(self.elapsed, 3),
         }
         self._early = None if due else [self._total, self._count, self._worst]
@@ -200,7 +225,11 @@ class _RunRecorder:
             self.save(starting, folder)
 
     def save(
-        self, snapshot: Snapshot | StartProgress, folder: RunFolder, outcome: RunOutcome | None = None
+        self,
+        snapshot: Snapshot | StartProgress,
+        folder: RunFolder,
+        outcome: RunOutcome | None = None,
+        stopped: bool = False,
     ) -> None:
         begun = time.monotonic()
         facts, tensors = snapshot.checkpoint()
@@ -209,6 +238,8 @@ class _RunRecorder:
             "early": self._early,
             "elapsed": self.elapsed,
             "outcome": outcome or (None, None),
+            "stopped": stopped,  # by a rule that may change
+            "best": self.best,
         }
         average = {} if self._average is None else {"average": self._average}
         folder.save(Checkpoint(facts | {"running": running}, tensors | average))
@@ -223,9 +254,14 @@ def _reopen_end(folder: RunFolder, rounds: int) -> None:
         return
     facts, tensors = folder.resumed
     early, (ended, _) = facts["running"].get("early"), facts["running"].get("outcome", (None, None))
-    if early is not None and ended is None:
+    if early is not None and (ended is None or facts["running"].get("stopped")):
         running = facts["running"] | {"ages": early, "early": None}
         folder.take_back("records", Checkpoint(facts | {"running": running}, tensors))
+
+
+def _bytes_sent(snapshot: Snapshot) -> int:
+    size: int = snapshot.state.x.element_size()
+    return sum(snapshot.sent) * size
 
 
 def _epsilon_due(version: int, experiment: Experiment) -> bool:

@@ -92,6 +92,7 @@ class SettingInfo:
     kind: ValueKind | None = None  # in a settings file, if the type of the field does not determine it
     private: bool = False  # whether it is for private runs only
     placement: bool = False  # whether it says only where a run is computed, so it may change on resuming
+    revisable: bool = False  # whether it says when a run ends, and may change on resuming
 
 
 def setting(default: Any, metavar: str, help: str, *, within: str | None = None, **facts: Any) -> Any:

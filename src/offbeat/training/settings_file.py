@@ -26,9 +26,11 @@ def note_execution(folder: Path, report: Mapping[str, Any]) -> None:
     _replace(folder, read(folder) | {"execution_report": report})
 
 
-def lengthen(folder: Path, rounds: int) -> None:
-    """Raise the number of rounds of a run; the version that started it stays as it is."""
-    _replace(folder, read(folder, verify=True) | {"rounds": rounds})
+def revise(folder: Path, **changed: Any) -> None:
+    """Change when a run ends; the version that started it stays as it is."""
+    known = read(folder, verify=True)
+    if known | changed != known:
+        _replace(folder, known | changed)
 
 
 def read(folder: Path, *, verify: bool = False) -> dict[str, Any]:
@@ -70,7 +72,9 @@ def compare(folder: Path, asked: Mapping[str, Any]) -> None:
     for name, each in settings_of(Experiment).items():  # a setting that is newer than the run
         if name in now and name != "parameters":
             before.setdefault(name, each.default)
-    movable = {name for name, each in settings_of(Experiment).items() if each.info.placement}
+    movable = {
+        name for name, each in settings_of(Experiment).items() if each.info.placement or each.info.revisable
+    }
     names = [name for name in before | now if name in now or name.startswith("parameters.")]
     names = [name for name in names if name not in movable]
     different = [

@@ -363,6 +363,17 @@ def import_function(text: str, option: str) -> Callable[..., Any]:
     return function
 
 
+def function_name(function: Callable[..., Any], option: str) -> str:
+    """The name by which `import_function` finds a function, so that a run that uses it can be resumed."""
+    home, attribute = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
+    if getattr(sys.modules.get(home), attribute, None) is not function:
+        raise InputError(
+            f"{option} must be a function that can be imported by its name, so that the run can be resumed: "
+            "define it at the top of a module."
+        )
+    return f"{home}:{attribute}"
+
+
 def import_module(name: str, option: str) -> Any:
     """Import a module by name; the current folder is searched as well."""
     current = str(Path.cwd())

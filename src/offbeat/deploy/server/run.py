@@ -37,10 +37,12 @@ from offbeat.nn.problem import Problem
 from offbeat.training import checkpoint, settings_file
 from offbeat.training.build import resolved_settings
 from offbeat.training.checkpoint import Checkpoint
-from offbeat.training.experiment import is_deployment
+from offbeat.training.experiment import Experiment, is_deployment
 from offbeat.training.folder import RunFolder, check_free, read_jsonl
-from offbeat.training.runner import Progress, run_experiment, saved_outcome
+from offbeat.training.runner import Progress, resumed_outcome, run_experiment
+from offbeat.training.schema import settings_of
 from offbeat.training.standardise import Scaling, sum_over_clients
+from offbeat.training.stopping import SETTINGS as STOP_SETTINGS
 
 
 def check_run_folder(folder: Path | None, resume: bool, config: ServeConfig) -> None:
@@ -56,11 +58,12 @@ def check_run_folder(folder: Path | None, resume: bool, config: ServeConfig) -> 
         return
     if (folder / "settings.json").exists():  # otherwise it was stopped before it began
         known, now = settings_file.read(folder, verify=True), config.settings()
-        known.setdefault("standardise", False)  # runs of earlier versions
+        for name, each in settings_of(Experiment).items():  # runs of earlier versions
+            known.setdefault(name, each.default)
         different = [
             f"{name} was {known.get(name)} and is now {now[name]}"
             for name in now
-            if known.get(name) != now[name]
+            if known.get(name) != now[name] and name not in STOP_SETTINGS
         ]
         if not is_deployment(known):
             raise InputError(f"the run in {folder} is a simulation: resume it with 'offbeat run'.")
@@ -235,6 +238,8 @@ def _serve(request: ServeRequest, connect: Callable[[int], Transport]) -> ServeO
         )
         if request.resume:
             opened = RunFolder.resume(request.folder, config.settings())
+            changed = {name: getattr(config.experiment, name) for name in STOP_SETTINGS}
+            settings_file.revise(request.folder, **changed)
         else:
             resolved = resolved_settings(config.experiment, setup.run_spec(engine))
             resolved |= {"noise": setup.noise, "run": run_id}
@@ -332,7 +337,8 @@ def _train(
     setup: ServerSetup, engine: DeployedEngine, folder: RunFolder, monitor: Monitor, stop: Callable[[], bool]
 ) -> ServeOutcome:
     experiment = setup.experiment
-    before = saved_outcome(folder.resumed)
+    evaluated = setup.test is not None
+    before = resumed_outcome(folder, experiment, setup.task.goals, evaluated=evaluated)
     if before.ended or folder.version == experiment.rounds:
         return ServeOutcome(
             folder.version, before.ended, spent=before.spent.as_json() if before.spent else None

@@ -54,6 +54,7 @@ from offbeat.training.build import (
 from offbeat.training.experiment import Experiment, build_dispatch
 from offbeat.training.method import build_method
 from offbeat.training.standardise import Moments, Scaling, limb_secure, moments_of
+from offbeat.training.stopping import StopRules
 from offbeat.training.task import LearningTask, load_task
 
 _LOG = logging.getLogger("offbeat")
@@ -169,6 +170,8 @@ def set_up(
     if problem.personal and task.test is not None:
         _LOG.warning("personal layers stay at the sites, so the server does not evaluate the model.")
     test = None if problem.personal else task.test_data()
+    with naming_settings(str):
+        StopRules.of(experiment, task.goals, evaluated=test is not None)  # or raises
     test = test.to(problem.device) if isinstance(test, Examples) else test
     return ServerSetup(
         config,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from offbeat import Asynchronous, Examples, Population, Problem, Setting, build, trees
-from offbeat.aggregate.mean import Mean
+from offbeat.aggregate.mean import Aggregator, Mean
 from offbeat.core import AnyAlgorithm, Task, Visit
 from offbeat.deploy.protocol.strict_json import Reason
 from offbeat.deploy.protocol.transport import Reply, TransportError
@@ -162,6 +162,8 @@ class Deployment:
     max_staleness: float = math.inf
     weights: StalenessWeights = Equal()
     terms: dict[str, Any] = field(default_factory=dict)
+    compress: str | None = None
+    aggregate: Aggregator = Mean()
 
     def __post_init__(self) -> None:
         self.world: World = make_world(self.clients)
@@ -202,6 +204,7 @@ class Deployment:
             work=["steps", 3, 4],
             seed=SEED,
             clients=self.clients,
+            **({} if self.compress is None else {"compress": self.compress}),
         )
 
     def engine(self, **options: Any) -> DeployedEngine:
@@ -220,7 +223,12 @@ class Deployment:
     ) -> None:
         """Run until the end, as a server does."""
         experiment = Experiment.of(
-            algorithm=self.name, clients=self.clients, buffer=self.buffer, rounds=self.rounds, seed=SEED
+            algorithm=self.name,
+            clients=self.clients,
+            buffer=self.buffer,
+            rounds=self.rounds,
+            seed=SEED,
+            compress=self.compress,
         )
         trial = RunSpec(
             self.algorithm,
@@ -231,7 +239,7 @@ class Deployment:
             self.world.problem,
             None,
             None,
-            Mean(),
+            self.aggregate,
             {},
         )
         opened = RunFolder.resume if resume else RunFolder.begin

@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 from offbeat.schedule.availability import Always, Availability, Cycle, Dropout
 from offbeat.schedule.clock import Clock
 from offbeat.schedule.delays import parse_delay
-from offbeat.schedule.dispatch import Asynchronous, Dispatch, Phases, Poisson, RoundRefill, Synchronous
+from offbeat.schedule.dispatch import (
+    Asynchronous,
+    Dispatch,
+    OpenSlots,
+    Phases,
+    Poisson,
+    RoundRefill,
+    Synchronous,
+)
 from offbeat.schedule.participation import Participation
 from offbeat.schedule.scheduler import Scheduler
 
@@ -44,6 +52,7 @@ def scheduler_settings(draw: st.DrawFn, most_clients: int = 30, phases: bool = T
         Asynchronous(concurrency, eager=False),
         RoundRefill(concurrency),
         Poisson(concurrency / population),
+        OpenSlots(concurrency, draw(st.integers(1, concurrency))),
     ]
     return {
         "dispatch": draw(st.sampled_from([*dispatchers, Phases(buffer)] if phases else dispatchers)),

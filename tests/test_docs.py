@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "docs" / "privacy.md"]
 GUIDE = [
     ROOT / "docs" / f"{name}.md"
-    for name in ("index", "train", "data", "cadence", "choose", "time", "private", "runs")
+    for name in ("index", "train", "data", "cadence", "choose", "time", "private", "uploads", "runs")
 ]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
@@ -170,7 +170,7 @@ def test_accuracies_that_the_guide_quotes_are_measured_ones() -> None:
 
 
 def test_links_within_the_project_lead_somewhere() -> None:
-    pages = [*PAGES, *GUIDE, ROOT / "docs" / "design.md"]
+    pages = [*PAGES, *GUIDE, ROOT / "docs" / "design.md", ROOT / "docs" / "requests.md"]
     links = [
         (page, link)
         for page in pages
@@ -178,6 +178,25 @@ def test_links_within_the_project_lead_somewhere() -> None:
     ]
     assert links
     assert [(page.name, link) for page, link in links if not (page.parent / link).exists()] == []
+
+
+def test_every_request_has_an_answer_and_a_reason() -> None:
+    found = re.findall(
+        r"^\| (\d+) \| (.+) \| (\S+) \| (.+) \|$", (ROOT / "docs" / "requests.md").read_text(), re.M
+    )
+    assert [int(number) for number, *_ in found] == list(range(1, 77))
+    assert {answer for _, _, answer, _ in found} <= {"yes", "partly", "no"}
+    known = {action.option_strings[-1] for action in parser()._actions if action.option_strings}
+    for name in ("run", "schedule", "join"):
+        known |= set(subparsers()[name]._option_string_actions)
+    for _, _, _, where in found:
+        assert set(re.findall(r"(--[a-z-]+)", where)) <= known, where
+
+
+def subparsers() -> dict[str, Any]:
+    """The commands' own parsers."""
+    choices: dict[str, Any] = next(action.choices for action in parser()._actions if action.choices)
+    return choices
 
 
 @pytest.fixture

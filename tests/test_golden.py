@@ -98,6 +98,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "dispatch-poisson": {"algorithm": "fedbuff", "dispatch": "poisson"},
     "dispatch-queues": {"algorithm": "fedavg", "dispatch": "queues"},
     "dispatch-rounds": {"algorithm": "fedbuff", "dispatch": "round-refill"},
+    "dispatch-open-slots": {"algorithm": "fedbuff", "dispatch": "open-slots", "open_slots": 3, "buffer": 4},
     "dispatch-synchronous": {"algorithm": "fadas", "dispatch": "synchronous"},
     "availability-dropout": {
         "algorithm": "fedbuff",
@@ -116,7 +117,12 @@ RUNS: dict[str, dict[str, Any]] = {
         "partition": "quantity:1:4",
         "engine": "sequential",
     },
+    "aggregate-trimmed-mean": {"algorithm": "fedbuff", "aggregate": "trimmed-mean:0.2", "buffer": 5},
+    "aggregate-geometric-median": {"algorithm": "fedbuff", "aggregate": "geometric-median", "buffer": 5},
+    "compress-8bit": {"algorithm": "cadence", "compress": "8bit"},
+    "compress-topk": {"algorithm": "fedbuff", "compress": "topk:0.05"},
     "private": {"algorithm": "fedbuff"} | PRIVATE,
+    "private-8bit": {"algorithm": "fedbuff", "compress": "8bit"} | PRIVATE,
     "private-adaptive": {"algorithm": "fadas", "adaptive_clip": 0.5} | PRIVATE,
     "private-banded": PRIVATE
     | {"algorithm": "cadence", "clip": None, "noise_correlation": "banded:2", "min_separation": 2},

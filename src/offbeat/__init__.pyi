@@ -1,7 +1,21 @@
 """The public names of offbeat; `__init__.py` imports each of them on first use."""
 
+from offbeat.aggregate.compression import EightBit as EightBit
+from offbeat.aggregate.compression import TopK as TopK
 from offbeat.aggregate.mean import Mean as Mean
 from offbeat.aggregate.private import Private as Private
+from offbeat.aggregate.robust import (
+    GeometricMedian as GeometricMedian,
+)
+from offbeat.aggregate.robust import (
+    Median as Median,
+)
+from offbeat.aggregate.robust import (
+    NormBound as NormBound,
+)
+from offbeat.aggregate.robust import (
+    TrimmedMean as TrimmedMean,
+)
 from offbeat.aggregate.secure import Secure as Secure
 from offbeat.algorithms import CATALOGUE as CATALOGUE
 from offbeat.algorithms import Cost as Cost
@@ -127,6 +141,9 @@ from offbeat.schedule.delays import (
 )
 from offbeat.schedule.dispatch import (
     Asynchronous as Asynchronous,
+)
+from offbeat.schedule.dispatch import (
+    OpenSlots as OpenSlots,
 )
 from offbeat.schedule.dispatch import (
     Phases as Phases,

@@ -78,6 +78,7 @@ class Visit(NamedTuple):
     version: Tensor  # ()
     staleness: Tensor  # ()
     rank: Tensor | tuple[()] = ()  # () tasks of this version that started before; for `Traits.reads_rank`
+    key: Tensor | tuple[()] = ()  # () int64 that random draws of the task may be keyed by; for `reads_key`
 
 
 class Cohort(NamedTuple):
@@ -157,6 +158,7 @@ class Traits(NamedTuple):
     two_phases: bool = False  # each cohort is asked twice in a row, in an even and in an odd version
     reads_staleness: bool = False  # `local` reads `Visit.staleness`, which is known only when the task is due
     reads_rank: bool = False  # `local` reads `Visit.rank`, which only a simulation of all tasks knows
+    reads_key: bool = False  # `local` reads `Visit.key`
     span: int | None = None  # updates must have begun fewer than so many versions ago; None: any
     bounds: Mapping[str, float] = MappingProxyType({})  # fields of the upload whose norm has a known bound
     shares: Mapping[str, float] = MappingProxyType(

@@ -19,6 +19,11 @@ def map(function: Callable[..., Any], *trees: Tree) -> Any:
     return optree.tree_map(function, *trees)
 
 
+def map_until(kinds: tuple[type, ...], function: Callable[..., Any], tree: Tree) -> Any:
+    """As `map`, with whole nodes of these kinds in place of their leaves."""
+    return optree.tree_map(function, tree, is_leaf=lambda node: isinstance(node, kinds))
+
+
 def leaves(tree: Tree) -> list[Tensor]:
     """All leaves, in order."""
     return optree.tree_leaves(tree)

@@ -15,6 +15,7 @@ from offbeat import (
     FedAsync,
     FedOpt,
     InputError,
+    OpenSlots,
     Poisson,
     Polynomial,
     RoundRefill,
@@ -293,3 +294,14 @@ def test_adamasfl_refuses_fading_weights() -> None:
     engine = Vectorised(world.problem, world.population, Exponential(1.0))
     with pytest.raises(InputError, match="no staleness weights"):
         play(AdaMasFL.tuned(3, 3, 12), engine, Asynchronous(5), weights=Polynomial(0.5))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fadas", "scaffold"])
+def test_open_slots_give_the_model_of_synchronous_and_asynchronous_runs_to_the_bit(name: str) -> None:
+    """NVFlare's K, B and O: K = B = O is FedAvg's protocol, and O = 1 the asynchronous one."""
+    algorithm = build(name, Setting(3, 3, 8), {})
+    np.testing.assert_array_equal(last(algorithm, OpenSlots(3, 3)), last(algorithm, Synchronous(3)))
+    np.testing.assert_array_equal(
+        last(algorithm, OpenSlots(5)), last(algorithm, Asynchronous(5, eager=False))
+    )
+    assert not np.array_equal(last(algorithm, OpenSlots(5, 3)), last(algorithm, OpenSlots(5)))

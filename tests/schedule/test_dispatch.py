@@ -11,6 +11,7 @@ from offbeat.schedule.dispatch import (
     Asynchronous,
     Dispatch,
     DispatchEvent,
+    OpenSlots,
     Poisson,
     RoundRefill,
     Synchronous,
@@ -18,6 +19,8 @@ from offbeat.schedule.dispatch import (
     parse_dispatch,
 )
 from offbeat.schedule.rng import FadasScriptRng, KeyedRng
+from offbeat.schedule.scheduler import Buffer
+from schedule_world import make_scheduler, scheduler_settings
 
 # dispatch, busy, waiting -> how many when published, arrived, filled
 TABLE = [
@@ -28,6 +31,8 @@ TABLE = [
     (Asynchronous(20), 19, 3, (1, 1, 1)),
     (Asynchronous(20, eager=False), 19, 3, (1, 1, 0)),
     (RoundRefill(20), 15, 5, (5, 0, 0)),
+    (OpenSlots(20, 4), 17, 3, (0, 0, 0)),
+    (OpenSlots(20, 4), 16, 3, (4, 4, 0)),
 ]
 
 
@@ -141,3 +146,57 @@ def test_every_choice_has_a_key_of_its_own(count: int) -> None:
     again = KeyedRng(4)
     again.load(KeyedRng(4, choices=count).save())
     assert tuple(again.ranks(1_000, count)) == drawn[1]
+
+
+@given(
+    population=st.integers(1, 20),
+    data=st.data(),
+    delays=st.sampled_from(["constant:1", "exponential:1", "tiers:large"]),
+    seed=st.integers(0, 5),
+)
+def test_open_slots_are_synchronous_and_asynchronous_at_their_ends(
+    population: int, data: st.DataObject, delays: str, seed: int
+) -> None:
+    """K = B = O is FedAvg's rounds, and O = 1 the asynchronous protocol with hand-out after the step."""
+    concurrency = data.draw(st.integers(1, population))
+    buffer = data.draw(st.integers(1, concurrency))
+
+    def buffers(dispatch: Dispatch, size: int) -> list[Buffer]:
+        scheduler, _ = make_scheduler(dispatch, population, size, seed=seed, delays=delays)
+        return [scheduler.fill(version) for version in range(8)]
+
+    ends = OpenSlots(concurrency, concurrency)
+    assert buffers(ends, concurrency) == buffers(Synchronous(concurrency), concurrency)
+    assert buffers(OpenSlots(concurrency), buffer) == buffers(Asynchronous(concurrency, eager=False), buffer)
+
+
+@given(settings=scheduler_settings(phases=False), slots=st.integers(1, 30))
+def test_tasks_start_only_once_enough_slots_are_open(settings: dict[str, Any], slots: int) -> None:
+    most = settings["population"]
+    needed = min(slots, most)
+    dispatch = OpenSlots(most, needed)
+    for busy in range(most + 1):
+        for moment in DispatchEvent:
+            count = dispatch.count(most - busy, busy, 0, moment, dispatch.source(0))
+            free = most - busy
+            assert count == (free if free >= needed and moment is not DispatchEvent.FILLED else 0)
+    scheduler, _ = make_scheduler(**settings | {"dispatch": dispatch})
+    for version in range(4):
+        filled = scheduler.fill(version)
+        assert len(filled.tasks) == settings["buffer"]
+        assert scheduler.counts.in_flight <= most
+
+
+@pytest.mark.parametrize("slots", [0, 6])
+def test_open_slots_beyond_the_concurrency_are_refused(slots: int) -> None:
+    with pytest.raises(InputError, match=f"{slots} open slots are not between 1 and the concurrency of 5"):
+        OpenSlots(5, slots).check(3, 10)
+
+
+def test_open_slots_have_a_name_and_belong_to_it() -> None:
+    assert parse_dispatch("open-slots", 5, 3, 10) == OpenSlots(5, 1)
+    assert parse_dispatch("open-slots", 5, 3, 10, open_slots=4) == OpenSlots(5, 4)
+    with pytest.raises(InputError, match=r"is for .*dispatch open-slots, not for poisson: leave it out"):
+        parse_dispatch("poisson", 5, 3, 10, open_slots=4)
+    with pytest.raises(InputError, match="6 open slots are not between 1 and the concurrency of 5"):
+        parse_dispatch("open-slots", 5, 3, 10, open_slots=6)

@@ -220,6 +220,8 @@ class ServeConfig:
             rules["clip_grad_norm"] = experiment.clip_grad_norm
         if experiment.local_lr_schedule != Experiment.local_lr_schedule:
             rules["sends_local_lr"] = True  # the schedule stays at the server
+        if experiment.compress is not None:
+            rules["compress"] = experiment.compress
         return (
             scaled
             | rules

@@ -168,6 +168,13 @@ def dropout_key(seed: int) -> int:
     return seed >> 2
 
 
+def task_key(algorithm: AnyAlgorithm, task: Task, seed: int) -> Tensor | tuple[()]:
+    """What the random draws of a task are keyed by, where the algorithm asks for it."""
+    if not traits_of(algorithm).reads_key:
+        return ()
+    return torch.tensor(draws.torch_seed(seed, "upload", task.client, task.visit))
+
+
 def check_module(algorithm: AnyAlgorithm, problem: Problem, population: Population, seed: int) -> None:
     """Refuse a module that cannot do what the algorithm needs."""
     if traits_of(algorithm).repeats_batches:

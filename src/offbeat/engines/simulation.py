@@ -39,6 +39,7 @@ from offbeat.engines.local import (
     TaskResults,
     TaskStart,
     check_module,
+    task_key,
 )
 from offbeat.errors import InputError, renamed_parameters
 from offbeat.nn.problem import Problem, Statistics, mean_statistics
@@ -357,7 +358,8 @@ class Simulation:
     def _task_start(self, task: Task, version: int) -> TaskStart:
         message, statistics = self._messages[task.version]
         began = torch.tensor(task.version)
-        visit = Visit(began, version - began, self._ranks.of(task))
+        key = task_key(self._algorithm, task, self._seed)
+        visit = Visit(began, version - began, self._ranks.of(task), key)
         return TaskStart(message, statistics, self._store.read(task.client), visit)
 
     def _take(self, tasks: Sequence[Task]) -> TaskResults:

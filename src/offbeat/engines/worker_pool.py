@@ -32,7 +32,7 @@ class WorkOrder(NamedTuple):
     algorithm: AnyAlgorithm
     seed: int
     tasks: Sequence[Task]
-    visits: Sequence[Sequence[int]]  # each `Visit`, its numbers in order
+    visits: Sequence[Sequence[int | None]]  # each `Visit`, its numbers in order; None where it has none
     messages: Sequence[Any]  # each once, as the pool has placed it
     which: Sequence[int]  # of the messages, for each task
     memories: Sequence[Tree]
@@ -153,7 +153,10 @@ class PoolExecutor:
             algorithm,
             seed,
             tasks,
-            [[int(number) for number in trees.leaves(start.visit)] for start in starts],
+            [
+                [None if isinstance(number, tuple) else int(number) for number in start.visit]
+                for start in starts
+            ],
             list(messages.values()),
             [positions[_message_id(start)] for start in starts],
             [start.memory for start in starts],

@@ -61,7 +61,8 @@ class WorkerRuntime:
         moved = [trees.map(self._move, message) for message in messages]
         starts = []
         for numbers, which, memory in zip(order.visits, order.which, order.memories, strict=True):
-            visit = Visit(*(torch.tensor(number) for number in numbers))
+            parts: list[Any] = [() if number is None else torch.tensor(number) for number in numbers]
+            visit = Visit(*parts)
             message, statistics = moved[which]
             starts.append(TaskStart(message, statistics, trees.map(self._move, memory), visit))
         results = self._executor(order.algorithm, order.tasks, starts, order.seed)

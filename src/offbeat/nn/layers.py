@@ -38,7 +38,7 @@ class KeyedDropout(nn.Dropout):
             return input
         if self.p == 1:
             return input * 0
-        kept = _hash_bits(input, self.key) >= round(self.p * 2**32) - 2**31
+        kept = hash_bits(input, self.key) >= round(self.p * 2**32) - 2**31
         self.key.add_(1)
         return input * (kept.to(input.dtype) * (1 / (1 - self.p)))
 
@@ -95,7 +95,7 @@ class RandomCropFlip(nn.Module):
         if not self.training:
             return input
         count, _, height, width = input.shape
-        draws = _hash_bits(input.new_zeros(count, 3, dtype=torch.int32), self.key)
+        draws = hash_bits(input.new_zeros(count, 3, dtype=torch.int32), self.key)
         self.key.add_(1)
         places = 2 * self.padding + 1
         down, right = ((((draws[:, axis] >> 8) & 0xFFFFFF) % places)[:, None] for axis in (0, 1))
@@ -126,7 +126,7 @@ def dropout_keys(module: nn.Module) -> list[str]:
     return [f"{path}.key".lstrip(".") for path, part in module.named_modules() if isinstance(part, keyed)]
 
 
-def _hash_bits(input: Tensor, key: Tensor) -> Tensor:
+def hash_bits(input: Tensor, key: Tensor) -> Tensor:
     """32 bits for each element; the upper bits, which decide, depend on its whole position and the key."""
     short = ((key ^ (key >> 31)) & 0x7FFFFFFF).to(torch.int32)
     bits = torch.arange(input.numel(), dtype=torch.int32, device=input.device).view(input.shape)

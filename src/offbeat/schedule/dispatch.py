@@ -26,6 +26,7 @@ DISPATCH_NAMES = (
     "poisson",
     "phases",
     "queues",
+    "open-slots",
     *TIMED_DISPATCH_NAMES,
 )
 _FORMER_NAMES = {"rounds": "round-refill"}
@@ -242,6 +243,39 @@ class Queues:
 
 
 @dataclass(frozen=True)
+class OpenSlots:
+    """`concurrency` tasks are in flight at most, and new ones start once `slots` of these places are free.
+
+    The rule of NVFlare's buffered averaging, with its active jobs K, buffer B and open slots O: O = 1 is
+    `Asynchronous` with hand-out after the server step, and K = B = O is `Synchronous`. The task that fills
+    the buffer is replaced after the server step.
+    """
+
+    concurrency: int
+    slots: int = 1
+    redraws: ClassVar[bool] = True
+
+    def count(self, idle: int, busy: int, waiting: int, moment: DispatchEvent, draws: Rng) -> int:
+        free = self.concurrency - busy
+        return free if free >= self.slots and moment is not DispatchEvent.FILLED else 0
+
+    def source(self, seed: int) -> Rng:
+        return KeyedRng(seed)
+
+    def pool(self, population: int) -> ClientPool:
+        return IdleClientPool(population)
+
+    def check(self, buffer: int, population: int) -> None:
+        _check_buffer(buffer, population)
+        _check_concurrency("concurrency", self.concurrency, buffer, population)
+        if not 1 <= self.slots <= self.concurrency:
+            raise InputError(
+                f"{self.slots} open slots are not between 1 and the concurrency of {self.concurrency}: "
+                "change one."
+            )
+
+
+@dataclass(frozen=True)
 class RandomAllocation:
     """In each epoch of `slots` releases every client contributes to one, drawn uniformly and on its own."""
 
@@ -343,6 +377,7 @@ def parse_dispatch(
     rate: float | None = None,
     release_period: float | None = None,
     lead: int | None = None,
+    open_slots: int | None = None,
 ) -> Dispatch:
     """The rule of that name, checked; `hand_out` says on which side of a server step a task is replaced.
 
@@ -363,6 +398,11 @@ def parse_dispatch(
             f"{name} dispatch releases by a clock: give the seconds between two releases as "
             f"{setting_name('release_period')}."
         )
+    if open_slots is not None and name != "open-slots" and name in DISPATCH_NAMES:
+        raise InputError(
+            f"{setting_name('open_slots')} is for {setting_name('dispatch')} open-slots, not for {name}: "
+            "leave it out."
+        )
     rule: Dispatch
     if name == "synchronous":
         rule = Synchronous(buffer)
@@ -380,6 +420,8 @@ def parse_dispatch(
         rule = Phases(buffer)
     elif name == "queues":
         rule = Queues(concurrency)
+    elif name == "open-slots":
+        rule = OpenSlots(concurrency, 1 if open_slots is None else open_slots)
     elif name == "allocation":
         assert release_period is not None
         rule = RandomAllocation(release_period, max(1, population // max(1, buffer)), lead or 1)

@@ -11,8 +11,10 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from offbeat import trees
+from offbeat.aggregate.compression import check_compression, parse_compression
 from offbeat.aggregate.mean import AggregationContext, Aggregator, Mean, PlainSum, Summation
 from offbeat.aggregate.private import Private, sampling_rate
+from offbeat.aggregate.robust import parse_aggregate
 from offbeat.aggregate.secure import Secure
 from offbeat.algorithms import Setting, find
 from offbeat.algorithms.fedopt import STAMP_SHARE
@@ -62,6 +64,8 @@ def build_aggregate(
     """The aggregation that an experiment asks for; the noise must be known."""
     if summation is None:
         summation = Secure() if experiment.secure else PlainSum()
+    if experiment.aggregate != "mean":
+        return parse_aggregate(experiment.aggregate)
     if experiment.clip is None:
         return Mean(summation)
     assert experiment.noise is not None
@@ -249,6 +253,7 @@ class RunSpec(NamedTuple):
             "weights": self.weights,
             "max_staleness": self.max_staleness,
             "aggregate": self.aggregate,
+            "compress": parse_compression(experiment.compress),
             "seed": experiment.seed,
         }
 
@@ -263,6 +268,7 @@ def dry_run(
     method = build_method(experiment, Setting(1, 1, 1), dict(experiment.parameters))
     limit = math.inf if experiment.max_staleness is None else experiment.max_staleness
     check_fit(method, dispatch, weights, experiment.rounds, limit)
+    check_compression(method, parse_compression(experiment.compress))
     return AggregationContext(
         method,
         torch.zeros(1),

@@ -83,8 +83,8 @@ class Experiment:
     dispatch: str = _schedule(
         "asynchronous",
         "NAME",
-        "protocol: synchronous, asynchronous, round-refill, poisson, phases or queues; by a clock: "
-        "allocation or timed-poisson",
+        "protocol: synchronous, asynchronous, round-refill, poisson, phases, queues or open-slots; by a "
+        "clock: allocation or timed-poisson",
         default_text="the method's own",
     )
     hand_out: str = _schedule(
@@ -109,6 +109,12 @@ class Experiment:
         within=COUNT,
     )
     concurrency: int = _schedule(20, "N", "clients that work at the same time", within=COUNT)
+    open_slots: int | None = _schedule(
+        None,
+        "N",
+        "open-slots dispatch: new tasks start once N of the concurrency are free; 1 by default",
+        within=COUNT,
+    )
     delays: str = _simulated_schedule(
         "tiers:mild",
         "SPEC",
@@ -124,6 +130,18 @@ class Experiment:
         "SPEC",
         "weights of stale updates: constant, polynomial:A or hinge:A:B",
         default_text="the method's own",
+    )
+    aggregate: str = _training(
+        "mean",
+        "SPEC",
+        "how updates become one: mean, or, against a few malicious clients, trimmed-mean:SHARE, median, "
+        "geometric-median or norm-bound[:BOUND]; SHARE is left out on each side",
+    )
+    compress: str | None = _training(
+        None,
+        "SPEC",
+        "compression of uploads: 8bit, or topk:SHARE for the largest SHARE of the numbers, where the rest is "
+        "added to the client's next upload",
     )
     max_staleness: int | None = _schedule(
         None, "N", "discard updates that are staler than this", within="[0, inf]"
@@ -323,6 +341,7 @@ class Experiment:
             )
         check_settings(self)
         self._check_privacy()
+        self._check_aggregate()
         name = setting_name
         if self.workers is not None and self.engine in ("sequential", "vectorised"):
             raise InputError(f"the engine '{self.engine}' has no {name('workers')}: use workers or ray.")
@@ -345,6 +364,24 @@ class Experiment:
             raise InputError(f"{name('personal_lr')} is for personal layers: give {name('personal')}, too.")
         if self.data == "digits" and self.data_dir is not None:
             raise InputError(f"digits ships with scikit-learn and needs no {name('data_dir')}: leave it out.")
+
+    def _check_aggregate(self) -> None:
+        """Reject a robust aggregation or a compression that does not go with secure or private sums."""
+        given = f"{setting_name('aggregate')} {self.aggregate}"
+        if self.compress is not None and self.secure:
+            raise InputError(_uncompressed_shares(self.compress))
+        if self.aggregate == "mean":
+            return
+        if self.secure:
+            raise InputError(
+                f"{given} compares the updates of single clients, which secure aggregation hides from the "
+                "server: use one of the two."
+            )
+        if self.clip is not None:
+            raise InputError(
+                f"{given} is not a sum, and the noise of differential privacy is computed for the most that "
+                f"a client can add to a sum: use one of the two; {setting_name('clip')} bounds norms as well."
+            )
 
     def _check_privacy(self) -> None:
         """Reject settings that contradict each other or that would have no effect."""
@@ -455,6 +492,20 @@ def hides_sample(settings: Mapping[str, Any]) -> bool:
     return timed or bool(settings.get("simulate_amplification"))
 
 
+def _uncompressed_shares(compression: str) -> str:
+    """Why uploads to secure aggregation are not compressed."""
+    given = f"{setting_name('compress')} {compression}"
+    if compression.startswith("topk"):
+        return (
+            f"{given} shows which numbers of an update are the largest, which secure aggregation is there to "
+            "hide: use one of the two."
+        )
+    return (
+        f"{given} would save nothing in secure aggregation, whose shares have 32 bits a number whatever they "
+        "encode: use one of the two."
+    )
+
+
 def _private_settings(values: Mapping[str, Any]) -> list[str]:
     """The settings for private runs that differ from their defaults."""
     return [
@@ -499,4 +550,5 @@ def build_dispatch(experiment: Experiment) -> "Dispatch":
         hand_out=experiment.hand_out,
         release_period=experiment.release_period,
         lead=experiment.lead,
+        open_slots=experiment.open_slots,
     )

@@ -7,6 +7,7 @@ during a run, and so all that a checkpoint contains.
 import math
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,8 +15,10 @@ import torch
 from torch import Tensor
 
 from offbeat import trees
+from offbeat.aggregate.compression import Compressed, Compression, check_compression
 from offbeat.aggregate.mean import AggregationContext, Aggregator, Mean, PrivacyCost
 from offbeat.aggregate.private import current_repr
+from offbeat.aggregate.robust import RobustAggregation
 from offbeat.aggregate.uploads import probe_upload, shrinks_without_updates
 from offbeat.algorithms import Setting, build
 from offbeat.algorithms.rates import unwrapped
@@ -41,7 +44,10 @@ _MIN_PIECE, _MAX_PIECE = 10, 100  # clients whose uploads are held at once in th
 
 
 class Traffic(NamedTuple):
-    """Numbers sent so far: down with every task that started, up with every task that arrived."""
+    """Numbers sent so far: down with every task that started, up with every task that arrived.
+
+    Compressed uploads count as the numbers of the model's dtype that take as many bytes.
+    """
 
     down: int = 0
     up: int = 0
@@ -94,6 +100,7 @@ def train(
     weights: StalenessWeights = Equal(),
     max_staleness: float = math.inf,
     aggregate: Aggregator = Mean(),
+    compress: Compression | None = None,
     seed: int = 0,
     resume: Checkpoint | None = None,
     observe_start: Callable[[StartProgress], None] = lambda starting: None,
@@ -101,13 +108,16 @@ def train(
     """Train for `rounds` server steps, each on the mean of `buffer` updates.
 
     The first snapshot is version 0, after the start; a resumed run continues with the version after its
-    checkpoint. An update older than `max_staleness` versions is dropped. `observe_start` is called with the
+    checkpoint. An update older than `max_staleness` versions is dropped. `compress` says how clients
+    compress their uploads (`EightBit()`, `TopK(share)`). `observe_start` is called with the
     progress of the start, for methods that have one, and may take a checkpoint of it.
     """
     if rounds < 1:
         raise InputError(f"rounds must be at least 1, not {rounds}.")
     check_fit(algorithm, dispatch, weights, rounds, max_staleness)
-    run = RunState(algorithm, engine, dispatch, weights, buffer, rounds, max_staleness, aggregate, seed)
+    run = RunState(
+        algorithm, engine, dispatch, weights, buffer, rounds, max_staleness, aggregate, seed, compress
+    )
     try:
         yield from server_steps(run, resume, observe_start)
     finally:
@@ -133,6 +143,7 @@ def server_steps(
         updates = run.session.gather(filled.tasks, version) if filled.tasks else run.no_updates()
         run.settle()  # of the last step, now that the device has more to do
         run.count_traffic(filled, updates)
+        updates = run.decode(updates)
         cohort = describe_cohort(filled.tasks, version, run.clients, run.weights)
         known = run.known_cohort(cohort)
         check = FiniteCheck(updates, filled.tasks, version + 1)
@@ -163,7 +174,9 @@ class RunState:
         max_staleness: float,
         aggregate: Aggregator,
         seed: int,
+        compress: Compression | None = None,
     ) -> None:
+        check_compression(algorithm, compress)
         self.algorithm = algorithm
         self.dispatch = dispatch
         self.buffer = buffer
@@ -187,7 +200,8 @@ class RunState:
         rng = dispatch.source(seed)
         if self.aggregation.hides_sample:
             rng.hide(secrets.randbits(256))
-        self.session: Session = engine.open(algorithm, seed, rng)
+        self.compressed = None if compress is None else Compressed(algorithm, compress, len(x))
+        self.session: Session = engine.open(self.compressed or algorithm, seed, rng)
         if isinstance(self.session, TunedSession):
             self.session.expect(buffer, rounds)
         # on a GPU, waiting for a check would leave a hole in its work
@@ -222,6 +236,7 @@ class RunState:
             "clients": engine.clients,
             "model size": len(x),
             "aggregate": repr(aggregate),
+            "compress": None if compress is None else repr(compress),
         }
 
     def publish(self, version: int, algorithm: AnyAlgorithm) -> None:
@@ -231,6 +246,9 @@ class RunState:
             self.scheduler.counts.started,
             trees.numel((message, self.statistics)),
         )
+        if self.compressed is not None:
+            begun = algorithm is self.algorithm
+            algorithm = self.compressed if begun else replace(self.compressed, start=True)
         self.session.publish(version, algorithm, message, self.statistics)
 
     def settle(self) -> None:
@@ -242,10 +260,19 @@ class RunState:
     def count_traffic(self, filled: Buffer, updates: ClientUpdates) -> None:
         """Count the numbers that one step sent, including updates that arrived too late."""
         uploads = trees.numel(updates.uploads) // max(1, len(filled.tasks))
+        if self.compressed is not None:
+            sent = sum(leaf.nbytes for leaf in trees.leaves(updates.uploads))
+            uploads = -(-sent // (max(1, len(filled.tasks)) * self.state.x.element_size()))
         upload = uploads + trees.numel(updates.statistics)
         started = self.scheduler.counts.started - self._started
         back = len(filled.tasks) + len(filled.dropped)
         self.sent = Traffic(self.sent.down + started * self._message_size, self.sent.up + back * upload)
+
+    def decode(self, updates: ClientUpdates) -> ClientUpdates:
+        """The updates with plain vectors in place of compressed ones."""
+        if self.compressed is None:
+            return updates
+        return updates._replace(uploads=self.compressed.decode(updates.uploads))
 
     def no_updates(self) -> ClientUpdates:
         """Of a timed release to which nobody contributed."""
@@ -267,13 +294,13 @@ class RunState:
         return self.aggregation.ended() or used_up
 
     def new_statistics(self, updates: ClientUpdates) -> Statistics:
-        """The running statistics after a step; in a private run nothing may bypass the aggregation."""
-        if not self.aggregation.private:
+        """The running statistics after a step; in private and robust runs nothing may bypass the sum."""
+        if not self.aggregation.private and not isinstance(self.aggregation, RobustAggregation):
             return updates.statistics
         for name, value in updates.statistics.items():
             if not torch.allclose(value.double(), self.statistics[name].double()):
                 raise InputError(
-                    f"the running statistic {name} would leave clients beside the sum: "
+                    f"the running statistic {name} would leave clients beside the aggregation: "
                     "use a module with GroupNorm in place of BatchNorm."
                 )
         return self.statistics
@@ -295,6 +322,7 @@ class RunState:
             self.consistent = False
             updates = self.session.gather(tasks, 0)
             self.count_traffic(filled._replace(tasks=tasks), updates)
+            updates = self.decode(updates)
             self._started = self.scheduler.counts.started
             FiniteCheck(updates, tasks, 0).check_uploads("in the start: check the model and the data")
             self.new_statistics(updates)
@@ -364,7 +392,7 @@ class RunState:
         differing = [
             f"{name} was {known[name]}, now {now}"
             for name, now in self._settings.items()
-            if known[name] != now
+            if known.get(name) != now
         ]
         if differing:
             raise InputError(f"the checkpoint is of another run: {'; '.join(differing)}.")

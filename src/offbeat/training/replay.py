@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from offbeat.aggregate.compression import Compression
 from offbeat.aggregate.mean import Aggregator, Mean
 from offbeat.aggregate.private import Private
 from offbeat.core import AnyAlgorithm, Task, traits_of
@@ -37,6 +38,7 @@ def replay(
     weights: StalenessWeights = Equal(),
     max_staleness: float = math.inf,
     aggregate: Aggregator = Mean(),
+    compress: Compression | None = None,
     seed: int = 0,
     until: int | None = None,
     observe_start: Callable[[StartProgress], None] = lambda starting: None,
@@ -68,7 +70,9 @@ def replay(
     if len(taken) > asked:
         raise InputError(f"this trace has {len(taken)} server steps: give as many rounds at least.")
     check_fit(algorithm, dispatch, weights, asked, max_staleness)
-    run = RunState(algorithm, engine, dispatch, weights, buffer, asked, max_staleness, aggregate, seed)
+    run = RunState(
+        algorithm, engine, dispatch, weights, buffer, asked, max_staleness, aggregate, seed, compress
+    )
     run.scheduler = TraceSource(start, taken, run.session)
     try:
         for snapshot in server_steps(run, None, observe_start):

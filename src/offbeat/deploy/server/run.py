@@ -283,7 +283,7 @@ def agree_on_scaling(
     """
     method, folder = setup.moments(), request.folder / "prepare"
     sites = config.prepare.sites or config.experiment.clients
-    plan = {name: value for name, value in session.plan.items() if name != "standardise"}
+    plan = {name: value for name, value in session.plan.items() if name not in ("standardise", "compress")}
     plan["prepare"] = [method.features, method.classes]
     before = _read_json(folder / _PLAN_FILE)
     if before is None or before["plan"] != json.loads(json.dumps(plan)):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from offbeat import trees
+from offbeat.aggregate.compression import decode, invalid_code
 from offbeat.aggregate.mean import SecureEncoding
 from offbeat.aggregate.uploads import SecretShares, probe_upload
 from offbeat.core import AnyAlgorithm, Task, Vector, traits_of
@@ -140,19 +141,25 @@ class UploadValidator(Protocol):
 class PlainUploadValidator:
     """For uploads that the server can read: leaves of (upload, statistics)."""
 
-    form: TensorSpecs
-    structure: trees.Structure
+    form: TensorSpecs  # as it is sent, perhaps compressed; what follows numbers the leaves once decoded
+    structure: trees.Structure  # as it is sent
     bounds: tuple[tuple[str, tuple[int, ...], float], ...]  # field, indices of its leaves, largest norm
     unbounded: tuple[tuple[str, tuple[int, ...]], ...]  # fields without a bound
     statistics: tuple[tuple[str, int], ...]  # running statistics in floating point, and their leaves' indices
     non_negative: tuple[tuple[str, int], ...]  # running statistics that are never negative
     kind: str  # the type of the upload
     device: torch.device  # where the server's step is computed
+    length: int  # of the model
 
     def check(self, leaves: list[Tensor]) -> None:
         for number, leaf in enumerate(leaves):
             if leaf.is_floating_point() and not is_finite(leaf):
                 raise Rejected(Reason.INFINITE, f"tensor {number} of the upload holds NaN or infinity.")
+        if wrong := invalid_code(trees.unflatten(self.structure, leaves), self.length):
+            raise Rejected(Reason.RANGE, f"the compressed upload cannot be decoded: {wrong}.")
+        leaves = self._decoded(leaves)
+        if not all(map(is_finite, leaves)):  # a level times its scale may overflow
+            raise Rejected(Reason.INFINITE, "the decoded upload holds NaN or infinity.")
         for field, places, bound in self.bounds:
             part = [leaves[place][None] for place in places]
             norm = float(clipping.norms(part))
@@ -165,12 +172,16 @@ class PlainUploadValidator:
                 raise Rejected(Reason.RANGE, f"the running statistic {name} is negative.")
 
     def norms(self, leaves: list[Tensor]) -> UploadNorms:
+        leaves = self._decoded(leaves)
         fields = {
             field: float(clipping.norms([leaves[place][None] for place in places]))
             for field, places in self.unbounded
         }
         statistics = {name: float(clipping.norms([leaves[place][None]])) for name, place in self.statistics}
         return UploadNorms(self.kind, fields, statistics)
+
+    def _decoded(self, leaves: list[Tensor]) -> list[Tensor]:
+        return trees.leaves(decode(trees.unflatten(self.structure, leaves), self.length))
 
     def join(self, uploads: Sequence[list[Tensor]]) -> ClientUpdates:
         stacked = [torch.stack(each).to(self.device) for each in zip(*uploads, strict=True)]
@@ -185,22 +196,24 @@ def plain_validator(
 
     In a `private` run norms are neither checked nor reported: uploads are clipped when they are summed.
     """
-    upload = probe_upload(algorithm, x, version)
-    tree = (upload, statistics)
+    sent = probe_upload(algorithm, x, version)
+    upload = decode(sent, len(x))
+    tree = (sent, statistics)
     bounds = dict(traits_of(algorithm).bounds)
-    structure, fields = trees.structure(tree), _fields(upload)
+    structure, fields = trees.structure((upload, statistics)), _fields(upload)
     _, numbered = trees.unflatten(structure, [torch.tensor(n) for n in range(structure.num_leaves)])
     places = {name: int(place) for name, place in numbered.items()}
     checked = [] if private else fields
     return PlainUploadValidator(
         specs_of(tree),
-        structure,
+        trees.structure(tree),
         tuple((field, where, bounds[field]) for field, where in checked if field in bounds),
         tuple((field, where) for field, where in checked if field not in bounds),
         tuple((name, place) for name, place in places.items() if statistics[name].is_floating_point()),
         tuple((name, place) for name, place in places.items() if _is_non_negative(name, statistics[name])),
         type(upload).__name__,
         x.device,
+        len(x),
     )
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from offbeat import trees
+from offbeat.aggregate.compression import Compressed, Compression, parse_compression
 from offbeat.algorithms import Setting, build
 from offbeat.algorithms.rates import ConstantRate, LocallyOptimized, Scheduled
 from offbeat.core import AnyAlgorithm, Task, Visit
@@ -42,7 +43,14 @@ from offbeat.deploy.user_code import (
     load_examples,
     prepare_module,
 )
-from offbeat.engines.local import ClientMemory, SequentialExecutor, TaskResults, TaskStart, check_module
+from offbeat.engines.local import (
+    ClientMemory,
+    SequentialExecutor,
+    TaskResults,
+    TaskStart,
+    check_module,
+    task_key,
+)
 from offbeat.errors import DivergedError, InputError
 from offbeat.nn.layers import below_scaling, standardised
 from offbeat.nn.problem import Loss, Precision, Problem, cross_entropies
@@ -91,6 +99,7 @@ class SitePlan(NamedTuple):
     standardise: bool = False  # whether inputs are scaled by what the server sends
     personal: tuple[str, ...] = ()  # layers that stay here
     personal_lr: float | None = None
+    compression: Compression | None = None
 
 
 class _PlanFields(Struct, frozen=True):
@@ -112,6 +121,7 @@ class _PlanFields(Struct, frozen=True):
     sends_local_lr: bool = False  # whether messages have it, as of a run with a schedule
     personal: Annotated[tuple[_Pattern, ...], Meta(max_length=1000)] = ()
     personal_lr: Annotated[float, Meta(ge=0)] | None = None
+    compress: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
     bounds: Any = None
     moving: Any = None
 
@@ -144,6 +154,7 @@ def read_plan(plan: dict[str, Any]) -> SitePlan:
         fields.standardise,
         fields.personal,
         fields.personal_lr,
+        parse_compression(fields.compress),
     )
 
 
@@ -293,6 +304,8 @@ class Site:
                 request.secure, self._helper, self._minimum
             )  # refused before any work is done
         (plan, problem, execute), task = self._job(request.plan), request.task
+        if plan.compression is not None and request.secure is not None:
+            raise InputError("the server asks for compressed uploads to secure aggregation, which has none.")
         if task.client >= plan.clients:
             raise InputError(f"the server calls this site client {task.client}, of {plan.clients} clients.")
         algorithm = plan.algorithm.warmup() if request.start else plan.algorithm
@@ -309,7 +322,8 @@ class Site:
         memory, origin = self._load_memory(request, initial, problem.device)
         version = torch.tensor(task.version)
         # The staleness is not known before the upload arrives at the server.
-        start = TaskStart(message, statistics, memory, Visit(version, torch.zeros_like(version)))
+        visit = Visit(version, torch.zeros_like(version), (), task_key(algorithm, task, plan.seed))
+        start = TaskStart(message, statistics, memory, visit)
         stacked = execute(algorithm, [task], [start], plan.seed)
         results: TaskResults = trees.map(lambda leaf: leaf[0], stacked)
         if not all(map(is_finite, trees.leaves(results))):
@@ -378,6 +392,9 @@ class Site:
             )
             population = Population(self._examples, AllExamples(plan.clients, self.examples), plan.work)
             check_module(plan.algorithm, problem, population, plan.seed)
+            if plan.compression is not None:
+                compressed = Compressed(plan.algorithm, plan.compression, problem.size)
+                plan = plan._replace(algorithm=compressed)
             self._jobs = {key: _Job(plan, problem, SequentialExecutor(problem, population))}
         return self._jobs[key]
 

@@ -17,10 +17,12 @@ from offbeat import (
     Exponential,
     FedOpt,
     InputError,
+    Mean,
     Phases,
     Poisson,
     Private,
     RoundRefill,
+    Secure,
     Sequential,
     Setting,
     Synchronous,
@@ -380,6 +382,16 @@ def test_error_feedback_is_refused_for_two_kinds_of_uploads() -> None:
 def test_secure_sums_are_refused_and_say_why(compress: str, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         Experiment.of(algorithm="fedbuff", secure=True, compress=compress)
+
+
+@pytest.mark.parametrize("compress", [EightBit(), TopK(0.1)])
+def test_secure_sums_are_refused_in_python_as_well(compress: Compression) -> None:
+    world = make_world()
+    engine = Sequential(world.problem, world.population)
+    with pytest.raises(InputError, match="secure aggregation"):
+        play(FedOpt(0.1, 1.0), engine, Asynchronous(6), buffer=5, aggregate=Mean(Secure()), compress=compress)
+    with pytest.raises(InputError, match=r"must be EightBit\(\) or TopK\(share\), not the text '8bit'"):
+        play(FedOpt(0.1, 1.0), engine, Asynchronous(6), compress="8bit")
 
 
 def test_a_release_of_nobody_can_be_decoded() -> None:

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from offbeat import trees
+from offbeat.aggregate.mean import Aggregator
 from offbeat.aggregate.uploads import probe_upload
 from offbeat.core import AnyAlgorithm, Batches, Cohort, Gradient, Traits, Vector, Visit, traits_of
 from offbeat.errors import InputError, unknown_name
@@ -143,9 +144,30 @@ def parse_compression(text: str | None) -> Compression | None:
     raise unknown_name("compression", name, ("8bit", "topk"))
 
 
-def check_compression(algorithm: AnyAlgorithm, compression: Compression | None) -> None:
-    """Refuse error feedback for a method with two kinds of uploads."""
-    if compression is not None and compression.feedback and traits_of(algorithm).two_phases:
+def secure_refused(compression: Compression | None, name: str) -> InputError:
+    """Why uploads to secure aggregation are not compressed."""
+    if compression is not None and compression.feedback:
+        return InputError(
+            f"{name} shows which numbers of an update are the largest, which secure aggregation is there to "
+            "hide: use one of the two."
+        )
+    return InputError(
+        f"{name} would save nothing in secure aggregation, whose shares have 32 bits a number whatever they "
+        "encode: use one of the two."
+    )
+
+
+def check_compression(
+    algorithm: AnyAlgorithm, compression: Compression | None, aggregate: Aggregator | None = None
+) -> None:
+    """Refuse secure sums, and error feedback for a method with two kinds of uploads."""
+    if compression is None:
+        return
+    if not hasattr(compression, "encode"):
+        raise InputError(f"compress must be EightBit() or TopK(share), not the text '{compression}'.")
+    if aggregate is not None and getattr(getattr(aggregate, "summation", None), "secret", False):
+        raise secure_refused(compression, repr(compression))
+    if compression.feedback and traits_of(algorithm).two_phases:
         raise InputError(
             f"{type(algorithm).__name__} uploads something else in every second version, and top-k would add "
             "to the one what it left out of the other: use 8bit."

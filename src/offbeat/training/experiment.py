@@ -369,7 +369,11 @@ class Experiment:
         """Reject a robust aggregation or a compression that does not go with secure or private sums."""
         given = f"{setting_name('aggregate')} {self.aggregate}"
         if self.compress is not None and self.secure:
-            raise InputError(_uncompressed_shares(self.compress))
+            from offbeat.aggregate.compression import parse_compression, secure_refused
+
+            raise secure_refused(
+                parse_compression(self.compress), f"{setting_name('compress')} {self.compress}"
+            )
         if self.aggregate == "mean":
             return
         if self.secure:
@@ -490,20 +494,6 @@ def hides_sample(settings: Mapping[str, Any]) -> bool:
     """Whether the epsilon of a run assumes that the participating clients stay secret."""
     timed = settings.get("dispatch") in TIMED_DISPATCH_NAMES and settings.get("clip") is not None
     return timed or bool(settings.get("simulate_amplification"))
-
-
-def _uncompressed_shares(compression: str) -> str:
-    """Why uploads to secure aggregation are not compressed."""
-    given = f"{setting_name('compress')} {compression}"
-    if compression.startswith("topk"):
-        return (
-            f"{given} shows which numbers of an update are the largest, which secure aggregation is there to "
-            "hide: use one of the two."
-        )
-    return (
-        f"{given} would save nothing in secure aggregation, whose shares have 32 bits a number whatever they "
-        "encode: use one of the two."
-    )
 
 
 def _private_settings(values: Mapping[str, Any]) -> list[str]:

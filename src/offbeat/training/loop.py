@@ -176,7 +176,7 @@ class RunState:
         seed: int,
         compress: Compression | None = None,
     ) -> None:
-        check_compression(algorithm, compress)
+        check_compression(algorithm, compress, aggregate)
         self.algorithm = algorithm
         self.dispatch = dispatch
         self.buffer = buffer

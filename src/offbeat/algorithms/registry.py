@@ -224,6 +224,20 @@ RANGES: Mapping[str, str] = MappingProxyType(
 )
 
 
+_RATES = ("local_lr", "server_lr")
+_SEARCH_BELOW, _SEARCH_ABOVE = 30.0, 10.0  # times the default of a rate
+_SEARCH_WITHOUT_DEFAULT = (1e-3, 1.0)
+
+
+def search_range(name: str, default: Any) -> tuple[float, float] | None:
+    """Where to search for a learning rate, on a logarithmic scale; None if the parameter is not one."""
+    if name not in _RATES:
+        return None
+    if not isinstance(default, int | float) or not default > 0:
+        return _SEARCH_WITHOUT_DEFAULT
+    return default / _SEARCH_BELOW, default * _SEARCH_ABOVE
+
+
 def check_ranges(method: Any, **ranges: str) -> None:
     """Refuse hyperparameters outside these intervals, or else outside those of their roles (`RANGES`)."""
     intervals = {**RANGES, **ranges}

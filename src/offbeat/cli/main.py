@@ -33,6 +33,7 @@ _COMMANDS: Mapping[str, Command] = MappingProxyType(
         "compare": Command(
             "compare", "train several methods on the same clients, delays and batches", "options"
         ),
+        "tune": Command("tune", "search over the learning rates of a method", "options"),
         "schedule": Command("inspect", "simulate time alone, without training"),
         "advise": Command("advise", "what concurrency and buffer cost, by delays or by a run's trace"),
         "algorithms": Command("inspect", "list the methods, or show one"),

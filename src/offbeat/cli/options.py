@@ -167,6 +167,36 @@ def add_compare_options(command: argparse.ArgumentParser) -> None:
     )
 
 
+def add_tune_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of `offbeat tune`."""
+    command.add_argument(
+        "algorithm", nargs="?", default=argparse.SUPPRESS, metavar="ALGORITHM", help="the method to tune"
+    )
+    study = command.add_argument_group("study")
+    study.add_argument(
+        "--search",
+        action="append",
+        default=[],
+        metavar="NAME=LOW:HIGH",
+        help="search a hyperparameter in a range, on a logarithmic scale, or among values as in "
+        "NAME=0.1,0.3,1; may be repeated [the method's learning rates, around their defaults]",
+    )
+    study.add_argument(
+        "--trials", type=whole_number, metavar="N", help="trials of the whole study [20, or the whole grid]"
+    )
+    study.add_argument(
+        "--jobs", type=whole_number, default=1, metavar="N", help="trials at a time, each in a process [1]"
+    )
+    for name, default, text in (
+        ("--sampler", "tpe", "tpe learns from earlier trials; random; or grid, all values in order"),
+        ("--pruner", "median", "stop trials early: median, halving (successive halving) or none"),
+        ("--baseline", Experiment.algorithm, "a method to compare with, run once without tuning, or none"),
+    ):
+        study.add_argument(name, default=argparse.SUPPRESS, metavar="NAME", help=f"{text} [{default}]")
+    study.add_argument("--resume", action="store_true", help="go on with the study in --out")
+    add_experiment(command)
+
+
 def experiment_options(given: argparse.Namespace) -> dict[str, Any]:
     """The given options that are settings of an experiment, with absolute paths."""
     options = {name: value for name, value in vars(given).items() if name in settings_of(Experiment)}

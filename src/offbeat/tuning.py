@@ -543,7 +543,8 @@ def _trial_result(
 def check_trials(plan: StudyPlan, task: LearningTask, folder: Path) -> None:
     """Refuse what no trial could run with, before anything is written."""
     first = {each.name: (each.values or (each.low,))[0] for each in plan.space}
-    build_run(plan.of_trial(first), task, folder)
+    if build_run(plan.of_trial(first), task, folder).test is None:
+        raise InputError("the task has no test data, so trials cannot be compared: give it some.")
 
 
 def _pruner(plan: StudyPlan) -> "optuna.pruners.BasePruner":

@@ -1,0 +1,286 @@
+"""`offbeat tune`: what is searched, what is pruned, and a killed study that ends as if it had not been."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("optuna")
+
+from offbeat.cli.main import main
+from offbeat.cli.tune import parse_search
+from offbeat.errors import InputError
+from offbeat.tuning import SearchRange, Study, search_space
+
+SMALL = "--clients 10 --concurrency 4 --buffer 2 --rounds 12 --eval-every 3 --local-steps 1 --model logistic"
+STUDY = ["tune", "fedbuff", *SMALL.split(), "--baseline", "none"]
+
+
+def tune(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    capsys.readouterr()
+    assert main([*words, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def outline(found: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """All of a study but its folder and its seconds."""
+    return [
+        (each["number"], each["parameters"], each["state"], each["value"], each["steps"])
+        for each in found["trials"]
+    ]
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def kill_at(monkeypatch: pytest.MonkeyPatch, name: str, call: int, *, after: bool) -> None:
+    """Let the study die in a call of one of its methods, before or after it has had its effect."""
+    whole, calls = getattr(Study, name), 0
+
+    def method(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call and not after:
+            raise Killed
+        result = whole(*arguments)
+        if calls == call:
+            raise Killed
+        return result
+
+    monkeypatch.setattr(Study, name, method)
+
+
+@pytest.mark.slow
+def test_a_study_that_was_killed_anywhere_ends_as_if_it_had_not_been(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Same trials, none lost and none repeated: killed when asking, evaluating, pruning and finishing."""
+    words = [*STUDY, "--trials", "9"]
+    whole = tune(capsys, *words, "--out", str(tmp_path / "whole"))
+    assert {each["state"] for each in whole["trials"]} == {"complete", "pruned"}
+    out = str(tmp_path / "killed")
+    deaths = [
+        ("_ask", 3, True),
+        ("_ask", 2, False),
+        ("report", 8, True),
+        ("report", 9, False),
+        ("_finish", 2, False),
+        ("_finish", 1, True),
+    ]
+    for attempt, (name, call, after) in enumerate(deaths):
+        with monkeypatch.context() as patched:
+            kill_at(patched, name, call, after=after)
+            with pytest.raises(Killed):
+                main(["tune", "--out", out, "--resume"] if attempt else [*words, "--out", out])
+    resumed = tune(capsys, "tune", "--out", out, "--resume")
+    assert outline(resumed) == outline(whole)
+    assert resumed["best"]["parameters"] == whole["best"]["parameters"]
+    for each in whole["trials"]:
+        folder = f"trials/{each['number']:04d}/records.jsonl"
+        versions = [
+            [json.loads(line)["version"] for line in (tmp_path / name / folder).read_text().splitlines()]
+            for name in ("whole", "killed")
+        ]
+        assert versions[0] == versions[1]
+    longer = tune(capsys, "tune", "--out", out, "--resume", "--trials", "10")
+    assert outline(longer)[:9] == outline(whole)
+    assert len(longer["trials"]) == 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_killed_process_loses_no_trial(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], jobs: str
+) -> None:
+    words = [*STUDY, "--rounds", "60", "--trials", "6", "--pruner", "none", "--jobs", jobs]
+    out = tmp_path / "study"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "offbeat", *words, "--out", str(out)], stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 120
+    while not (out / "trials" / "0002" / "records.jsonl").exists():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    time.sleep(2)  # until the processes of its trials have found that nobody listens
+    resumed = tune(capsys, "tune", "--out", str(out), "--resume", "--jobs", jobs)
+    assert [each["number"] for each in resumed["trials"]] == list(range(6))
+    assert {(each["state"], each["steps"]) for each in resumed["trials"]} == {("complete", 60)}
+    assert sorted(path.name for path in (out / "trials").iterdir()) == [f"{n:04d}" for n in range(6)]
+    if jobs == "1":
+        whole = tune(capsys, *words, "--out", str(tmp_path / "whole"))
+        assert outline(resumed) == outline(whole)
+
+
+@pytest.mark.slow
+def test_a_signal_saves_the_trials_and_several_processes_share_the_work(tmp_path: Path) -> None:
+    out = tmp_path / "study"
+    words = [*STUDY, "--rounds", "2000", "--trials", "4", "--jobs", "2", "--out", str(out)]
+    process = subprocess.Popen([sys.executable, "-m", "offbeat", *words], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not all((out / "trials" / f"000{n}" / "checkpoint").exists() for n in (0, 1)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "--resume" in said
+    assert not (out / "trials" / "0003").exists()
+
+
+def test_the_best_the_cost_and_the_untuned_method_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["tune", "fedbuff", *SMALL.split(), "--search", "local_lr=0.001,0.01,0.3", "--sampler", "grid"]
+    out = tmp_path / "grid"
+    assert main([*words, "--pruner", "none", "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "cadence, untuned, has" in said
+    assert "after 3 trials and 72 client updates" in said
+    found = tune(capsys, "tune", "--out", str(out), "--resume")
+    assert [each["parameters"] for each in found["trials"]] == [{"local_lr": x} for x in (0.001, 0.01, 0.3)]
+    assert found["best"]["parameters"] == {"local_lr": 0.3}
+    assert found["best"]["value"] == max(each["value"] for each in found["trials"])
+    assert [each[1] for each in found["curve"]] == [24, 48, 72]
+    assert found["baseline"]["algorithm"] == "cadence"
+    assert found["baseline"]["client_updates"] >= 24
+    assert "tuned" in (out / "cost.svg").read_text()
+    assert (out / "cost.csv").read_text().count("\n") > 3
+    settings = json.loads((out / "trials" / "0002" / "settings.json").read_text())
+    assert settings["parameters"] == {"local_lr": 0.3}
+
+
+def test_trials_that_diverge_are_counted_and_the_others_win(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = tune(
+        capsys, *STUDY, "--search", "local_lr=1e38,0.1", "--sampler", "grid", "--out", str(tmp_path / "a")
+    )
+    assert [each["state"] for each in found["trials"]] == ["diverged", "complete"]
+    assert found["best"]["number"] == 1
+
+
+def test_successive_halving_stops_most_trials_early(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*STUDY, "--pruner", "halving", "--sampler", "random", "--trials", "8"]
+    found = tune(capsys, *words, "--out", str(tmp_path / "a"))
+    assert sum(each["state"] == "pruned" for each in found["trials"]) >= 3
+    assert found["client_updates"] < found["full_client_updates"]
+
+
+def test_a_task_of_ones_own_can_be_tuned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_task.py").write_text(
+        """
+import torch
+from offbeat import ClientData, LearningTask
+
+def make():
+    generator = torch.Generator().manual_seed(0)
+    def part():
+        x = torch.randn(12, 3, generator=generator)
+        return x, (x[:, 0] > 0).long()
+    data = ClientData.from_dict({f"c{n}": part() for n in range(6)})
+    return LearningTask(module=torch.nn.Linear(3, 2), data=data, test=part())
+
+def untested():
+    import dataclasses
+    return dataclasses.replace(make(), test=None)
+"""
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    words = "--task own_task:make --rounds 6 --buffer 2 --concurrency 3 --trials 2 --baseline none"
+    found = tune(capsys, "tune", "fedbuff", *words.split(), "--out", str(tmp_path / "a"))
+    assert [each["state"] for each in found["trials"]] == ["complete", "complete"]
+    more = tune(capsys, "tune", "--resume", "--trials", "3", "--out", str(tmp_path / "a"))
+    assert outline(more)[:2] == outline(found)
+    capsys.readouterr()
+    assert (
+        main(["tune", "fedbuff", "--task", "own_task:untested", "--buffer", "2", "--concurrency", "3"]) == 2
+    )
+    assert "no test data" in capsys.readouterr().err
+
+
+def test_ranges_are_around_the_defaults_of_the_rates() -> None:
+    local, server = search_space("fadas", (), {})
+    assert (local.name, local.low, local.high) == ("local_lr", pytest.approx(0.1 / 30), pytest.approx(1.0))
+    assert (server.name, server.log) == ("server_lr", True)
+    assert server.low < 0.0003 < server.high
+    assert [each.name for each in search_space("fadas", (), {"local_lr": 0.1})] == ["server_lr"]
+    assert parse_search("fedavgm", ["beta=0:0.9", "averaged=true,false", "local_lr=1e-3:1"]) == [
+        SearchRange("beta", 0.0, 0.9),
+        SearchRange("averaged", values=(True, False)),
+        SearchRange("local_lr", 0.001, 1.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "texts", "parameters", "sentence"),
+    [
+        ("cadence", [], {}, "there is nothing to search: cadence has no learning rate"),
+        ("fedbuff", [], {"local_lr": 0.1, "server_lr": 1.0}, "there is nothing to search"),
+        ("fedbuff", ["local_lr=1:1"], {}, "is empty"),
+        ("fedbuff", ["local_lr=1:0.1"], {}, "is empty"),
+        ("fedbuff", ["local_lr="], {}, "takes NAME=LOW:HIGH"),
+        ("fedbuff", ["local_lr=1:2:3"], {}, "takes NAME=LOW:HIGH"),
+        ("fedbuff", ["local_lr"], {}, "takes NAME=LOW:HIGH"),
+        ("fedbuff", ["lokal_lr=0.1:1"], {}, "unknown parameter of fedbuff 'lokal_lr'"),
+        ("fedbuff", ["local_lr=a:1"], {}, "must be a finite number"),
+        ("fedbuff", ["local_lr=-1:1"], {}, "must lie in"),
+        ("fedbuff", ["local_lr=0.1:1", "local_lr=0.1,1"], {}, "searched twice"),
+        ("fedbuff", ["local_lr=0.1:1"], {"local_lr": 0.3}, "both set and searched"),
+        ("fedavgm", ["averaged=false:true"], {}, "takes NAME=LOW:HIGH"),
+    ],
+)
+def test_a_search_that_cannot_be_is_refused_in_a_sentence(
+    algorithm: str, texts: list[str], parameters: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(InputError, match=sentence):
+        search_space(algorithm, parse_search(algorithm, texts), parameters)
+
+
+def test_bad_input_is_one_sentence_and_nothing_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def refused(*words: str) -> str:
+        capsys.readouterr()
+        assert main(["tune", *words]) == 2
+        said = capsys.readouterr().err.strip()
+        assert said.count("\n") == 0
+        return said
+
+    assert "needs the name of a method" in refused()
+    assert "there is nothing to search" in refused("cadence")
+    assert "unknown sampler" in refused("fedbuff", "--sampler", "x")
+    assert "unknown pruner" in refused("fedbuff", "--pruner", "x")
+    assert "a grid needs the values" in refused("fedbuff", "--sampler", "grid")
+    assert "unknown algorithm" in refused("fedbuff", "--baseline", "x")
+    assert "--trials must be at least 1" in refused("fedbuff", "--trials", "0")
+    assert "exceeds" in refused("fedbuff", "--clients", "3")
+    assert "contains no study" in refused("--resume", "--out", "nowhere")
+    assert "--resume needs --out" in refused("--resume")
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "optuna", None)
+        assert "offbeat[tune]" in refused("fedbuff")
+    assert not list(tmp_path.iterdir())
+    assert main([*STUDY, "--trials", "1", "--out", "study"]) == 0
+    assert "is of fedbuff, not of fedadam" in refused("fedadam", "--resume", "--out", "study")
+    assert "another --rounds" in refused("fedbuff", "--resume", "--out", "study", "--rounds", "7")
+    assert "another --search" in refused("--resume", "--out", "study", "--search", "local_lr=0.1:0.2")
+    assert "already contains a study" in refused(*STUDY[1:], "--out", "study")
+    (tmp_path / "study" / "study.json").write_text("{}")
+    assert "is damaged" in refused("--resume", "--out", "study")

@@ -100,13 +100,13 @@ def test_a_study_that_was_killed_anywhere_ends_as_if_it_had_not_been(
 def test_a_killed_process_loses_no_trial(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], jobs: str
 ) -> None:
-    words = [*STUDY, "--rounds", "60", "--trials", "6", "--pruner", "none", "--jobs", jobs]
+    words = [*STUDY, "--rounds", "30", "--trials", "4", "--pruner", "none", "--jobs", jobs]
     out = tmp_path / "study"
     process = subprocess.Popen(
         [sys.executable, "-m", "offbeat", *words, "--out", str(out)], stderr=subprocess.DEVNULL
     )
     deadline = time.monotonic() + 120
-    while not (out / "trials" / "0002" / "records.jsonl").exists():
+    while not (out / "trials" / "0001" / "records.jsonl").exists():
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -114,9 +114,9 @@ def test_a_killed_process_loses_no_trial(
     process.wait()
     time.sleep(2)  # until the processes of its trials have found that nobody listens
     resumed = tune(capsys, "tune", "--out", str(out), "--resume", "--jobs", jobs)
-    assert [each["number"] for each in resumed["trials"]] == list(range(6))
-    assert {(each["state"], each["steps"]) for each in resumed["trials"]} == {("complete", 60)}
-    assert sorted(path.name for path in (out / "trials").iterdir()) == [f"{n:04d}" for n in range(6)]
+    assert [each["number"] for each in resumed["trials"]] == list(range(4))
+    assert {(each["state"], each["steps"]) for each in resumed["trials"]} == {("complete", 30)}
+    assert sorted(path.name for path in (out / "trials").iterdir()) == [f"{n:04d}" for n in range(4)]
     if jobs == "1":
         whole = tune(capsys, *words, "--out", str(tmp_path / "whole"))
         assert outline(resumed) == outline(whole)

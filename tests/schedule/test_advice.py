@@ -258,6 +258,13 @@ def test_the_twin_of_a_simulated_run_reads_its_folder(
     assert (own["concurrency"], own["buffer"]) == (8, 4)
     assert own["twin"]["updates_per_second"] == pytest.approx(own["updates_per_second"], rel=0.2)
     assert own["twin"]["lost"] > 0
+    words = "--rounds 5 --clients 20 --buffer 4 --local-steps 1 --dispatch synchronous --model logistic"
+    assert main(["run", "fedbuff", *words.split(), "--out", str(tmp_path / "rounds")]) == 0
+    capsys.readouterr()
+    assert main(["advise", str(tmp_path / "rounds"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {each["concurrency"] - each["buffer"] for each in told["choices"]} == {0}
+    assert told["recorded"]["twin"]["staleness_mean"] == told["recorded"]["staleness_mean"] == 0
 
 
 def test_bad_input_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

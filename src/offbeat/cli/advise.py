@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from offbeat.cli import terminal
 from offbeat.cli.options import add_settings, large_count, number, whole_number
 from offbeat.errors import InputError
-from offbeat.schedule.advice import ACCEPTED_STALENESS, Advice, ScheduleChoice, advise, costs
+from offbeat.schedule.advice import ACCEPTED_STALENESS, ONE_SIZE, Advice, ScheduleChoice, advise, costs
 from offbeat.schedule.availability import Dropout
 from offbeat.schedule.delays import Delay, Observed, Recorded, parse_delay, read_recorded
 from offbeat.training.experiment import Experiment
@@ -184,6 +184,8 @@ def _read_run(folder: Path) -> _Source:
     settings["dropout"] = _dropout(seen.lost, seen.used + seen.dropped, seen.lost_seconds, seen.seconds)
     settings["updates"] = seen.used
     recorded = {name: known.get(name) for name in ("concurrency", "buffer", "max_staleness")}
+    if known.get("dispatch") in ONE_SIZE:
+        recorded["concurrency"] = recorded["buffer"]
     recorded |= {
         name: getattr(seen, name) for name in ("steps_per_second", "updates_per_second", "staleness_mean")
     }

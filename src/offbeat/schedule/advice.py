@@ -25,7 +25,7 @@ _PROBES = 2000  # tasks from which that time is found
 _HIGHEST_DEFAULT = 3200  # concurrency
 _EQUAL = 0.01  # relative differences up to this are chance
 _AS_FAST = 0.05  # relative difference in server steps that is given up for more client updates
-_ONE_SIZE = ("synchronous", "phases")  # a cohort of as many clients as the buffer
+ONE_SIZE = ("synchronous", "phases")  # a cohort of as many clients as the buffer
 
 
 @dataclass(frozen=True)
@@ -157,8 +157,8 @@ def advise(
     at_work = sorted(set(concurrency or usual))
     sizes = sorted(set(buffer or ([*usual, *at_work] if not concurrency else at_work)))
     pairs = [
-        (size if dispatch in _ONE_SIZE else most, size)
-        for most in (at_work[-1:] if dispatch in _ONE_SIZE else at_work)
+        (size if dispatch in ONE_SIZE else most, size)
+        for most in (at_work[-1:] if dispatch in ONE_SIZE else at_work)
         for size in sizes
         if size <= most
     ]

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offbeat import (
@@ -55,7 +55,7 @@ KEY = torch.tensor(draws.torch_seed(3, "upload", 5, 7))
 DISPATCHES: list[Dispatch] = [Asynchronous(6), Asynchronous(6, eager=False), Synchronous(3), RoundRefill(5)]
 vectors = st.builds(
     lambda size, seed, tail: np.random.default_rng(seed).standard_t(tail, size),
-    st.integers(1, 2500),
+    st.integers(1, 1500),
     st.integers(0, 1000),
     st.sampled_from([1.5, 30]),
 )
@@ -87,6 +87,7 @@ def test_compressed_fedbuff_is_the_oracle(compress: Compression, dispatch: Dispa
         np.testing.assert_allclose(shot.x.numpy(), model, rtol=0, atol=1e-10)
 
 
+@settings(max_examples=30)
 @given(vectors)
 def test_a_vector_in_eight_bits_is_the_oracles(vector: Any) -> None:
     code = EightBit().encode(torch.from_numpy(vector), KEY)
@@ -94,6 +95,7 @@ def test_a_vector_in_eight_bits_is_the_oracles(vector: Any) -> None:
     np.testing.assert_allclose(decode(code, len(vector)).numpy(), expected, rtol=0, atol=1e-12)
 
 
+@settings(max_examples=30)
 @given(vectors, st.floats(0.01, 1))
 def test_top_k_keeps_the_largest_numbers(vector: Any, share: float) -> None:
     code = TopK(share).encode(torch.from_numpy(vector), KEY)
@@ -102,6 +104,7 @@ def test_top_k_keeps_the_largest_numbers(vector: Any, share: float) -> None:
     assert len(code.places) == count
 
 
+@settings(max_examples=30)
 @given(vectors)
 def test_rounding_moves_no_number_by_more_than_a_level_and_no_norm_by_more_than_it_says(vector: Any) -> None:
     rounded = decode(EightBit().encode(torch.from_numpy(vector), KEY), len(vector)).numpy()
@@ -178,7 +181,7 @@ def test_what_was_left_out_survives_a_cut_to_the_bit(name: str, kind: Any) -> No
         "compress": TopK(0.1),
     }
     whole = list(train(algorithm, engine, **options))
-    for cut in (0, 3, 5):
+    for cut in (0, 4):
         saved = next(shot.checkpoint() for shot in train(algorithm, engine, **options) if shot.version == cut)
         rest = list(train(algorithm, engine, resume=saved, **options))
         assert torch.equal(whole[-1].x, rest[-1].x)
@@ -338,6 +341,7 @@ def test_a_code_that_no_client_makes_is_recognised(code: Any) -> None:
     assert invalid_code((code,), 18)
 
 
+@settings(max_examples=30)
 @given(vectors, st.sampled_from([EightBit(), TopK(0.3)]))
 def test_a_code_of_a_client_is_valid(vector: Any, compress: Compression) -> None:
     assert invalid_code((compress.encode(torch.from_numpy(vector), KEY),), len(vector)) is None

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from scipy.optimize import minimize
@@ -66,6 +66,7 @@ matrices = arrays.arrays(
 
 
 @pytest.mark.parametrize("name", RULES)
+@settings(max_examples=40)
 @given(rows=matrices)
 def test_an_aggregate_is_the_oracles(name: str, rows: Any) -> None:
     rule, expected = RULES[name]
@@ -73,6 +74,7 @@ def test_an_aggregate_is_the_oracles(name: str, rows: Any) -> None:
 
 
 @pytest.mark.parametrize("name", RULES)
+@settings(max_examples=40)
 @given(rows=matrices, order=st.randoms(use_true_random=False))
 def test_the_order_of_clients_does_not_matter(name: str, rows: Any, order: Any) -> None:
     rule, places = RULES[name][0], list(range(len(rows)))
@@ -81,6 +83,7 @@ def test_the_order_of_clients_does_not_matter(name: str, rows: Any, order: Any) 
 
 
 @pytest.mark.parametrize("name", MIDDLES)
+@settings(max_examples=40)
 @given(rows=matrices, seed=st.integers(0, 100), size=st.sampled_from([1e3, 1e8, 1e12]))
 def test_as_many_attackers_as_a_rule_stands_move_it_no_further_than_the_others_reach(
     name: str, rows: Any, seed: int, size: float
@@ -101,6 +104,7 @@ def test_a_majority_of_attackers_breaks_every_rule(name: str) -> None:
     assert aggregate(RULES[name][0], rows).abs().max() > 1e5
 
 
+@settings(max_examples=40)
 @given(rows=matrices)
 def test_one_attacker_breaks_the_mean_and_a_norm_bound_limits_it(rows: Any) -> None:
     rows[0] = 1e9
@@ -119,6 +123,7 @@ def test_the_iteration_goes_to_the_geometric_median() -> None:
     np.testing.assert_allclose(aggregate(GeometricMedian(), rows), found, atol=2e-2)
 
 
+@settings(max_examples=40)
 @given(rows=matrices, weights=st.lists(st.floats(0.1, 1), min_size=12, max_size=12))
 def test_without_trimming_it_is_the_plain_mean_with_its_staleness_weights(
     rows: Any, weights: list[float]
@@ -130,16 +135,15 @@ def test_without_trimming_it_is_the_plain_mean_with_its_staleness_weights(
 
 @pytest.mark.parametrize("kind", [Sequential, Vectorised])
 @pytest.mark.parametrize(
-    "dispatch", [Asynchronous(7), Asynchronous(7, eager=False), Synchronous(4), RoundRefill(6)]
+    ("dispatch", "fading"), [(Asynchronous(7), True), (Synchronous(4), False), (RoundRefill(6), True)]
 )
-@pytest.mark.parametrize("fading", [False, True])
 @pytest.mark.parametrize("name", RULES)
 def test_fedbuff_under_a_rule_is_the_oracle(name: str, fading: bool, dispatch: Dispatch, kind: Any) -> None:
     world = make_world()
     rule, expected = RULES[name]
     weights = {"weights": Polynomial(0.5)} if fading else {}
     engine = kind(world.problem, world.population)
-    shots = play(FedOpt(0.1, 0.5), engine, dispatch, buffer=4, aggregate=rule, **weights)
+    shots = play(FedOpt(0.1, 0.5), engine, dispatch, buffer=4, rounds=5, aggregate=rule, **weights)
     models = oracle.robust_fedbuff(
         world.oracle,
         shots[0].x.numpy(),

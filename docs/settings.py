@@ -14,6 +14,7 @@ _TYPES = {
     ValueKind.NUMBER: "number",
     ValueKind.SWITCH: "true or false",
     ValueKind.TABLE: "table",
+    ValueKind.DEADLINE: "number or text",
     ValueKind.CLIP: "number, or numbers by field",
 }
 _HEAD = ("setting", "type", "default", "option", "`serve.toml`", "meaning")

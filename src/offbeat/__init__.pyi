@@ -116,8 +116,13 @@ from offbeat.schedule.advice import Advice as Advice
 from offbeat.schedule.advice import ScheduleChoice as ScheduleChoice
 from offbeat.schedule.advice import advise as advise
 from offbeat.schedule.availability import Always as Always
+from offbeat.schedule.availability import ClientCycle as ClientCycle
 from offbeat.schedule.availability import Cycle as Cycle
 from offbeat.schedule.availability import Dropout as Dropout
+from offbeat.schedule.availability import RecordedLinks as RecordedLinks
+from offbeat.schedule.deadline import FixedDeadline as FixedDeadline
+from offbeat.schedule.deadline import QuantileDeadline as QuantileDeadline
+from offbeat.schedule.deadline import TaskLimits as TaskLimits
 from offbeat.schedule.delays import (
     Constant as Constant,
 )
@@ -139,6 +144,9 @@ from offbeat.schedule.delays import (
 from offbeat.schedule.delays import (
     Uniform as Uniform,
 )
+from offbeat.schedule.devices import DeviceProfile as DeviceProfile
+from offbeat.schedule.devices import Devices as Devices
+from offbeat.schedule.devices import Phones as Phones
 from offbeat.schedule.dispatch import (
     Asynchronous as Asynchronous,
 )

@@ -802,3 +802,21 @@ def test_the_id_of_a_run_is_not_made_up_again(place: Path, harm: Callable[[Path]
         harm(run.folder / "journal" / "run")
         with pytest.raises(InputError, match="by which sites know this run: restore it"):
             run.serve(resume=True)
+
+
+def test_the_time_limit_follows_the_durations_that_the_server_sees(tmp_path: Path) -> None:
+    run = Deployment(tmp_path, name="fedbuff", rounds=20, terms={"deadline": "quantile:0.9:1.5"})
+    limits = []
+    push = run.network.push
+
+    def watch(node: int, kind: str, header: str, payload: bytes, timeout: float) -> str:
+        if kind == "task":
+            limits.append(timeout)
+        return push(node, kind, header, payload, timeout)
+
+    run.network.push = watch  # type: ignore[method-assign]
+    with run.joined():
+        run.serve()
+    assert set(limits[:15]) == {600.0}
+    assert all(limit < 20 for limit in limits[-10:])
+    assert torch.allclose(run.model(), run.retold(), rtol=0, atol=1e-12)

@@ -228,10 +228,10 @@ def test_settings_of_any_kind_give_a_plan_or_one_sentence(tables: dict[str, Any]
     ("value", "kinds"),
     [
         (True, {ValueKind.SWITCH}),
-        (1, {ValueKind.INTEGER, ValueKind.NUMBER, ValueKind.CLIP}),
-        (0.5, {ValueKind.NUMBER, ValueKind.CLIP}),
+        (1, {ValueKind.INTEGER, ValueKind.NUMBER, ValueKind.DEADLINE, ValueKind.CLIP}),
+        (0.5, {ValueKind.NUMBER, ValueKind.DEADLINE, ValueKind.CLIP}),
         (float("inf"), set()),
-        ("a", {ValueKind.TEXT, ValueKind.CLIP}),
+        ("a", {ValueKind.TEXT, ValueKind.DEADLINE, ValueKind.CLIP}),
         ("", set()),
         ({}, {ValueKind.TABLE}),
         ({"a": 1}, {ValueKind.TABLE, ValueKind.CLIP}),

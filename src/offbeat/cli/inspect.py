@@ -17,7 +17,7 @@ from offbeat.schedule.delays import parse_delay
 from offbeat.schedule.scheduler import Buffer
 from offbeat.schedule.statistics import iterate_buffers, summarise
 from offbeat.schedule.timed import make_scheduler
-from offbeat.training.experiment import Experiment, build_dispatch
+from offbeat.training.experiment import Experiment, build_dispatch, build_limits
 
 _NO_THEORY = "none usable"
 
@@ -135,7 +135,13 @@ def schedule_command(given: argparse.Namespace) -> int:
     dispatch = build_dispatch(experiment)
     source = dispatch.source(experiment.seed)
     delays = parse_delay(experiment.delays).bind(source, experiment.clients)
-    clock = Clock(delays, source, Dropout(experiment.dropout))
+    clock = Clock(
+        delays,
+        source,
+        Dropout(experiment.dropout),
+        build_limits(experiment),
+        lambda client: experiment.local_steps,
+    )
     limit = float("inf") if experiment.max_staleness is None else experiment.max_staleness
     availability = parse_availability(experiment.availability)
     scheduler = make_scheduler(

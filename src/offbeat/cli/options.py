@@ -207,8 +207,11 @@ def experiment_options(given: argparse.Namespace) -> dict[str, Any]:
     if "clip" in options:
         options["clip"] = ",".join(options["clip"])
     kind, _, path = options.get("delays", "").partition(":")
-    if kind == "recorded" and path:
+    if kind in ("recorded", "devices") and path:
         options["delays"] = f"{kind}:{Path(path).absolute()}"
+    kind, _, path = options.get("availability", "").partition(":")
+    if kind == "recorded" and path:
+        options["availability"] = f"{kind}:{Path(path).absolute()}"
     return options
 
 

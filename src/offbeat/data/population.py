@@ -26,6 +26,10 @@ class Steps:
     def __post_init__(self) -> None:
         _check_work("local steps", self.count, self.size)
 
+    def steps(self, examples: int) -> int:
+        """The number of minibatches of a client with this number of examples."""
+        return self.count
+
     def draw(self, examples: int, rng: np.random.Generator) -> list[Positions]:
         """The minibatches of a client; with few examples, one may occur twice in a minibatch."""
         needed = self.count * self.size
@@ -54,11 +58,18 @@ class Epochs:
         if not 1 <= self.least <= self.size:
             raise InputError(f"the least minibatch is {self.least}: give a number from 1 to the batch size.")
 
+    def steps(self, examples: int) -> int:
+        """The number of minibatches of a client with this number of examples."""
+        return self.count * len(self._starts(examples))
+
     def draw(self, examples: int, rng: np.random.Generator) -> list[Positions]:
         """The minibatches of a client with this number of examples."""
         order = _shuffled(examples, self.count, rng)
-        starts = range(0, max(1, examples - self.least + 1), self.size)
+        starts = self._starts(examples)
         return [row[start : start + self.size] for row in order for start in starts]
+
+    def _starts(self, examples: int) -> range:
+        return range(0, max(1, examples - self.least + 1), self.size)
 
 
 def _shuffled(examples: int, passes: int, rng: np.random.Generator) -> Positions:
@@ -167,6 +178,10 @@ class Population:
         part = self._part(client)
         batches = self.work.draw(len(part), draws.generator(seed, "batches", client, visit))
         return [part[batch] for batch in batches]
+
+    def steps(self, client: int) -> int:
+        """The number of minibatches of a client's task."""
+        return self.work.steps(self.size(client) if isinstance(self.work, Epochs) else 1)
 
     def everything(self, client: int) -> list[Indices]:
         """All examples of a client once, in pieces of bounded size."""

@@ -15,6 +15,7 @@ from offbeat.algorithms import Setting, find
 from offbeat.errors import InputError, naming_settings, unknown_name
 from offbeat.privacy.secure.terms import DEFAULT_MINIMUM
 from offbeat.renamed import check_name, check_part_of_task
+from offbeat.schedule.deadline import parse_deadline
 from offbeat.training.experiment import Experiment
 from offbeat.training.schema import (
     COUNT,
@@ -61,7 +62,12 @@ class SecureConfig:
 class NetworkConfig:
     """What to expect of the sites and of the network."""
 
-    deadline: float = _seconds(600.0, help="for a task")
+    deadline: float | str = _network(
+        600.0,
+        "SECONDS",
+        "time limit of a task: a number, or quantile:Q[:FACTOR] of the durations seen so far",
+        kind=ValueKind.DEADLINE,
+    )
     poll: float = _seconds(0.5, help="between two polls")
     patience: float = _seconds(600.0, help="without a network before the run ends, saved")
     max_upload_bytes: int | None = _network(
@@ -84,6 +90,7 @@ class NetworkConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        parse_deadline(self.deadline)
 
 
 @dataclass(frozen=True)

@@ -246,7 +246,7 @@ class StreamExecutor:
     ) -> TaskResults:
         if not self._can_record():
             return self._sequential(algorithm, tasks, starts, seed)
-        drawn = TaskDraws.of(algorithm, tasks, self._population, seed)
+        drawn = TaskDraws.of(algorithm, tasks, starts, self._population, seed)
         groups, parts = group_by_length(drawn.items), []
         for rows in groups:
             group_starts = [starts[row] for row in rows]

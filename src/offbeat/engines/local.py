@@ -44,6 +44,7 @@ class TaskStart(NamedTuple):
     statistics: Statistics
     memory: ClientMemory
     visit: Visit  # on the CPU
+    steps: int | tuple[()] = ()  # minibatches of a task that ends early; (): all
 
 
 class TaskResults(NamedTuple):
@@ -114,7 +115,7 @@ class SequentialExecutor:
 
     def _run(self, algorithm: AnyAlgorithm, task: Task, start: TaskStart, seed: int) -> TaskResults:
         problem, population = self._problem, self._population
-        indices = population.indices(task.client, task.visit, seed)
+        indices = population.indices(task.client, task.visit, seed)[: start.steps or None]
         whole = population.everything(task.client) if traits_of(algorithm).full_pass else []
         batches = Batches(self._load(indices), self._load(whole))
         task_seed = draws.torch_seed(seed, "module", task.client, task.visit)
@@ -258,12 +259,20 @@ class TaskDraws(NamedTuple):
 
     @classmethod
     def of(
-        cls, algorithm: AnyAlgorithm, tasks: Sequence[Task], population: Population, seed: int
+        cls,
+        algorithm: AnyAlgorithm,
+        tasks: Sequence[Task],
+        starts: Sequence[TaskStart],
+        population: Population,
+        seed: int,
     ) -> "TaskDraws":
         """The draws of these tasks."""
         return cls(
             [dropout_key(draws.torch_seed(seed, "module", task.client, task.visit)) for task in tasks],
-            [population.indices(task.client, task.visit, seed) for task in tasks],
+            [
+                population.indices(task.client, task.visit, seed)[: start.steps or None]
+                for task, start in zip(tasks, starts, strict=True)
+            ],
             [population.everything(task.client) for task in tasks] if traits_of(algorithm).full_pass else [],
         )
 
@@ -300,7 +309,7 @@ def separate_inputs(
         return trees.map(lambda leaf: leaf[row], tree)
 
     return [
-        TaskInputs(start._replace(visit=select(visits, row)), key[row], select(indices, row))
+        TaskInputs(start._replace(visit=select(visits, row), steps=()), key[row], select(indices, row))
         for row, start in enumerate(starts)
     ]
 

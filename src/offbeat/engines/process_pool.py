@@ -35,6 +35,7 @@ from offbeat.engines.worker_runtime import pack_worker
 from offbeat.errors import InputError, setting_name
 from offbeat.nn.problem import Problem
 from offbeat.schedule.availability import Always, Availability, Dropout
+from offbeat.schedule.deadline import TaskLimits
 from offbeat.schedule.delays import Delay, Tiers
 from offbeat.trees import Tree
 
@@ -55,6 +56,7 @@ class Workers(SimulatedEngine):
     memory: MemoryBackend = Anywhere()
     execution: Execution = Serial()
     ahead: int = 0  # tasks to compute at once, some ahead of a buffer too small to keep all workers busy
+    limits: TaskLimits = TaskLimits()
 
     def __post_init__(self) -> None:
         check_worker_count(self.workers)

@@ -42,6 +42,7 @@ from offbeat.engines.worker_runtime import WorkerRuntime, attempt, pack_worker
 from offbeat.errors import InputError, setting_name
 from offbeat.nn.problem import Problem
 from offbeat.schedule.availability import Always, Availability, Dropout
+from offbeat.schedule.deadline import TaskLimits
 from offbeat.schedule.delays import Delay, Tiers
 from offbeat.trees import Tree
 
@@ -71,6 +72,7 @@ class RayCluster(SimulatedEngine):
     memory: MemoryBackend = Anywhere()
     execution: Execution | None = None  # None: one by one on a core, by a trial on a GPU
     ahead: int = 0  # tasks to compute at once, some ahead of a buffer too small to keep all workers busy
+    limits: TaskLimits = TaskLimits()
 
     def __post_init__(self) -> None:
         check_worker_count(self.workers)

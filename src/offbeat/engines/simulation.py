@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from offbeat import trees
-from offbeat.aggregate.uploads import clients_read_staleness
+from offbeat.aggregate.uploads import clients_read_staleness, probe_upload
 from offbeat.core import AnyAlgorithm, SavedState, Task, Vector, Visit, traits_of
 from offbeat.data.client_store import Anywhere, MemoryBackend, make_client_store
 from offbeat.data.population import Population
@@ -45,7 +45,9 @@ from offbeat.errors import InputError, renamed_parameters
 from offbeat.nn.problem import Problem, Statistics, mean_statistics
 from offbeat.schedule.availability import Always, Availability, Dropout
 from offbeat.schedule.clock import Arrival, Clock
+from offbeat.schedule.deadline import TaskLimits
 from offbeat.schedule.delays import Delay, Tiers
+from offbeat.schedule.devices import TaskWork, for_work
 from offbeat.schedule.rng import Rng
 from offbeat.trees import Tree
 
@@ -65,6 +67,7 @@ class SimulatedEngine(ABC):
     delays: Delay
     dropout: Dropout
     memory: MemoryBackend
+    limits: TaskLimits
 
     @abstractmethod
     def make_executor(self) -> Executor:
@@ -82,7 +85,9 @@ class SimulatedEngine(ABC):
         return self.problem.initial()
 
     def open(self, algorithm: AnyAlgorithm, seed: int, rng: Rng) -> "Simulation":
-        clock = Clock(self.delays.bind(rng, self.clients), rng, self.dropout)
+        work = task_work(algorithm, self.problem, self.population)
+        seconds = for_work(self.delays, work).bind(rng, self.clients)
+        clock = Clock(seconds, rng, self.dropout, self.limits, work.steps)
         check_module(algorithm, self.problem, self.population, seed)
         executor = self.make_executor()
         ahead = self.tasks_at_once()
@@ -99,6 +104,7 @@ class Sequential(SimulatedEngine):
     availability: Availability = Always()
     dropout: Dropout = Dropout()
     memory: MemoryBackend = Anywhere()
+    limits: TaskLimits = TaskLimits()
 
     def make_executor(self) -> Executor:
         return SequentialExecutor(self.problem, self.population)
@@ -121,6 +127,7 @@ class Vectorised(SimulatedEngine):
     memory: MemoryBackend = Anywhere()
     execution: Execution | None = None  # None: by a trial
     ahead: int | None = None  # tasks computed at once, some ahead of their buffer; None: 64 on a GPU
+    limits: TaskLimits = TaskLimits()
 
     def __post_init__(self) -> None:
         if self.chunk is not None and self.execution is not None:
@@ -134,6 +141,15 @@ class Vectorised(SimulatedEngine):
             return self.ahead or 0
         total = torch.cuda.get_device_properties(self.problem.device).total_memory
         return max(1, min(_TASKS_ON_GPU, int(_MEMORY_SHARE * total / (8 * self.problem.size))))
+
+
+def task_work(algorithm: AnyAlgorithm, problem: Problem, population: Population) -> TaskWork:
+    """The steps of each client's task, and the bytes of a message and of an upload."""
+    x, statistics = problem.initial()
+    message = (algorithm.broadcast(algorithm.init(x), 0), statistics)
+    upload = (probe_upload(algorithm, x), statistics)
+    down, up = (sum(leaf.nbytes for leaf in trees.leaves(tree)) for tree in (message, upload))
+    return TaskWork(population.steps, down, up)
 
 
 class TaskRanks:
@@ -230,6 +246,19 @@ class Simulation:
     def execution(self) -> dict[str, Any] | None:
         return self._executor.report() if isinstance(self._executor, ReportsExecution) else None
 
+    @property
+    def recalls(self) -> bool:
+        return self._clock.recalls
+
+    def recall(self, version: int) -> Sequence[Task]:
+        recalled = self._clock.recall(version)
+        for task in recalled:
+            self._computed.pop(task, None)
+        return recalled
+
+    def end_early(self, task: Task, steps: int) -> None:
+        self._clock.end_early(task, steps)
+
     def start(self, task: Task, *, sure: bool = False, until: float = inf) -> None:
         self._references[task.version] += 1
         self._ranks.start(task)
@@ -260,6 +289,7 @@ class Simulation:
 
     def forget(self, tasks: Sequence[Task]) -> None:
         self._references.subtract(task.version for task in tasks)
+        self._clock.forget(tasks)
         self._ranks.forget(tasks)
         for task in tasks:
             self._computed.pop(task, None)
@@ -360,7 +390,8 @@ class Simulation:
         began = torch.tensor(task.version)
         key = task_key(self._algorithm, task, self._seed)
         visit = Visit(began, version - began, self._ranks.of(task), key)
-        return TaskStart(message, statistics, self._store.read(task.client), visit)
+        steps = self._clock.steps_of(task)
+        return TaskStart(message, statistics, self._store.read(task.client), visit, steps or ())
 
     def _take(self, tasks: Sequence[Task]) -> TaskResults:
         """The computed results of these tasks, in their order."""

@@ -85,7 +85,7 @@ class VmapExecutor:
         if not self._usual or (self._last_count == len(tasks) and not self._compiled):
             self._usual = len(tasks)
         self._last_count = len(tasks)
-        drawn = TaskDraws.of(algorithm, tasks, self._population, seed)
+        drawn = TaskDraws.of(algorithm, tasks, starts, self._population, seed)
         groups, parts = group_by_length(drawn.items), []
         for rows in groups:
             group_starts = [starts[row] for row in rows]

@@ -36,6 +36,7 @@ class WorkOrder(NamedTuple):
     messages: Sequence[Any]  # each once, as the pool has placed it
     which: Sequence[int]  # of the messages, for each task
     memories: Sequence[Tree]
+    steps: Sequence[int | tuple[()]]  # of tasks that end early
 
 
 @dataclass(frozen=True)
@@ -160,6 +161,7 @@ class PoolExecutor:
             list(messages.values()),
             [positions[_message_id(start)] for start in starts],
             [start.memory for start in starts],
+            [start.steps for start in starts],
         )
 
     def _place(self, start: TaskStart) -> Any:

@@ -60,11 +60,12 @@ class WorkerRuntime:
         """The results of an order, from its messages (with statistics), in their order."""
         moved = [trees.map(self._move, message) for message in messages]
         starts = []
-        for numbers, which, memory in zip(order.visits, order.which, order.memories, strict=True):
+        rows = zip(order.visits, order.which, order.memories, order.steps, strict=True)
+        for numbers, which, memory, steps in rows:
             parts: list[Any] = [() if number is None else torch.tensor(number) for number in numbers]
             visit = Visit(*parts)
             message, statistics = moved[which]
-            starts.append(TaskStart(message, statistics, trees.map(self._move, memory), visit))
+            starts.append(TaskStart(message, statistics, trees.map(self._move, memory), visit, steps))
         results = self._executor(order.algorithm, order.tasks, starts, order.seed)
         return WorkDone(order.number, results, self._warnings.take())
 

@@ -1,10 +1,16 @@
 """When clients are available, and how often they drop out in the middle of a task."""
 
-from collections.abc import Callable, Collection, Mapping
+import gzip
+import lzma
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, runtime_checkable
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
-from offbeat.draws import uniform
+import numpy as np
+
+from offbeat.draws import randbelow, uniform
 from offbeat.errors import InputError
 from offbeat.schedule.parsing import check_number, format_spec, parse_spec
 
@@ -67,6 +73,176 @@ class Cycle:
 
 
 @dataclass(frozen=True)
+class ClientCycle:
+    """As `Cycle`, with a share for each client: a sequence, or a function of the client's number."""
+
+    period: float
+    shares: Sequence[float] | Callable[[int], float]
+
+    def __post_init__(self) -> None:
+        check_number("the period of a cycle", self.period, strict=True)
+        for share in () if callable(self.shares) else self.shares:
+            _check_share(share)
+
+    def bind(self, seed: int) -> NextAvailable:
+        shares, period = self.shares, self.period
+
+        def back(client: int, now: float) -> float:
+            if callable(shares):
+                share = shares(client)
+                _check_share(share)
+            elif client < len(shares):
+                share = shares[client]
+            else:
+                raise InputError(
+                    f"there are {len(shares)} shares, and client {client} has none: give it one."
+                )
+            phase = (now / period + uniform(seed, "phase", client)) % 1
+            return now if phase < share else now + (1 - phase) * period
+
+        return back
+
+
+def _check_share(share: float) -> None:
+    if not 0 < share <= 1:
+        raise InputError(f"the share of a cycle is {share}: give a number above 0 and at most 1.")
+
+
+@runtime_checkable
+class DataAvailability(Availability, Protocol):
+    """Availability that depends on the data of a client."""
+
+    @property
+    def measure(self) -> str:
+        """What the share of a client is in proportion to: its examples or its classes."""
+        ...
+
+    def with_weights(self, weights: Sequence[float]) -> Availability:
+        """The availability of clients with this measure."""
+        ...
+
+
+@dataclass(frozen=True)
+class ByExamples:
+    """A cycle whose share grows with the number of a client's examples, up to 1 for the largest client."""
+
+    period: float
+    least: float = 0.1  # share
+    measure: ClassVar[str] = "examples"
+
+    def __post_init__(self) -> None:
+        _check_data_cycle(self.period, self.least)
+
+    def __str__(self) -> str:
+        return format_spec("by-examples", self.period, self.least)
+
+    def with_weights(self, weights: Sequence[float]) -> Availability:
+        return _by_weights(self.period, self.least, weights)
+
+    def bind(self, seed: int) -> NextAvailable:
+        raise _no_data(self.measure)
+
+
+@dataclass(frozen=True)
+class ByClasses:
+    """A cycle whose share grows with a client's effective number of classes; skewed labels mean a small one.
+
+    The effective number is the exponential of the entropy of its labels.
+    """
+
+    period: float
+    least: float = 0.1  # share
+    measure: ClassVar[str] = "classes"
+
+    def __post_init__(self) -> None:
+        _check_data_cycle(self.period, self.least)
+
+    def __str__(self) -> str:
+        return format_spec("by-classes", self.period, self.least)
+
+    def with_weights(self, weights: Sequence[float]) -> Availability:
+        return _by_weights(self.period, self.least, weights)
+
+    def bind(self, seed: int) -> NextAvailable:
+        raise _no_data(self.measure)
+
+
+def _check_data_cycle(period: float, least: float) -> None:
+    check_number("the period of a cycle", period, strict=True)
+    _check_share(least)
+
+
+def _by_weights(period: float, least: float, weights: Sequence[float]) -> ClientCycle:
+    top = max(weights)
+    return ClientCycle(period, tuple(max(least, weight / top) for weight in weights))
+
+
+def _no_data(measure: str) -> InputError:
+    return InputError(
+        f"availability by the {measure} of clients needs their data, which a schedule alone does not have: "
+        "use a run, or another availability."
+    )
+
+
+@dataclass(frozen=True)
+class RecordedLinks:
+    """Recorded links in Mahimahi's format: a client is away while its link delivers nothing for a second.
+
+    The path is a file or a folder of files, which may be compressed (.xz or .gz). Each line is the time in
+    milliseconds at which the link could deliver a packet. A client has one of the links, which repeats, from
+    a moment of its own on.
+    """
+
+    path: str
+
+    def __str__(self) -> str:
+        return format_spec("recorded", self.path)
+
+    def bind(self, seed: int) -> NextAvailable:
+        links = [_read_link(path) for path in _trace_files(Path(self.path))]
+
+        def back(client: int, now: float) -> float:
+            length, starts, ends = links[randbelow(len(links), seed, "link", client)]
+            place = (now + uniform(seed, "phase", client) * length) % length
+            gap = bisect_right(starts, place) - 1
+            return now + (ends[gap] - place) if gap >= 0 and place < ends[gap] else now
+
+        return back
+
+
+_OUTAGE = 1.0  # seconds without a packet after which a client is away
+
+
+def _trace_files(path: Path) -> list[Path]:
+    if path.is_dir():
+        files = sorted(each for each in path.iterdir() if each.is_file() and not each.name.startswith("."))
+        if not files:
+            raise InputError(f"the folder {path} has no recorded link: name another.")
+        return files
+    return [path]
+
+
+def _read_link(path: Path) -> tuple[float, list[float], list[float]]:
+    """The length of a trace in seconds, and where its outages start and end."""
+    openers: dict[str, Callable[..., Any]] = {".xz": lzma.open, ".gz": gzip.open}
+    try:
+        with openers.get(path.suffix, open)(path, "rt", encoding="ascii") as file:
+            times = np.array([float(line) for line in file.read().split()]) / 1000
+    except (OSError, EOFError, lzma.LZMAError) as error:
+        reason = getattr(error, "strerror", None) or "it is damaged"
+        raise InputError(f"cannot read the recorded link {path}: {reason}.") from None
+    except ValueError:
+        raise InputError(
+            f"{path} is not a recorded link: each line must be a time in milliseconds."
+        ) from None
+    if not len(times) or not times[-1] > 0 or (np.diff(times) < 0).any() or times[0] < 0:
+        raise InputError(f"{path} is not a recorded link: its times must grow from 0.")
+    before = np.concatenate([[0.0], times[:-1]])
+    away = times - before >= _OUTAGE
+    return float(times[-1]), before[away].tolist(), times[away].tolist()
+
+
+@dataclass(frozen=True)
 class Dropout:
     """A task is lost with this probability; the server notices after `patience` times its duration."""
 
@@ -83,9 +259,15 @@ class Dropout:
         return self.probability > 0 and uniform(seed, "dropout", client, visit) < self.probability
 
 
-AVAILABILITIES: Mapping[str, type[Availability]] = {"always": Always, "cycle": Cycle}
+AVAILABILITIES: Mapping[str, type[Availability]] = {
+    "always": Always,
+    "cycle": Cycle,
+    "recorded": RecordedLinks,
+    "by-examples": ByExamples,
+    "by-classes": ByClasses,
+}
 
 
 def parse_availability(text: str) -> Availability:
-    """The pattern that `always` or `cycle:PERIOD:SHARE` names."""
+    """The pattern that a text such as `always`, `cycle:PERIOD:SHARE` or `recorded:FOLDER` names."""
     return parse_spec("availability", text, AVAILABILITIES)

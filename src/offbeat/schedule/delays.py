@@ -10,6 +10,7 @@ from typing import Protocol, TypeAlias
 
 from offbeat.draws import randbelow
 from offbeat.errors import InputError, unknown_name
+from offbeat.schedule.devices import DeviceFile, Phones
 from offbeat.schedule.parsing import check_number, format_number, format_spec, parse_spec
 from offbeat.schedule.rng import Rng
 
@@ -255,6 +256,8 @@ DELAYS: Mapping[str, type[Delay]] = {
     "log-normal": LogNormal,
     "tiers": Tiers,
     "recorded": Recorded,
+    "devices": DeviceFile,
+    "phones": Phones,
 }
 
 

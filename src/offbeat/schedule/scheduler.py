@@ -11,7 +11,7 @@ import numpy as np
 from offbeat.core import Task
 from offbeat.errors import InputError
 from offbeat.schedule.availability import Always, Availability, ListedAvailability, NextAvailable
-from offbeat.schedule.clock import Arrival, Timeline
+from offbeat.schedule.clock import Arrival, RecallingTimeline, Timeline
 from offbeat.schedule.dispatch import DispatchEvent, PooledDispatch
 from offbeat.schedule.participation import Participation, ParticipationTracker
 from offbeat.schedule.rng import Rng
@@ -30,6 +30,7 @@ class Buffer(NamedTuple):
     arrived: tuple[float, ...]  # when each task came back
     dropped: tuple[Task, ...]
     lost: tuple[Task, ...]
+    steps: tuple[int | None, ...] = ()  # of tasks that ended early; None: all; (): none ended early
 
     @property
     def staleness(self) -> tuple[int, ...]:
@@ -148,7 +149,11 @@ class TaskBook:
         }
         if self._waiting or self._late or self._missing:
             facts["buffer"] = {
-                "waiting": [[*arrival.task, arrival.started, arrival.time] for arrival in self._waiting],
+                "waiting": [
+                    [*arrival.task, arrival.started, arrival.time]
+                    + ([] if arrival.steps is None else [arrival.steps])
+                    for arrival in self._waiting
+                ],
                 "dropped": self._late,
                 "lost": self._missing,
             }
@@ -163,8 +168,8 @@ class TaskBook:
         self._draws.load(data["draws"])
         part = data.get("buffer", {"waiting": [], "dropped": [], "lost": []})
         self._waiting = [
-            Arrival(Task(client, version, visit), started, time, False)
-            for client, version, visit, started, time in part["waiting"]
+            Arrival(Task(client, version, visit), started, time, False, *steps)
+            for client, version, visit, started, time, *steps in part["waiting"]
         ]
         self._late = [Task(*task) for task in part["dropped"]]
         self._missing = [Task(*task) for task in part["lost"]]
@@ -186,12 +191,13 @@ class TaskBook:
 
     def _take(self, version: int, arrivals: Sequence[Arrival], time: float) -> Buffer:
         """The buffer of a server step."""
-        tasks, started, arrived, _ = zip(*arrivals, strict=True) if arrivals else ((), (), (), ())
+        tasks, started, arrived, _, steps = zip(*arrivals, strict=True) if arrivals else ((),) * 5
         dropped, lost = tuple(self._late), tuple(self._missing)
         self._consumed += len(tasks)
         self._late.clear()
         self._missing.clear()
-        return Buffer(version, time, tasks, started, arrived, dropped, lost)
+        partial = steps if any(each is not None for each in steps) else ()
+        return Buffer(version, time, tasks, started, arrived, dropped, lost, partial)
 
 
 class Scheduler(TaskBook):
@@ -223,6 +229,9 @@ class Scheduler(TaskBook):
         self._listed = availability if isinstance(availability, ListedAvailability) else None
         self._pool = dispatch.pool(population)
         participation.check(self._pool, population, buffer)
+        self._recalling: RecallingTimeline | None = None
+        if isinstance(timeline, RecallingTimeline) and timeline.recalls and not isinf(max_staleness):
+            self._recalling = timeline
         self._participation = participation
         self._turns = ParticipationTracker(participation, population) if participation.bounded else None
 
@@ -240,6 +249,8 @@ class Scheduler(TaskBook):
             DispatchEvent.ARRIVED,
             DispatchEvent.FILLED,
         )  # local names: an enumeration is slow to look up
+        if self._recalling is not None:
+            self._recalling.recall(version - int(self.max_staleness))  # they would be too stale at the next
         self._send(version, DispatchEvent.PUBLISHED)
         self._observe()
         while len(waiting) < buffer:

@@ -38,12 +38,20 @@ from offbeat.privacy.accountant import Accountant, largest_within, parse_account
 from offbeat.privacy.correlated import BandedNoise, parse_correlation
 from offbeat.privacy.ledger import PrivacyAccounting, ReleaseTotals
 from offbeat.privacy.mechanism import AdaptiveClipping
-from offbeat.schedule.availability import Always, Availability, Dropout, parse_availability
+from offbeat.schedule.availability import (
+    Always,
+    Availability,
+    DataAvailability,
+    Dropout,
+    parse_availability,
+)
+from offbeat.schedule.deadline import Deadline, FixedDeadline
 from offbeat.schedule.delays import parse_delay
+from offbeat.schedule.devices import TaskWork, WorkDelay, for_work
 from offbeat.schedule.dispatch import Dispatch, PooledDispatch, TimedDispatch
 from offbeat.schedule.participation import Participation
 from offbeat.schedule.staleness import StalenessWeights, parse_weights
-from offbeat.training.experiment import Experiment, build_dispatch, personal_layers
+from offbeat.training.experiment import Experiment, build_dispatch, build_limits, personal_layers
 from offbeat.training.loop import check_extendable, check_fit
 from offbeat.training.method import build_method, check_schedules_last
 from offbeat.training.standardise import Scaling, look_at_scales, measure_scaling
@@ -319,7 +327,12 @@ def build_run(
     dropout, weights = Dropout(experiment.dropout), parse_weights(experiment.weights)
     if task is None:
         parse_partition(experiment.partition)  # raises before the data are loaded
-    delays.bind(dispatch.source(experiment.seed), experiment.clients)  # raises on a bad file of delays
+    trial = for_work(delays, TaskWork(lambda client: 1, 0.0, 0.0))
+    trial.bind(dispatch.source(experiment.seed), experiment.clients)  # raises on a bad file of delays
+    if not isinstance(availability, DataAvailability):
+        availability.bind(experiment.seed)  # raises on a bad file
+    limits = build_limits(experiment)
+    check_limits_private(experiment, limits.deadline, varying=isinstance(delays, WorkDelay))
     opening = dry_run(experiment, dispatch, weights, availability)
     method = opening.algorithm
     aggregate = build_aggregate(with_calibrated_noise(experiment, opening), method)
@@ -331,6 +344,8 @@ def build_run(
     count, size = experiment.local_epochs, experiment.batch_size
     work = Steps(experiment.local_steps, size) if count is None else Epochs(count, size)
     population = task.population(experiment, work).to(device)
+    if isinstance(availability, DataAvailability):
+        availability = availability.with_weights(task.client_weights(population, availability.measure))
     precision = Precision[experiment.precision.upper()]
     if precision is Precision.TF32 and device.type == "cpu":
         raise InputError(
@@ -361,7 +376,7 @@ def build_run(
     make_client_store(place, ClientMemory.initial(algorithm, problem), len(population), device)  # or raises
     kind = _engine_type(experiment, problem, setting)
     EXECUTIONS[experiment.execution].executor(problem, population).close()  # or raises
-    engine = kind(problem, population, delays, availability, dropout, memory=home)
+    engine = kind(problem, population, delays, availability, dropout, memory=home, limits=limits)
     test = task.personal_test_data(population) if problem.personal else task.test_data()
     test = test.to(device) if isinstance(test, Examples) else test
     StopRules.of(experiment, task.goals, evaluated=test is not None)  # or raises
@@ -379,6 +394,23 @@ def build_run(
         scaling if experiment.standardise else None,
         None if experiment.standardise else look_at_scales(population),
     )
+
+
+def check_limits_private(experiment: Experiment, deadline: Deadline, *, varying: bool = False) -> None:
+    """Refuse what would make a client's part in an amplified sum depend on other clients or on its data."""
+    timed = experiment.dispatch in ("allocation", "timed-poisson")
+    if experiment.clip is None or not (timed or experiment.simulate_amplification):
+        return
+    if not isinstance(deadline, FixedDeadline):
+        raise InputError(
+            f"{setting_name('deadline')} by a quantile lets other clients decide whether a client is late, "
+            "which the amplification does not cover: give a number of seconds."
+        )
+    if varying and experiment.local_epochs is not None:
+        raise InputError(
+            f"with {setting_name('local_epochs')} the time on a device tells how many examples a client has, "
+            f"which the amplification does not cover: give {setting_name('local_steps')}."
+        )
 
 
 def personal_arguments(

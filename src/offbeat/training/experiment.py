@@ -15,6 +15,7 @@ from offbeat.schedule.dispatch import TIMED_DISPATCH_NAMES
 from offbeat.training.schema import COUNT, ValueKind, check_settings, setting, settings_of
 
 if TYPE_CHECKING:
+    from offbeat.schedule.deadline import TaskLimits
     from offbeat.schedule.dispatch import Dispatch
 
 DATASETS = ("cifar10", "digits", "fashion-mnist", "mnist", "mrpc", "rte", "shakespeare", "sst2")
@@ -119,10 +120,27 @@ class Experiment:
         "tiers:mild",
         "SPEC",
         "duration of tasks: constant:S, uniform:A:B, half-normal:S, exponential:S, log-normal:M:S, "
-        "tiers:KIND[:GAMMA] or recorded:FILE; KIND is mild or large, a GAMMA below 1 makes more clients slow",
+        "tiers:KIND[:GAMMA] or recorded:FILE; KIND is mild or large, a GAMMA below 1 makes more clients "
+        "slow; by steps and bytes: phones:SECONDS[:JITTER], of a step on a medium phone, or devices:FILE",
     )
     availability: str = _simulated_schedule(
-        "always", "SPEC", "when clients are available: always or cycle:PERIOD:SHARE"
+        "always",
+        "SPEC",
+        "when clients are available: always, cycle:PERIOD:SHARE, recorded:FOLDER (of links in Mahimahi's "
+        "format), by-examples:PERIOD[:LEAST] or by-classes:PERIOD[:LEAST] (of a client)",
+    )
+    deadline: str | float | None = _simulated_schedule(
+        None,
+        "SECONDS",
+        "time limit of a task: a number, or quantile:Q[:FACTOR] of the durations seen so far; tasks beyond "
+        "it are lost",
+        kind=ValueKind.DEADLINE,
+    )
+    partial_work: bool = _simulated_schedule(
+        False, "", "at the time limit a client returns the local steps that it has done"
+    )
+    recall_stale: bool = _simulated_schedule(
+        False, "", "a client whose update is about to be too stale returns the steps that it has done"
     )
     dropout: float = _simulated_schedule(0.0, "P", "probability that a task is lost", within="[0, 1)")
     weights: str = _training(
@@ -358,6 +376,15 @@ class Experiment:
             )
         if self.task is None and self.data is None:
             raise InputError(f"there is nothing to train on: give {name('data')} or {name('task')}.")
+        if self.partial_work and self.deadline is None:
+            raise InputError(
+                f"{name('partial_work')} is for tasks beyond a time limit: give {name('deadline')}, too."
+            )
+        if self.recall_stale and self.max_staleness is None:
+            raise InputError(
+                f"{name('recall_stale')} is for updates that would be discarded: give "
+                f"{name('max_staleness')}, too."
+            )
         if self.personal is not None and not personal_layers(self.personal):
             raise InputError(f"{name('personal')} names no layer: name one, or leave it out.")
         if self.personal is None and self.personal_lr is not None:
@@ -542,3 +569,10 @@ def build_dispatch(experiment: Experiment) -> "Dispatch":
         lead=experiment.lead,
         open_slots=experiment.open_slots,
     )
+
+
+def build_limits(experiment: Experiment) -> "TaskLimits":
+    """When simulated tasks of an experiment end early."""
+    from offbeat.schedule.deadline import TaskLimits, parse_deadline
+
+    return TaskLimits(parse_deadline(experiment.deadline), experiment.partial_work, experiment.recall_stale)

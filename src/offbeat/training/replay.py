@@ -17,6 +17,7 @@ from offbeat.aggregate.private import Private
 from offbeat.core import AnyAlgorithm, Task, traits_of
 from offbeat.engines.engine import Engine, Session
 from offbeat.errors import InputError, renamed_parameters
+from offbeat.schedule.clock import RecallingTimeline
 from offbeat.schedule.dispatch import Dispatch, TimedDispatch
 from offbeat.schedule.scheduler import Buffer, TaskCounts
 from offbeat.schedule.staleness import Equal, StalenessWeights
@@ -133,6 +134,9 @@ class TraceSource:
         for task in begun:
             self._session.start(task, sure=True)
             self._session.next()
+        for task, steps in zip(filled.tasks, filled.steps, strict=False):
+            if steps is not None and isinstance(self._session, RecallingTimeline):
+                self._session.end_early(task, steps)
         self._started += len(begun)
         self._consumed += len(filled.tasks)
         self._dropped += len(filled.dropped)
@@ -220,8 +224,19 @@ def _parse(number: int, line: Any) -> tuple[int, Buffer]:
         tuple(row[4] for row in tasks),
         tuple(Task(*row) for row in dropped),
         tuple(Task(*row) for row in lost),
+        _steps(number, line.get("steps", ()), len(tasks)),
     )
     return version, filled
+
+
+def _steps(number: int, given: Any, tasks: int) -> tuple[int | None, ...]:
+    """The steps of tasks that ended early."""
+    counted = isinstance(given, list | tuple) and all(
+        each is None or (type(each) is int and 1 <= each < _MAX_NUMBER) for each in given
+    )
+    if not counted or len(given) not in (0, tasks):
+        raise _damaged(number, "has steps that are not those of its tasks")
+    return tuple(given)
 
 
 def _rows(number: int, line: Mapping[str, Any], name: str) -> list[list[Any]]:

@@ -296,4 +296,5 @@ def _trace(snapshot: Snapshot) -> dict[str, Any]:
         "tasks": [[*task, started, arrived] for task, started, arrived in times],
         "dropped": [list(task) for task in filled.dropped],
         "lost": [list(task) for task in filled.lost],
+        **({"steps": filled.steps} if filled.steps else {}),  # of tasks that ended early
     }

@@ -28,6 +28,7 @@ class ValueKind(Enum):
     NUMBER = "a finite number"
     SWITCH = "true or false"
     TABLE = "a table"
+    DEADLINE = "a number of seconds, or a text such as 'quantile:0.9'"
     CLIP = "a number, a text such as 'delta=1', or a table of numbers"
 
     def fits(self, value: object) -> bool:
@@ -43,6 +44,8 @@ class ValueKind(Enum):
                 return isinstance(value, bool)
             case ValueKind.TABLE:
                 return isinstance(value, dict)
+            case ValueKind.DEADLINE:
+                return ValueKind.NUMBER.fits(value) or ValueKind.TEXT.fits(value)
             case ValueKind.CLIP:
                 if isinstance(value, dict):
                     return bool(value) and all(ValueKind.NUMBER.fits(each) for each in value.values())

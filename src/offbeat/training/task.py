@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -197,6 +198,19 @@ class LearningTask:
             labels, groups = labels_of(examples), None
         parts = partition.split(labels, experiment.clients, experiment.seed, groups)
         return Population(examples, parts, work)
+
+    def client_weights(self, population: Population, measure: str) -> list[float]:
+        """The number of each client's examples, or its effective number of classes."""
+        clients = range(len(population))
+        if measure == "examples":
+            return [float(population.size(client)) for client in clients]
+        labels = self.data.labels if isinstance(self.data, Source) else labels_of(population.data)
+        weights = []
+        for client in clients:
+            counts = np.unique(labels[population.parts[client]], return_counts=True)[1]
+            shares = counts / counts.sum()
+            weights.append(float(np.exp(-(shares * np.log(shares)).sum())))
+        return weights
 
     def personal_test_data(self, population: Population) -> ClientData | None:
         """Test data by client; a common test set is divided by label, as the training data are."""

@@ -24,8 +24,10 @@ from offbeat.deploy.server.validation import (
 )
 from offbeat.nn.problem import Statistics
 from offbeat.schedule.clock import Arrival
+from offbeat.schedule.deadline import parse_deadline
 from offbeat.trees import Tree
 
+_FIRST_LIMIT = 600.0  # seconds for a task, before enough were seen for a quantile
 _MAX_ANSWERED = 256  # answered messages that are remembered
 _MIN_UPLOAD_LIMIT = 64 * 1024  # bytes
 _UPLOAD_LIMIT_FACTOR = 4  # times the expected size of an upload
@@ -38,7 +40,7 @@ class SessionConfig:
 
     plan: dict[str, Any]  # all that a site needs beyond its own code: part of every task's header
     clients: int
-    deadline: float = 600.0  # for a task
+    deadline: float | str = 600.0  # for a task, as `parse_deadline` reads it
     greeting_timeout: float = 120.0
     poll: float = 0.5  # at most, between two polls of the transport
     refresh: float = 2.0  # between two requests for the list of nodes
@@ -68,6 +70,7 @@ class InFlightTask:
     node: int | None = None
     sent: float = 0.0
     digest: bytes = b""  # of the message that was sent
+    limit: float = _FIRST_LIMIT  # seconds that it may take
 
 
 class InFlightTasks:
@@ -207,6 +210,7 @@ class Exchange:
         self._broadcasts, self._journal, self._observer = broadcasts, journal, observer
         self.norms = norms
         self._cooldown = Cooldown(config.cooldown, clock)
+        self.deadline = parse_deadline(config.deadline).open(_FIRST_LIMIT)
         self._refreshed: float | None = None  # when the list of nodes was requested last
         self.in_flight = InFlightTasks()
         self.arrivals: deque[Arrival] = deque()  # not yet taken by the session
@@ -254,10 +258,11 @@ class Exchange:
             node = self._nodes.node(client)
             if pending.message_id is not None or node is None or not self._cooldown.is_over(client):
                 continue
+            pending.limit = self.deadline.limit()
             payload = self._broadcasts[pending.task.version].payload
             message = self._task_message(pending)
             header, pending.digest = messages.encode_message(message), self._broadcasts.digest(message)
-            message_id = self._transport.push(node, "task", header, payload, self._config.deadline)
+            message_id = self._transport.push(node, "task", header, payload, pending.limit)
             if message_id is None:
                 return
             self.in_flight.mark_sent(pending, message_id, node, now)
@@ -279,7 +284,7 @@ class Exchange:
             start=pending.required,
             committed=self.committed.get(pending.task.client, -1),
             plan=self._config.plan,
-            seconds=self._config.deadline,
+            seconds=pending.limit,
             form=broadcast.form,
             secure=broadcast.secure,
         )
@@ -326,6 +331,7 @@ class Exchange:
         self._journal.accept(AcceptedUpload(task, now, validator.form, reply.payload))
         self.norms.add(norms)
         self.in_flight.remove(pending)
+        self.deadline.add(now - pending.sent, given_up=False)
         self._cooldown.reset(task.client)
         self.arrivals.append(Arrival(task, pending.started, now, False))
         self._observer.accepted(task.client, task, now - pending.sent, len(reply.payload), message.seconds)
@@ -335,7 +341,8 @@ class Exchange:
             if pending.message_id is None:
                 if not pending.required and now - pending.started > self._config.grace:
                     self._give_up(pending, Rejected(Reason.AWAY, "it left before its task was sent."), now)
-            elif now - pending.sent > self._config.deadline:
+            elif now - pending.sent > pending.limit:
+                self.deadline.add(pending.limit, given_up=True)
                 self._give_up(pending, Rejected(Reason.LATE, "it did not answer in time."), now)
             elif pending.node is not None and pending.node not in self._nodes:
                 self._give_up(pending, Rejected(Reason.GONE, "its node has left."), now)

@@ -37,6 +37,7 @@ from offbeat.nn.layers import SCALING
 from offbeat.nn.problem import Problem, Statistics
 from offbeat.schedule.availability import NextAvailable
 from offbeat.schedule.clock import Arrival
+from offbeat.schedule.deadline import deadline_state
 from offbeat.schedule.rng import Rng
 from offbeat.trees import Tree
 
@@ -193,6 +194,7 @@ class DeployedSession:
             "begun": self._gathered,
             "norms": self._exchange.norms.save(),
             "order": self._journal.newest,
+            **deadline_state(self._exchange.deadline),
         }
         return SavedState(facts, {})
 
@@ -206,6 +208,7 @@ class DeployedSession:
         facts = saved.facts
         self._epoch, self._gathered = facts["epoch"], facts["begun"]
         self._exchange.committed = dict(facts["committed"])
+        self._exchange.deadline.load(facts.get("deadline", []))
         self._exchange.norms.load(facts.get("norms", {}))  # without those from after the checkpoint
         if self._in_start:  # every client's upload of the start was found, or is requested again
             self._zero = min(self._zero, self._clock() - facts["now"])

@@ -40,11 +40,13 @@ from offbeat.engines.engine import Engine
 from offbeat.engines.simulation import Sequential, Vectorised
 from offbeat.errors import InputError, naming_settings
 from offbeat.nn.problem import Precision, Problem
+from offbeat.schedule.deadline import parse_deadline
 from offbeat.schedule.dispatch import Dispatch
 from offbeat.schedule.staleness import StalenessWeights, parse_weights
 from offbeat.training.build import (
     RunSpec,
     build_aggregate,
+    check_limits_private,
     check_privacy,
     dry_run,
     parameters_under_noise,
@@ -154,6 +156,7 @@ def set_up(
             if noise is None
             else dataclasses.replace(experiment, noise=noise)
         )
+        check_limits_private(experiment, parse_deadline(config.network.deadline))
         aggregate = build_aggregate(known, method, sums)
         check_privacy(aggregate, opening)
         task = task or load_server_task(config)

@@ -6,10 +6,11 @@
 each has its own key, its own connection and the code of `offbeat join` (`SiteConnection`), many threads to a
 process, but they answer every task with an update that was computed once, so that what is measured is the
 server, the SuperLink and the gateway and not the training. Updates are counted over `--seconds` seconds that
-begin once every site has joined, or after `--patience` seconds with those that have. The processor time of
-each process in that window is given in cores, beside the cores that were idle: a figure near 1 for a process
-is a full core, which Python does not exceed, and the process nearest to it is named. Where nothing was idle
-and no process is near 1, the machine is the limit. All figures of one row are of the same run.
+begin once every site has joined and has had its first task, or after `--patience` seconds with those that
+have. The processor time of each process in that window is given in cores, beside the cores that were idle: a
+figure near 1 for a process is a full core, which Python does not exceed, and the process nearest to it is
+named. Where nothing was idle and no process is near 1, the machine is the limit. All figures of one row are
+of the same run.
 """
 
 import argparse
@@ -169,6 +170,8 @@ def measure(sites: int, given: argparse.Namespace) -> dict[str, Any]:
                 raise SystemExit(f"no site joined:\n{(folder / 'log').read_text()[-2000:]}")
             time.sleep(0.5)
         joined = time.monotonic() - begun
+        while tasks(page) < connected and time.monotonic() - begun < 2 * given.patience:
+            time.sleep(0.5)  # the first task of a site also sends it the settings
         before, accepted, first = processor_seconds(started), tasks(page), time.monotonic()
         idle = idle_seconds()
         time.sleep(given.seconds)

@@ -64,7 +64,7 @@ from offbeat.training.task import named_task
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of what Flower imports
-    from offbeat.deploy.flower.content import Content, to_records
+    from offbeat.deploy.flower.content import Content, to_objects
 
 JOIN = "offbeat.deploy.flower.site.run_site"  # what `offbeat join` does until it is stopped
 HELPER_SERVER = "offbeat.deploy.helper.server.build_server"  # what `offbeat helper` does until it is stopped
@@ -460,7 +460,7 @@ def wire_bytes(folder: Path) -> Golden:
             messages.encode_greeting(None),
             messages.encode_greeting("there is\nno place é."),
         ],
-        "flower": flower_records(),
+        "flower": flower_objects(),
         "terms": write_terms(TERMS),
         "clipping": [clipping_digest(None), clipping_digest({"b": 2, "a": math.inf}, ["b"])],
         "requests": [
@@ -479,19 +479,14 @@ def wire_bytes(folder: Path) -> Golden:
     }
 
 
-def flower_records() -> list[Any]:
-    small, large = (to_records(Content("a note", bytes(size), b"\x03")) for size in (2, 2**21 + 1))
-    array = large["offbeat.payload"]["payload"]
-    facts = [array.dtype, list(array.shape), array.stype]
-    inline = {name: str(value) for name, value in small["offbeat"].items()}
-    return [
-        sorted(small),
-        inline,
-        sorted(large),
-        sorted(large["offbeat"]),
-        sorted(large["offbeat.payload"]),
-        facts,
-    ]
+def flower_objects() -> list[Any]:
+    """The objects of a message with a short payload, and of one with a payload of two parts."""
+    found = []
+    with mock.patch("os.urandom", bytes):
+        for size in (2, 2**22 + 1):
+            message_id, objects = to_objects(Content("a note", bytes(size), b"\x03"))
+            found.append([message_id, *(each[:200].hex() for each in objects.values())])
+    return found
 
 
 def shares() -> Golden:

@@ -10,21 +10,13 @@ import sys
 import time
 from pathlib import Path
 
-from flwr.app import Message
-from flwr.supercore.inflatable.inflatable_object import (
-    get_all_nested_objects,
-    get_object_tree,
-    iterate_object_tree,
-    no_object_id_recompute,
-)
-from flwr.supercore.inflatable.inflatable_utils import (
-    inflate_object_from_contents,
-    pull_objects,
-    push_objects,
-)
+from flwr.common.serde import message_from_proto, metadata_to_proto
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supernode.fleet_http_connection import http_request_response
 
-from offbeat.deploy.flower.content import KINDS, Content, from_records, to_records
+from offbeat.deploy.flower.content import KINDS, Content, ContentObjects, from_objects, to_objects
+from offbeat.deploy.flower.private_api import OutgoingReply, PendingMessage
 from offbeat.deploy.keys import load_site_key, reply_statement
 from offbeat.deploy.site.site import Site
 from offbeat.deploy.user_code import import_user_code
@@ -48,22 +40,22 @@ def main(address: str, authority: str, key: str, module: str, name: str, folder:
             message, tree = got
             about = message.metadata
             names = [each.object_id for each in iterate_object_tree(tree)]
-            pieces = pull_objects(names, lambda each: pull(about.run_id, each))  # noqa: B023
+            objects = {name: pull(about.run_id, name) for name in names}
             confirm(about.run_id, about.message_id)
-            asked = from_records(inflate_object_from_contents(about.message_id, pieces).content)
+            asked = from_objects(ContentObjects(about.message_id, objects))
             kind = KINDS[about.message_type]
             answer = ("", b"") if kind == "end" else site.answer(kind, asked.header, asked.payload)
             signature = site.sign(reply_statement(about.message_id, *answer))
-            reply = Message(to_records(Content(*answer, signature)), reply_to=message)
-            with no_object_id_recompute():
-                reply.metadata.__dict__["_message_id"] = reply.object_id
-                objects, tree = get_all_nested_objects(reply), get_object_tree(reply)
-                wanted, session = send(reply, tree, 0.0)
-                push_objects(
-                    objects,
-                    lambda each, content: push(about.run_id, session, each, content),  # noqa: B023
-                    object_ids_to_push=wanted,
-                )
+            own = to_objects(Content(*answer, signature))
+            pending = PendingMessage(
+                about.message_id, about.run_id, about.message_type, about.ttl, [], metadata_to_proto(about)
+            )
+            reply = OutgoingReply(pending, *own)
+            first, *parts = own.objects
+            tree = ObjectTree(object_id=first, children=[ObjectTree(object_id=each) for each in parts])
+            wanted, session = send(message_from_proto(reply.message), tree, 0.0)
+            for name in wanted:
+                push(about.run_id, session, name, own.objects[name])
             if kind == "end":
                 return
 

@@ -1,6 +1,7 @@
 """What offbeat relies on in Flower beyond its public API: a failure names the point that has changed."""
 
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,37 +16,39 @@ from offbeat.deploy.flower.private_api import FlowerError, Refusal
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # raised by what Flower imports
-    from flwr.app import Message, RecordDict
+    from flwr.app.message.arraychunk import ArrayChunk
     from flwr.common.constant import ISOLATION_MODE_PROCESS
+    from flwr.common.serde import message_from_proto
+    from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
     from flwr.proto.message_pb2 import (
         ConfirmMessageReceivedRequest,
+        Metadata,
+        ObjectTree,
         PullObjectRequest,
         PullObjectResponse,
+        PushObjectRequest,
     )
-    from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
-    from flwr.supercore.constant import TaskType
+    from flwr.proto.runtime_pb2 import (
+        PullAppMessagesRequest,
+        PullAppMessagesResponse,
+        PushAppMessagesRequest,
+        PushAppMessagesResponse,
+    )
+    from flwr.server.utils.validator import validate_message
+    from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, TaskType
     from flwr.supercore.error.base import ApiErrorCode
-    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
-    from flwr.superlink.grid.http_grid import HttpGrid
+    from flwr.supercore.inflatable.inflatable_object import get_object_id
+    from flwr.supercore.inflatable.inflatable_utils import validate_object_content
+    from flwr.supercore.runtime import RuntimeHttpClient
     from flwr.supernode.fleet_http_client import FleetHttpClient
 
-    from offbeat.deploy.flower.content import Content, from_records, to_records
+
+RUNTIME_CALLS = ("AcquireTask", "PullTaskInput", "PushTaskOutput", "GetNodes", "PushMessages", "PushObject")
 
 
-def test_a_grid_has_a_retry_invoker_whose_time_can_be_limited() -> None:
-    grid = HttpGrid(token="a token")
-    assert hasattr(grid._retry_invoker, "max_time"), "HttpGrid._retry_invoker has no max_time any more"
-    private_api.GridClient(grid, 7.0)
-    assert grid._retry_invoker.max_time == 7.0
-
-
-@pytest.mark.parametrize("call", ["PullMessages", "PullObject", "ConfirmMessageReceived"])
-def test_a_grid_has_a_client_with_the_calls_that_fetch_replies(call: str) -> None:
-    grid = HttpGrid("127.0.0.1:1", insecure=True, token="a token")
-    assert hasattr(HttpGrid, "_runtime_client"), "HttpGrid has no _runtime_client any more"
-    assert callable(getattr(grid._runtime_client, call, None)), f"the runtime client has no {call} any more"
-    assert hasattr(grid, "node"), "HttpGrid has no node any more"
-    grid._disconnect()
+@pytest.mark.parametrize("call", [*RUNTIME_CALLS, "PullMessages", "PullObject", "ConfirmMessageReceived"])
+def test_the_client_of_a_server_app_has_the_calls_that_a_server_makes(call: str) -> None:
+    assert callable(getattr(RuntimeHttpClient, call, None)), f"RuntimeHttpClient has no {call} any more"
 
 
 @pytest.mark.parametrize(
@@ -53,6 +56,12 @@ def test_a_grid_has_a_client_with_the_calls_that_fetch_replies(call: str) -> Non
     [
         (PullAppMessagesRequest, {"message_ids"}),
         (PullAppMessagesResponse, {"messages_list", "message_object_trees"}),
+        (PushAppMessagesRequest, {"messages_list", "message_object_trees"}),
+        (PushAppMessagesResponse, {"message_ids", "objects_to_push", "session_id"}),
+        (PushMessagesRequest, {"node", "messages_list", "message_object_trees", "clientapp_runtime_list"}),
+        (PushMessagesResponse, {"objects_to_push", "session_id"}),
+        (PushObjectRequest, {"node", "run_id", "object_id", "object_content", "session_id"}),
+        (ObjectTree, {"object_id", "children"}),
         (PullObjectRequest, {"node", "run_id", "object_id"}),
         (PullObjectResponse, {"object_found", "object_available", "object_content"}),
         (ConfirmMessageReceivedRequest, {"node", "run_id", "message_object_id"}),
@@ -63,25 +72,34 @@ def test_requests_and_responses_have_the_fields_that_are_used(message: Any, fiel
     assert not missing, f"Flower's {message.DESCRIPTOR.name} has no field {missing} any more"
 
 
-def test_objects_have_the_layout_that_the_size_check_reads() -> None:
-    payload = bytes(range(256)) * 10_000
-    content = to_records(Content("the header", payload))
-    objects = {key: each.deflate() for key, each in get_all_nested_objects(content).items()}
-    private_api.validate_objects(objects)
-    assert private_api.array_bytes(objects) >= len(payload), "Array objects list their chunks in another way"
-    built = private_api.build_message(content.object_id, objects)
-    assert isinstance(built, RecordDict)
-    assert from_records(built) == Content("the header", payload)
-    with pytest.raises(Exception, match=r"(?i)object"):
-        private_api.validate_objects({"0": b"no object"})
+def test_a_superlink_accepts_objects_of_plain_bytes() -> None:
+    wrapped = private_api.wrap_object(b"some \0 bytes", ["0" * 64])
+    validate_object_content(wrapped)
+    assert get_object_id(wrapped) == private_api.object_id(wrapped), "objects have other IDs now"
+    assert private_api.unwrap_object(wrapped) == (["0" * 64], b"some \0 bytes")
+    ours = private_api.wrap_object(b"abc")
+    assert ours == ArrayChunk(memoryview(b"abc")).deflate(), "an ArrayChunk is not plain bytes any more"
 
 
-def test_a_message_says_whether_it_has_content() -> None:
-    assert hasattr(Message, "has_content"), "Message has no has_content any more"
+def test_a_reply_is_valid_for_a_superlink_whatever_the_clock_of_the_site_says() -> None:
+    now = time.time()
+    about = Metadata(
+        run_id=7,
+        message_id="a",
+        src_node_id=1,
+        dst_node_id=5,
+        message_type="train.task",
+        created_at=now,
+        ttl=9,
+    )
+    pending = private_api.PendingMessage("a", 7, "train.task", 9.0, [], about)
+    reply = message_from_proto(private_api.OutgoingReply(pending, "b", {"b": b""}).message)
+    assert validate_message(reply, is_reply_message=True) == []
+    assert (reply.metadata.created_at, reply.metadata.ttl) == (now, 9)
 
 
-def test_a_run_that_has_ended_has_an_exception_of_its_own() -> None:
-    assert issubclass(private_api.run_ended_error(), BaseException)
+def test_the_state_of_a_superlink_can_be_in_memory() -> None:
+    assert FLWR_IN_MEMORY_DB_NAME == ":flwr-in-memory:"
 
 
 @contextmanager
@@ -111,9 +129,7 @@ def superlink(status: int, text: str) -> Iterator[tuple[str, list[str]]]:
 CALLS = ("RegisterNode", "ActivateNode", "DeactivateNode", "SendNodeHeartbeat", "PullMessages")
 
 
-@pytest.mark.parametrize(
-    "call", [*CALLS, "PushMessages", "PullObject", "PushObject", "ConfirmMessageReceived"]
-)
+@pytest.mark.parametrize("call", [*CALLS, "PushMessages", "PullObject", "PushObject"])
 def test_the_client_of_a_supernode_has_the_calls_that_a_site_makes(call: str) -> None:
     assert callable(getattr(FleetHttpClient, call, None)), f"FleetHttpClient has no {call} any more"
 
@@ -153,6 +169,13 @@ def test_refusals_have_the_codes_that_are_told_apart() -> None:
     assert private_api._KEY_REQUIRED == ApiErrorCode.FLEET_SUPERNODE_REGISTRATION_DISABLED
     assert private_api._KEY_REFUSED == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED
     assert private_api._KEY_IN_USE == ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE
+
+
+def test_idle_connections_of_a_site_are_kept() -> None:
+    client = private_api.FleetClient("127.0.0.1:1", None, ec.generate_private_key(ec.SECP384R1()))
+    pool: Any = client._client._client._transport
+    assert pool._pool._keepalive_expiry == private_api._KEEP_ALIVE, "httpx keeps connections in another way"
+    client.close()
 
 
 def test_a_superlink_can_be_started_without_starting_other_processes() -> None:

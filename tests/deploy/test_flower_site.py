@@ -12,7 +12,7 @@ import pytest
 from offbeat.deploy import keys
 from offbeat.deploy.flower import site as connection
 from offbeat.deploy.flower.commands import SuperLinkAddress
-from offbeat.deploy.flower.content import Content, from_records
+from offbeat.deploy.flower.content import Content, ContentObjects, from_objects
 from offbeat.deploy.flower.private_api import FlowerError, PendingMessage, Refusal
 from offbeat.deploy.flower.site import SiteConnection, answer_timeout
 from offbeat.deploy.protocol.messages import RunEnd, encode_end
@@ -47,8 +47,8 @@ class Site:
 class Reply:
     """An `OutgoingReply` that Flower does not have to know."""
 
-    def __init__(self, to: PendingMessage, records: Any) -> None:
-        self.to, self.content = to, from_records(records)
+    def __init__(self, to: PendingMessage, *objects: Any) -> None:
+        self.to, self.content = to, from_objects(ContentObjects(*objects))
 
 
 class Client:
@@ -83,16 +83,13 @@ class Client:
         self._call("heartbeat")
         return self.known
 
-    def pull(self) -> PendingMessage | None:
+    def pull(self, wait: float = 0.0) -> PendingMessage | None:
         self._call("pull")
         if not self.queue:
             return None
         kind, content = self.queue.pop(0)
         self.content = content
         return PendingMessage(f"{kind} {content.header}", 1, kind, 30.0, ["an object"], None)
-
-    def confirm(self, message: PendingMessage) -> None:
-        self._call("confirm")
 
     def send(self, reply: Reply, seconds: float) -> None:
         self._call("send")
@@ -181,7 +178,6 @@ def test_objects_that_the_superlink_does_not_have_yet_are_waited_for(world: Worl
     world.client.late = {"train.task {}": 3}
     world.run(lambda: bool(world.client.replies))
     assert world.client.calls.count("object") == 4
-    assert world.client.calls.count("confirm") == 1
 
 
 def test_a_site_without_a_registered_key_registers_its_own(tmp_path: Path, key: Path) -> None:
@@ -319,7 +315,7 @@ def test_a_stop_does_not_wait_for_the_work(world: World) -> None:
     world.site.work = lambda header: release.wait(20) and None
     world.client.queue = [("train.task", Content("1", b""))]
     started = time.monotonic()
-    world.run(lambda: "confirm" in world.client.calls)
+    world.run(lambda: "object" in world.client.calls)
     release.set()
     assert time.monotonic() - started < 5
     assert world.client.calls[-1] == "deactivate 77"
@@ -339,7 +335,7 @@ def test_a_second_task_waits_for_the_first(world: World, monkeypatch: pytest.Mon
     world.client.queue = [("train.task", Content(number, b"")) for number in "12"]
 
     def enough() -> bool:
-        if world.client.calls.count("confirm") == 2:
+        if world.client.calls.count("object") == 2:
             release.set()
         return len(world.client.replies) == 2
 

@@ -32,7 +32,9 @@ class Process:
 class Gate:
     """Where it led to, one after another."""
 
-    def __init__(self, listener: object, folder: Path, certificates: Certificates | None) -> None:
+    def __init__(
+        self, listener: object, bell: object, folder: Path, certificates: Certificates | None
+    ) -> None:
         self.led: list[str] = []
         self.tended = 0
         self.lives = True
@@ -93,7 +95,9 @@ class World:
         known = find_certificates(folder).public_keys()
         return sorted(known.get(key, "?") for key in self.keys)
 
-    def _server(self, command: list[str], environment: object, log: Path) -> Process:
+    def _server(
+        self, command: list[str], environment: object, log: Path, pass_fds: tuple[int, ...]
+    ) -> Process:
         self.commands.append(command)
         return Process()
 

@@ -22,7 +22,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import httpx
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -32,7 +32,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from starlette.requests import ClientDisconnect
 
 from offbeat.deploy.keys import fingerprint, read_site_keys
-from offbeat.deploy.network import Connection, HttpLimits, TlsFiles, http_server
+from offbeat.deploy.network import Connection, Doorbell, HttpLimits, TlsFiles, http_server, waits_for
 from offbeat.deploy.protocol.strict_json import quote
 from offbeat.errors import InputError
 
@@ -62,12 +62,21 @@ _ORIGIN_HEADERS = (b"forwarded", b"x-forwarded-")  # a SuperLink trusts these on
 _KEEP_ALIVE = (
     2.0  # seconds that a connection to the SuperLink may be idle; the SuperLink closes it after five
 )
+_PULL_MESSAGES, _PUSH_OBJECT = b"/v1/fleet/pull-messages", b"/v1/fleet/push-object"
+_WAIT_HEADER = b"offbeat-wait"  # the seconds that a site's request for messages may be kept
+_MAX_WAIT = 30.0
+# Requests whose responses are short, and the most bytes that such a request may have to be forwarded at once.
+_SHORT = frozenset(
+    f"/v1/fleet/{name}".encode()
+    for name in ("activate-node", "send-node-heartbeat", "pull-messages", "push-messages")
+)
+_SHORT_BYTES, _MAX_SHORT = 16 * 1024, 8
 _MAX_UPSTREAM = 100  # connections to the SuperLink; further requests wait
 _MAX_DISCARD = 1024 * 1024  # bytes of a refused request that are read, so that its sender gets the response
 _LOG_INTERVAL = 10.0  # seconds between two lines of the same kind
 _KEY_INTERVAL = 2.0  # seconds between two looks for keys that were added or removed
 _LOG = logging.getLogger("offbeat.gateway")
-_CONNECTIONS = HttpLimits(connections=400, per_address=100, per_identity=16, head=15.0)
+_CONNECTIONS = HttpLimits(connections=400, per_address=100, per_identity=16, head=15.0, idle=90.0)
 
 
 class RequestLimits(NamedTuple):
@@ -168,25 +177,35 @@ class Gateway:
         keys: SiteKeys | None,
         log: RefusalLog,
         limits: RequestLimits = RequestLimits(),
+        bell: Doorbell | None = None,
     ) -> None:
-        self._superlink = superlink
+        self._superlink, self._bell = superlink, bell
+        self._waiting: dict[bytes, set[asyncio.Event]] = {}  # requests for messages, by node
+        self._quiet: set[bytes] = set()  # nodes for which there was no message, and no ring since
         self._url = f"{'http' if context is None else 'https'}://{superlink}"
         self._keys, self._log, self._limits = keys, log, limits
-        pool = httpx.Limits(
-            max_connections=_MAX_UPSTREAM,
-            max_keepalive_connections=_MAX_UPSTREAM,
-            keepalive_expiry=_KEEP_ALIVE,
+        # Short requests do not wait for long ones, and few connections are enough for them. These are the
+        # transports alone, without httpx's client: no redirects, no proxies, no headers of its own.
+        self._upstream, self._short = (
+            httpx.AsyncHTTPTransport(
+                verify=context or False,
+                limits=httpx.Limits(
+                    max_connections=most, max_keepalive_connections=most, keepalive_expiry=_KEEP_ALIVE
+                ),
+            )
+            for most in (_MAX_UPSTREAM, _MAX_SHORT)
         )
-        # The transport alone, without httpx's client: no redirects, no proxies, no headers of its own.
-        self._upstream = httpx.AsyncHTTPTransport(verify=context or False, limits=pool)
         self._active: collections.Counter[str] = collections.Counter()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
             for event in ("startup", "shutdown"):
                 await receive()
+                if event == "startup" and self._bell is not None:
+                    asyncio.get_running_loop().add_reader(self._bell.socket, self._rung)
                 if event == "shutdown":
                     await self._upstream.aclose()
+                    await self._short.aclose()
                 await send({"type": f"lifespan.{event}.complete"})
             return
         connection: Connection = scope["state"]["connection"]
@@ -198,7 +217,12 @@ class Gateway:
         connection.busy = True
         self._active[name] += 1
         try:
-            await self._forward(scope, receive, send, connection)
+            if scope["raw_path"] in _SHORT and int(dict(scope["headers"])[b"content-length"]) <= _SHORT_BYTES:
+                await self._answer_short(scope, receive, send, connection)
+            else:
+                await self._forward(scope, receive, send, connection)
+            if self._bell is not None and scope["raw_path"] == _PUSH_OBJECT:
+                self._bell.ring()
         except Exception:
             _LOG.exception("a request from %s failed", connection.address)
             connection.close()
@@ -235,6 +259,105 @@ class Gateway:
             return _Refusal(429, "there are too many requests with this key: wait until they are answered.")
         return None
 
+    def _rung(self) -> None:
+        """Let those requests for messages go on that the server rang for."""
+        assert self._bell is not None
+        for whom in self._bell.heard():
+            everybody = whom == Doorbell.EVERYBODY
+            self._quiet = set() if everybody else self._quiet - {whom}
+            events = self._waiting.values() if everybody else [self._waiting.get(whom, set())]
+            for event in [event for each in events for event in each]:
+                event.set()
+
+    def _waits(self, scope: Any) -> float:
+        """How many seconds a request for messages may be kept; 0 for every other request."""
+        headers = dict(scope["headers"])
+        if self._bell is None or scope["raw_path"] != _PULL_MESSAGES:
+            return 0.0
+        try:
+            base64.b64decode(headers[PUBLIC_KEY_HEADER], validate=True)
+            seconds = float(headers[_WAIT_HEADER])
+        except (KeyError, ValueError):
+            return 0.0
+        return min(seconds, _MAX_WAIT) if seconds > 0 else 0.0
+
+    async def _answer_short(self, scope: Any, receive: Any, send: Any, connection: Connection) -> None:
+        """Forward a request whose body and response are short; one for messages may be kept."""
+        try:
+            async with asyncio.timeout(self._limits.grace):
+                body = b"".join([chunk async for chunk in _chunks(receive)])
+        except TimeoutError:
+            self._log("slow", f"a request from {connection.address} took too long")
+            await self._refuse(_Refusal(504, "the request took too long."), receive, send)
+            return
+        except ClientDisconnect:
+            connection.close()
+            return
+        seconds = self._waits(scope)
+        if seconds:
+            response = await self._wait_for_message(scope, receive, connection, body, seconds)
+        else:
+            response = await self._ask(scope, body, connection)
+        if response is None:
+            self._log("away", f"the SuperLink at {self._superlink} is unreachable")
+            await self._refuse(_Refusal(502, "the SuperLink is unreachable."), receive, send)
+        elif isinstance(response, httpx.Response):
+            await send(_head(response.status_code, _returned_headers(response)))
+            await send(_body(response.content, more=False))
+
+    async def _wait_for_message(
+        self, scope: Any, receive: Any, connection: Connection, body: bytes, seconds: float
+    ) -> httpx.Response | Literal["gone"] | None:
+        """The response to a request for messages once there is one, or when the time is up.
+
+        Nothing is asked of the SuperLink for a client that has gone: it gives out a message only once.
+        """
+        node = waits_for(base64.b64decode(dict(scope["headers"])[PUBLIC_KEY_HEADER]))
+        event, now = asyncio.Event(), asyncio.get_running_loop().time
+        until, gone = now() + seconds, asyncio.ensure_future(receive())
+        self._waiting.setdefault(node, set()).add(event)
+        connection.busy = False  # it makes room for another, if it has to
+        try:
+            while True:
+                event.clear()
+                if node in self._quiet:
+                    ringing = asyncio.ensure_future(event.wait())
+                    await asyncio.wait(
+                        (gone, ringing), timeout=until - now(), return_when=asyncio.FIRST_COMPLETED
+                    )
+                    ringing.cancel()
+                if gone.done():
+                    return "gone"
+                self._quiet.add(node)  # before the SuperLink is asked, so that no ring is missed
+                response = await self._ask(scope, body, connection)
+                if response is None or response.content or response.status_code != 200:
+                    self._quiet.discard(node)
+                    return response
+                if now() >= until:
+                    return response
+        finally:
+            gone.cancel()
+            self._waiting[node].discard(event)
+            if not self._waiting[node]:
+                del self._waiting[node]
+
+    async def _ask(self, scope: Any, body: bytes, connection: Connection) -> httpx.Response | None:
+        """The SuperLink's response to a short request; None if it is away."""
+        request = httpx.Request(
+            scope["method"],
+            self._url + scope["raw_path"].decode(),
+            headers=_forwarded_headers(scope["headers"], connection.address),
+            content=body,
+            extensions={"timeout": {"connect": self._limits.connect}},
+        )
+        try:
+            async with asyncio.timeout(self._limits.connect + self._limits.response):
+                response = await self._short.handle_async_request(request)
+                await response.aread()
+                return response
+        except (TimeoutError, httpx.HTTPError):
+            return None
+
     async def _forward(self, scope: Any, receive: Any, send: Any, connection: Connection) -> None:
         limits, now, started = self._limits, asyncio.get_running_loop().time, False
         request_is_empty = dict(scope["headers"]).get(b"content-length", b"0").strip(b"0") == b""
@@ -269,13 +392,8 @@ class Gateway:
                 )
                 response = await self._upstream.handle_async_request(request)
                 try:
-                    headers = [
-                        (name.lower(), value)
-                        for name, value in response.headers.raw
-                        if name.lower() not in _HOP_BY_HOP_HEADERS
-                    ]
                     started, passed = True, paced(limits.grace)
-                    await send(_head(response.status_code, headers))
+                    await send(_head(response.status_code, _returned_headers(response)))
                     async for chunk in response.aiter_raw():
                         await send(_body(chunk, more=True))
                         passed(chunk)
@@ -341,6 +459,11 @@ def _body(data: bytes, *, more: bool) -> dict[str, Any]:
     return {"type": "http.response.body", "body": data, "more_body": more}
 
 
+def _returned_headers(response: httpx.Response) -> list[tuple[bytes, bytes]]:
+    headers = ((name.lower(), value) for name, value in response.headers.raw)
+    return [(name, value) for name, value in headers if name not in _HOP_BY_HOP_HEADERS]
+
+
 def _forwarded_headers(headers: Sequence[tuple[bytes, bytes]], peer: str) -> list[tuple[bytes, bytes]]:
     """Without hop-by-hop headers, and with the address of the peer."""
     kept = [
@@ -356,6 +479,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m offbeat.deploy.gateway", description=__doc__)
     parser.add_argument("--listener", required=True, type=int, metavar="N", help="the socket's number")
     parser.add_argument("--superlink", required=True, metavar="HOST:PORT")
+    parser.add_argument("--doorbell", type=int, metavar="N", help="the number of a socket to the server")
     parser.add_argument("--authority", type=Path, metavar="FILE", help="vouches for the SuperLink")
     parser.add_argument("--certificate", type=Path, metavar="FILE")
     parser.add_argument("--key", type=Path, metavar="FILE")
@@ -372,7 +496,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     async def serve() -> None:
         asyncio.get_running_loop().add_reader(0, _end_with_parent)
-        app = Gateway(given.superlink, context, keys, log)
+        bell = None if given.doorbell is None else Doorbell(socket.socket(fileno=given.doorbell))
+        app = Gateway(given.superlink, context, keys, log, bell=bell)
         await http_server(app, tls, _CONNECTIONS, log).serve([socket.socket(fileno=given.listener)])
 
     asyncio.run(serve())

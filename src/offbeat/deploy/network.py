@@ -4,8 +4,10 @@ import asyncio
 import collections
 import contextlib
 import errno
+import hashlib
 import ipaddress
 import math
+import select
 import socket
 import ssl
 import struct
@@ -84,6 +86,57 @@ def bind_socket(host: str, port: int, option: str = "--port") -> socket.socket:
     return bound
 
 
+class Doorbell:
+    """One end of a pair of sockets, by which two processes of one server wake each other.
+
+    A ring that is lost costs time and nothing else: whoever waits also looks from time to time.
+    """
+
+    EVERYBODY = b"*"
+
+    def __init__(self, end: socket.socket) -> None:
+        self.socket = end
+        end.setblocking(False)
+        self._lost = False
+
+    @classmethod
+    def pair(cls) -> "tuple[Doorbell, Doorbell]":
+        """Both ends, for processes that inherit them."""
+        one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        return cls(one), cls(other)
+
+    def ring(self, whom: bytes = EVERYBODY) -> None:
+        """Wake the other side; `whom` says which of those that wait there is meant."""
+        try:
+            self.socket.send(self.EVERYBODY if self._lost else whom)
+            self._lost = False
+        except OSError:  # the other side does not listen now
+            self._lost = True
+
+    def heard(self) -> list[bytes]:
+        """Return whom the other side rang for since the last call."""
+        rings = []
+        with contextlib.suppress(OSError):
+            while True:
+                rings.append(self.socket.recv(64))
+        return rings
+
+    def wait(self, seconds: float) -> None:
+        """Sleep so long, or until the other side rings."""
+        if self._lost:
+            self.ring()
+        select.select([self.socket], [], [], seconds)
+        self.heard()
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+def waits_for(public_key: bytes) -> bytes:
+    """How a doorbell names a node with this public key, as PEM."""
+    return hashlib.sha256(public_key).digest()
+
+
 class TlsFiles(NamedTuple):
     """The certificate chain and the private key of a server, both as PEM files."""
 
@@ -112,6 +165,7 @@ class HttpLimits(NamedTuple):
     per_address: int  # of these, from one address
     per_identity: int  # connections of one client that it has identified
     head: float  # for the TLS handshake, and for the head of a request, also on an idle connection
+    idle: float = 0.0  # for the next request of an identified client, if that is longer
     head_bytes: int = 16 * 1024
     linger: float = 2.0  # for the end of TLS
 
@@ -248,7 +302,8 @@ def http_server(
                     self._end_in_order(True)
                     self.transport.close()
 
-            self.loop.call_later(limits.head, close)
+            known = self.app_state["connection"].identity is not None
+            self.loop.call_later(max(limits.head, limits.idle if known else 0.0), close)
 
         def _end_in_order(self, in_order: bool) -> None:
             _set_linger(self.transport.get_extra_info("socket"), reset=not in_order)
@@ -329,7 +384,7 @@ def http_server(
             server_header=False,
             date_header=False,
             h11_max_incomplete_event_size=limits.head_bytes,
-            timeout_keep_alive=math.ceil(limits.head),
+            timeout_keep_alive=math.ceil(max(limits.head, limits.idle)),
             timeout_graceful_shutdown=_SHUTDOWN_TIMEOUT,
             **tls_options,
         )

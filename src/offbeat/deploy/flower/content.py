@@ -1,25 +1,28 @@
 """The content of Flower messages in both directions, and how it is fetched within limits.
 
 A message has a header, which is text, optionally a payload of plain bytes, and in a site's reply a signature.
-Flower moves a message as a tree of objects. They are fetched one by one, because what is sent by others may
-be too large, incomplete or malformed.
+Flower moves the content of a message as objects, and each object is a request at each end. A message of
+offbeat is therefore one object, in which a long payload is replaced by the IDs of further objects. These
+depend on the payload alone, so a model that many sites are sent is sent to the SuperLink once.
+
+Objects are fetched one by one, because what is sent by others may be too large, incomplete or malformed.
 """
 
+import os
+import struct
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
-
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from typing import NamedTuple
 
 from offbeat.deploy.flower import private_api
 
 KINDS = {"query.hello": "hello", "train.task": "task", "query.end": "end"}  # by Flower's message type
-_CONFIG, _ARRAYS, _PAYLOAD = "offbeat", "offbeat.payload", "payload"
-_STYPE = "offbeat.bytes"
 _INLINE_BYTES = 2 * 1024 * 1024  # of a payload that needs no objects of its own
+_PART_BYTES = 4 * 1024 * 1024  # of a longer payload, in each object
+_FIXED = struct.Struct("<16sII")  # random bytes, since two messages may say the same, and two lengths
+_NUMBER = struct.Struct("<Q")  # of a part, since two parts may have the same bytes
 _OVERHEAD_BYTES = 256 * 1024  # bytes of a message beyond its payload
-_OVERHEAD_OBJECTS = 64  # objects of a message beyond those of its payload
-_OBJECT_BYTES = 1024 * 1024  # of payload in an object, at least; Flower's chunks have five times as many
+_OVERHEAD_OBJECTS = 2  # objects of a message beyond the whole parts of its payload
 PARALLEL_PULLS = 4
 
 
@@ -35,49 +38,72 @@ class Content(NamedTuple):
     signature: bytes = b""
 
 
-def to_records(content: Content) -> RecordDict:
-    """Return content as Flower's records."""
-    config: dict[str, Any] = {"header": content.header}
-    if content.signature:
-        config["signature"] = content.signature
-    payload = bytes(content.payload)  # plain, because parsing a NumPy array would parse untrusted input
-    if not payload or len(payload) > _INLINE_BYTES:
-        records: dict[str, Any] = {_CONFIG: ConfigRecord(config)}
-        if payload:
-            array = Array(dtype="uint8", shape=(len(payload),), stype=_STYPE, data=payload)
-            records[_ARRAYS] = ArrayRecord({_PAYLOAD: array})
-        return RecordDict(records)
-    # A short payload goes with the header: every object of a message is a request of its own.
-    return RecordDict({_CONFIG: ConfigRecord(config | {_PAYLOAD: payload})})
+class ContentObjects(NamedTuple):
+    """The objects of a message, by ID; the first one names the others, and gives the message its ID."""
+
+    message_id: str
+    objects: dict[str, bytes]
 
 
-def from_records(records: RecordDict, max_bytes: int | None = None) -> Content:
-    """Return the content of records that hold nothing else."""
-    if not set(records) <= {_CONFIG, _ARRAYS}:
-        raise ContentError("the message has records that offbeat does not send.")
-    config, arrays = records.get(_CONFIG), records.get(_ARRAYS)
-    if not isinstance(config, ConfigRecord) or type(config.get("header")) is not str:
+def to_objects(content: Content) -> ContentObjects:
+    """Return content as Flower's objects."""
+    payload, parts = content.payload, {}
+    if len(payload) > _INLINE_BYTES:
+        view = memoryview(payload)
+        for number, start in enumerate(range(0, len(payload), _PART_BYTES)):
+            part = b"".join((_NUMBER.pack(number), view[start : start + _PART_BYTES]))
+            wrapped = private_api.wrap_object(part)
+            parts[private_api.object_id(wrapped)] = wrapped
+        payload = b""
+    header = content.header.encode()
+    fixed = _FIXED.pack(os.urandom(16), len(header), len(content.signature))
+    first = private_api.wrap_object(b"".join((fixed, header, content.signature, payload)), list(parts))
+    message_id = private_api.object_id(first)
+    return ContentObjects(message_id, {message_id: first, **parts})
+
+
+def from_objects(message: ContentObjects, max_bytes: int | None = None) -> Content:
+    """Return the content of objects that hold nothing else."""
+    names, body = _unwrap(message.objects[message.message_id])
+    if len(body) < _FIXED.size:
         raise ContentError("the message has no header.")
-    header, signature, payload = config["header"], config.get("signature", b""), config.get(_PAYLOAD, b"")
-    if not set(config) <= {"header", "signature", _PAYLOAD} or {type(signature), type(payload)} != {bytes}:
-        raise ContentError("the message has fields that offbeat does not send.")
-    if arrays is not None:
-        if payload or not isinstance(arrays, ArrayRecord) or set(arrays) != {_PAYLOAD}:
-            raise ContentError("the message has something else in place of its payload.")
-        array = arrays[_PAYLOAD]
-        if array.stype != _STYPE or array.dtype != "uint8" or array.shape != (len(array.data),):
-            raise ContentError("the payload of the message is not plain bytes.")
-        payload = array.data
+    _, header_bytes, signature_bytes = _FIXED.unpack_from(body)
+    start = _FIXED.size + header_bytes
+    end = start + signature_bytes
+    if end > len(body) or not message.objects.keys() == {message.message_id, *names}:
+        raise ContentError("the message does not consist of the objects that it names.")
+    payload = body[end:]
+    if names:
+        if payload or len(set(names)) < len(names):
+            raise ContentError("the payload of the message is not divided as offbeat divides it.")
+        payload = b"".join(_part(number, message.objects[name]) for number, name in enumerate(names))
     if max_bytes is not None and len(payload) > max_bytes:
         raise ContentError(f"the payload of the message has {len(payload)} bytes; {max_bytes} are allowed.")
-    return Content(str(header), payload, signature)
+    try:
+        return Content(body[_FIXED.size : start].decode(), payload, body[start:end])
+    except UnicodeDecodeError:
+        raise ContentError("the header of the message is not text.") from None
+
+
+def _part(number: int, wrapped: bytes) -> bytes:
+    names, part = _unwrap(wrapped)
+    if names or part[: _NUMBER.size] != _NUMBER.pack(number):
+        raise ContentError("the payload of the message is not divided as offbeat divides it.")
+    return part[_NUMBER.size :]
+
+
+def _unwrap(wrapped: bytes) -> tuple[list[str], bytes]:
+    try:
+        return private_api.unwrap_object(wrapped)
+    except ValueError:
+        raise ContentError("the message has an object that offbeat does not send.") from None
 
 
 class MessageDownload:
     """The objects of one message, fetched as they become available."""
 
     def __init__(self, message_id: str, object_ids: list[str], max_bytes: int) -> None:
-        if len(object_ids) > _OVERHEAD_OBJECTS + max_bytes // _OBJECT_BYTES:
+        if len(object_ids) > _OVERHEAD_OBJECTS + max_bytes // _PART_BYTES:
             raise ContentError(f"the message has {len(object_ids)} objects.")
         self._message_id, self._missing, self._max_bytes = message_id, list(object_ids), max_bytes
         self._objects: dict[str, bytes] = {}
@@ -89,7 +115,9 @@ class MessageDownload:
         """
         while self._missing:
             object_ids = self._missing[:PARALLEL_PULLS]
-            found = list(zip(object_ids, pool.map(pull, object_ids), strict=True))
+            several = len(object_ids) > 1
+            contents = pool.map(pull, object_ids) if several else map(pull, object_ids)
+            found = list(zip(object_ids, contents, strict=True))
             for object_id, content in found:
                 if content is not None:
                     self._missing.remove(object_id)
@@ -98,13 +126,6 @@ class MessageDownload:
                 raise ContentError(f"the message has more than {self._max_bytes} bytes.")
             if any(content is None for _, content in found):
                 return None
-        return self._read()
-
-    def _read(self) -> Content:
-        private_api.validate_objects(self._objects)
-        if private_api.array_bytes(self._objects) > self._max_bytes + _OVERHEAD_BYTES:
-            raise ContentError(f"the arrays of the message have more than {self._max_bytes} bytes.")
-        message = private_api.build_message(self._message_id, self._objects)
-        if not isinstance(message, Message) or not message.has_content():
+        if self._message_id not in self._objects:
             raise ContentError("the message has no content.")
-        return from_records(message.content, self._max_bytes)
+        return from_objects(ContentObjects(self._message_id, self._objects), self._max_bytes)

@@ -6,22 +6,22 @@ relied on, one test for each point, against the installed version.
 - `FleetClient` is the client with which a SuperNode talks to its SuperLink, with the same authentication. A
   site uses it in its own process. Flower's own loop around it, `http_request_response`, ends the process when
   the SuperLink is away or refuses a node, and would start another process for every message.
-- `GridClient` fetches replies object by object, because the grid's own `pull_messages` waits for objects that
-  a site has not sent yet, accepts any size, and loses all replies of a call if one of them cannot be read.
 - `ControlClient` is the client of Flower's command line. One connection registers all keys; each call of the
   command takes seconds.
-- `ServerTask` acquires the task of a ServerApp in the server's own process, as Flower's SuperExec would
-  do before it starts another process for it.
+- `ServerTask` is the task of a ServerApp, acquired in the server's own process, as Flower's SuperExec would
+  do before it starts another process for it. It has the calls of Flower's grid, but fetches replies object by
+  object: the grid waits for objects that a site has not sent yet, accepts any size, loses all replies of a
+  call if one of them cannot be read, and ends the process when the SuperLink does not know its token.
 """
 
 import contextlib
+import hashlib
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-from offbeat.errors import InputError
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 _HEARTBEAT_INTERVAL = 30.0  # seconds; Flower drops a node after two intervals
 _KEY_REQUIRED, _KEY_REFUSED, _KEY_IN_USE = 2001, 2004, 23  # Flower's error codes
-_RUN_ENDED_STATUS = 403
+WAIT_HEADER = "offbeat-wait"
+_KEEP_ALIVE = 60.0  # seconds; the gateway keeps the connection of a site for longer
+_OBJECT_TYPE = "ArrayChunk"  # the one of Flower's objects that holds plain bytes
 _PROJECT = """\
 [project]
 name = "offbeat-run"
@@ -61,6 +63,7 @@ class Refusal(Enum):
     UNAUTHORIZED = "it does not accept the signature of the request"
     RUN_ENDED = "the run is not running"
     KEY_IN_USE = "the key is registered"
+    FAILED = "it has an error of its own"
     OTHER = "another reason"
 
 
@@ -70,6 +73,7 @@ class FlowerError(Exception):
     def __init__(self, refusal: Refusal, text: str) -> None:
         super().__init__(text)
         self.refusal = refusal
+        self.is_away = refusal in (Refusal.AWAY, Refusal.FAILED)  # the same call may succeed later
 
 
 @contextlib.contextmanager
@@ -91,7 +95,7 @@ def _flower_errors() -> Iterator[None]:
             _KEY_REFUSED: Refusal.NOT_ACTIVATED,
             _KEY_IN_USE: Refusal.KEY_IN_USE,
         }
-        statuses = {401: Refusal.UNAUTHORIZED, _RUN_ENDED_STATUS: Refusal.RUN_ENDED}
+        statuses = {401: Refusal.UNAUTHORIZED, 403: Refusal.RUN_ENDED, 500: Refusal.FAILED}
         found = codes.get(code) or statuses.get(status) or (Refusal.AWAY if status >= 500 else Refusal.OTHER)
         raise FlowerError(found, f"HTTP status {status}{f', {text}' if text else ''}") from None
     except (httpx.HTTPError, OSError) as error:
@@ -108,7 +112,19 @@ class PendingMessage(NamedTuple):
     kind: str
     ttl: float  # seconds
     object_ids: list[str]
-    message: Any  # Flower's own, without content
+    metadata: Any  # all of this as Flower has it
+
+
+class _WaitHeader:
+    """Tells the gateway how long it may keep a request for messages until there is one."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def intercept(self, context: Any, call_next: Any) -> Any:
+        if self.seconds and context.rpc_method.endswith("/PullMessages"):
+            context.request.headers[WAIT_HEADER] = f"{self.seconds:.1f}"
+        return call_next(context)
 
 
 class MissingObjectError(Exception):
@@ -127,7 +143,9 @@ class FleetClient:
         from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
         certificate = None if authority is None else authority.read_bytes()
+        self._wait = _WaitHeader()
         interceptors = [
+            self._wait,
             RuntimeVersionHttpInterceptor(component_name="SuperNode"),
             NodeAuthHttpInterceptor(key, key.public_key()),
         ]
@@ -135,6 +153,7 @@ class FleetClient:
         self._client = FleetHttpClient.from_server_address(
             address, certificate is None, certificate, interceptors
         )
+        _keep_connections(self._client)
         self._node: Any = None
 
     def register(self) -> None:
@@ -175,20 +194,22 @@ class FleetClient:
             request = SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=_HEARTBEAT_INTERVAL)
             return bool(self._client.SendNodeHeartbeat(request).success)
 
-    def pull(self) -> PendingMessage | None:
-        """Return the next message for this node, which the SuperLink gives out once."""
-        from flwr.common.serde import message_from_proto
+    def pull(self, wait: float = 0.0) -> PendingMessage | None:
+        """Return the next message for this node, which the SuperLink gives out once.
+
+        The gateway of `offbeat serve` waits for one so many seconds; a SuperLink alone answers at once.
+        """
         from flwr.proto.fleet_pb2 import PullMessagesRequest
 
+        self._wait.seconds = wait
         with _flower_errors():
             response = self._client.PullMessages(PullMessagesRequest(node=self._node))
-            if not response.messages_list:
-                return None
-            message = message_from_proto(response.messages_list[0])
-            about = message.metadata
-            object_ids = _object_ids(response.message_object_trees[0])
+        if not response.messages_list:
+            return None
+        about = response.messages_list[0].metadata
+        object_ids = _object_ids(response.message_object_trees[0])
         return PendingMessage(
-            about.message_id, about.run_id, about.message_type, about.ttl, object_ids, message
+            about.message_id, about.run_id, about.message_type, about.ttl, object_ids, about
         )
 
     def pull_object(self, run_id: int, object_id: str) -> bytes | None:
@@ -196,39 +217,25 @@ class FleetClient:
         with _flower_errors():
             return _pull_object(self._client, self._node, run_id, object_id)
 
-    def confirm(self, message: PendingMessage) -> None:
-        """Tell the SuperLink that it may delete a message."""
-        with _flower_errors():
-            _confirm(self._client, self._node, message.run_id, message.message_id)
-
     def send(self, reply: "OutgoingReply", seconds: float) -> None:
         """Send a reply after `seconds` of work; a repetition goes on where the last call failed."""
-        from flwr.app.message import remove_content_from_message
-        from flwr.common.serde import message_to_proto
         from flwr.proto.fleet_pb2 import PushMessagesRequest
-        from flwr.proto.message_pb2 import PushObjectRequest
 
         with _flower_errors():
             if reply.session is None:
                 response = self._client.PushMessages(
                     PushMessagesRequest(
                         node=self._node,
-                        messages_list=[message_to_proto(remove_content_from_message(reply.message))],
-                        message_object_trees=[reply.tree],
+                        messages_list=[reply.message],
+                        message_object_trees=[_object_tree(reply.objects)],
                         clientapp_runtime_list=[seconds],
                     )
                 )
                 reply.session, reply.missing = response.session_id, list(response.objects_to_push)
+            run_id = reply.message.metadata.run_id
             while reply.missing:
-                self._client.PushObject(
-                    PushObjectRequest(
-                        node=self._node,
-                        run_id=reply.message.metadata.run_id,
-                        object_id=reply.missing[0],
-                        object_content=reply.objects[reply.missing[0]].deflate(),
-                        session_id=reply.session,
-                    )
-                )
+                content = reply.objects[reply.missing[0]]
+                _push_object(self._client, self._node, run_id, reply.session, reply.missing[0], content)
                 reply.missing.pop(0)
 
     def close(self) -> None:
@@ -236,22 +243,52 @@ class FleetClient:
 
 
 class OutgoingReply:
-    """A reply to a message, and how much of it was sent."""
+    """A reply to a message, and how much of it was sent; the first of its objects names the others."""
 
-    def __init__(self, to: PendingMessage, records: Any) -> None:
-        from flwr.app import Message
-        from flwr.supercore.inflatable.inflatable_object import (
-            get_all_nested_objects,
-            get_object_tree,
-            no_object_id_recompute,
+    def __init__(self, to: PendingMessage, message_id: str, objects: Mapping[str, bytes]) -> None:
+        about = to.metadata
+        # It has the times of the message that it answers, so a site's clock does not matter.
+        self.message = _message(
+            message_id=message_id,
+            reply_to_message_id=to.message_id,
+            run_id=to.run_id,
+            src_node_id=about.dst_node_id,
+            dst_node_id=about.src_node_id,
+            dst_task_id=about.src_task_id,
+            message_type=to.kind,
+            group_id=about.group_id,
+            created_at=about.created_at,
+            ttl=to.ttl,
         )
-
-        self.message = Message(records, reply_to=to.message)
-        with no_object_id_recompute():
-            self.message.metadata.__dict__["_message_id"] = self.message.object_id
-            self.objects, self.tree = get_all_nested_objects(self.message), get_object_tree(self.message)
+        self.objects = objects
         self.session: str | None = None  # of the SuperLink, once it has the message
         self.missing: list[str] = []  # the objects that it does not have
+
+
+def _message(**metadata: Any) -> Any:
+    """Return a message whose content is only in its objects."""
+    from flwr.proto.message_pb2 import Message, Metadata
+    from flwr.proto.recorddict_pb2 import RecordDict
+
+    return Message(metadata=Metadata(**metadata), content=RecordDict())
+
+
+def _object_tree(objects: Mapping[str, bytes]) -> Any:
+    from flwr.proto.message_pb2 import ObjectTree
+
+    first, *others = objects
+    return ObjectTree(object_id=first, children=[ObjectTree(object_id=each) for each in others])
+
+
+def _push_object(client: Any, node: Any, run_id: int, session: str, object_id: str, content: bytes) -> None:
+    from flwr.proto.message_pb2 import PushObjectRequest
+
+    # Whether it was stored is not looked at: an object that is sent again, after a response was lost, is not.
+    client.PushObject(
+        PushObjectRequest(
+            node=node, run_id=run_id, object_id=object_id, object_content=content, session_id=session
+        )
+    )
 
 
 def _object_ids(tree: Any) -> list[str]:
@@ -269,12 +306,9 @@ def _pull_object(client: Any, node: Any, run_id: int, object_id: str) -> bytes |
     return bytes(response.object_content) if response.object_available else None
 
 
-def _confirm(client: Any, node: Any, run_id: int, message_id: str) -> None:
-    from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
-
-    client.ConfirmMessageReceived(
-        ConfirmMessageReceivedRequest(node=node, run_id=run_id, message_object_id=message_id)
-    )
+def _keep_connections(client: Any) -> None:
+    """Keep idle connections for longer than httpx does: a TLS handshake costs more than a request."""
+    client._client._transport._pool._keepalive_expiry = _KEEP_ALIVE
 
 
 class PendingReply(NamedTuple):
@@ -287,21 +321,72 @@ class PendingReply(NamedTuple):
     error: str | None  # an error that came in place of content
 
 
-class GridClient:
-    """The calls of a `Grid` with which replies are fetched object by object."""
+class ServerTask:
+    """The task of a ServerApp, acquired by this process, and its calls; each may raise a `FlowerError`."""
 
-    def __init__(self, grid: Any, timeout: float) -> None:
-        """A call gives up after `timeout` seconds; by default Flower would repeat it without end."""
-        if not hasattr(grid, "_retry_invoker"):
-            raise InputError("a Flower simulation has no sites to send to: run this on a SuperLink.")
-        grid._retry_invoker.max_time = timeout
-        self._grid = grid
+    def __init__(self, client: Any, run_id: int, task_id: int, heartbeat: Any = None) -> None:
+        from flwr.common.constant import SUPERLINK_NODE_ID
+        from flwr.proto.node_pb2 import Node
+
+        self.run_id = run_id
+        self._client, self._task_id, self._heartbeat = client, task_id, heartbeat
+        self._node = Node(node_id=SUPERLINK_NODE_ID)
+
+    def nodes(self) -> dict[int, bytes]:
+        """Return the nodes that are connected, and their public keys as PEM."""
+        from flwr.proto.runtime_pb2 import GetNodesRequest
+
+        with _flower_errors():
+            nodes = self._client.GetNodes(GetNodesRequest()).nodes
+        return {int(node.node_id): bytes(node.public_key) for node in nodes}
+
+    def push(self, node: int, kind: str, message_id: str, objects: Mapping[str, bytes], ttl: float) -> bool:
+        """Send a message to a node; return whether the SuperLink accepted it."""
+        from flwr.proto.runtime_pb2 import PushAppMessagesRequest
+
+        message = _message(
+            message_id=message_id,
+            run_id=self.run_id,
+            src_node_id=self._node.node_id,
+            dst_node_id=node,
+            src_task_id=self._task_id,
+            message_type=kind,
+            created_at=time.time(),
+            ttl=ttl,
+        )
+        with _flower_errors():
+            response = self._client.PushMessages(
+                PushAppMessagesRequest(messages_list=[message], message_object_trees=[_object_tree(objects)])
+            )
+            for each in response.objects_to_push:
+                _push_object(self._client, self._node, self.run_id, response.session_id, each, objects[each])
+        return list(response.message_ids) == [message_id]
 
     def list_replies(self, message_ids: Sequence[str]) -> list[PendingReply]:
         """Return the replies to these messages that the SuperLink has."""
+        try:
+            return self._list_replies(message_ids)
+        except FlowerError as error:
+            if error.refusal is not Refusal.FAILED:
+                raise
+        # A SuperLink that keeps its state in memory fails if it has deleted any of the messages.
+        self._list_replies([])
+        found = []
+        for message_id in message_ids:
+            try:
+                found += self._list_replies([message_id])
+            except FlowerError as error:
+                if error.refusal is not Refusal.FAILED:
+                    raise
+                gone = "the SuperLink does not have the message any more"
+                found.append(PendingReply("", message_id, 0, [], gone))
+        return found
+
+    def _list_replies(self, message_ids: Sequence[str]) -> list[PendingReply]:
         from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 
-        response = self._grid._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=message_ids))
+        with _flower_errors():
+            response = self._client.PullMessages(PullAppMessagesRequest(message_ids=message_ids))
         replies = []
         for message, tree in zip(response.messages_list, response.message_object_trees, strict=True):
             metadata, error = message.metadata, None
@@ -320,52 +405,84 @@ class GridClient:
 
     def pull_object(self, object_id: str) -> bytes | None:
         """Return the content of an object, or None while its sender has not sent it."""
-        return _pull_object(self._grid._runtime_client, self._grid.node, self._grid.run.run_id, object_id)
+        with _flower_errors():
+            return _pull_object(self._client, self._node, self.run_id, object_id)
 
-    def confirm(self, reply: PendingReply) -> None:
-        """Tell the SuperLink that it may delete a reply."""
-        _confirm(self._grid._runtime_client, self._grid.node, self._grid.run.run_id, reply.message_id)
+    def delete(self, message_id: str) -> None:
+        """Let the SuperLink delete the objects of a message, which it would keep until the run ends."""
+        from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
 
-
-def array_bytes(objects: Mapping[str, bytes]) -> int:
-    """Return how many bytes the arrays of a message will have once it is put together.
-
-    An array lists its chunks, and may list a chunk many times: the total has to be known before any array
-    is built.
-    """
-    total = 0
-    for content in objects.values():
-        end = content.index(b"\x00")
-        kind, children, _ = content[:end].decode().split(" ")
-        if kind == "Array":
-            ids = children.split(",")
-            total += sum(
-                len(objects[ids[index]]) for index in json.loads(content[end + 1 :])["arraychunk_ids"]
+        with _flower_errors():
+            self._client.ConfirmMessageReceived(
+                ConfirmMessageReceivedRequest(
+                    node=self._node, run_id=self.run_id, message_object_id=message_id
+                )
             )
-    return total
+
+    def finish(self, error: str | None) -> None:
+        """Say how the task ended, and disconnect; a SuperLink that is away is not waited for."""
+        from flwr.common.constant import SubStatus
+        from flwr.proto.runtime_pb2 import PushTaskOutputRequest
+
+        status = SubStatus.COMPLETED if error is None else SubStatus.FAILED
+        with contextlib.suppress(FlowerError), _flower_errors():
+            self._client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=error or ""))
+        if self._heartbeat.is_running:
+            self._heartbeat.stop()
+        self._client.close()
 
 
-def validate_objects(objects: Mapping[str, bytes]) -> None:
-    """Raise an exception if an object is malformed."""
-    from flwr.supercore.inflatable.inflatable_utils import validate_object_content
+def acquire_server_task(address: str, authority: Path | None) -> ServerTask | None:
+    """Acquire the task of any run that was submitted and not begun; None if there is none now.
 
-    for content in objects.values():
-        validate_object_content(content)
+    All runs that offbeat submits are alike, so it does not matter which one a server gets.
+    """
+    from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest
+    from flwr.supercore.constant import TaskType
+    from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+    from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
+
+    with contextlib.closing(_runtime_client(address, authority, "SuperExec")) as client, _flower_errors():
+        acquired = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
+    if not acquired.token:
+        return None
+    token = RuntimeTokenHttpInterceptor(token=acquired.token)
+    client = _runtime_client(address, authority, "flwr-serverapp", token)
+    with _flower_errors():
+        given = client.PullTaskInput(PullTaskInputRequest())
+    heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
+    heartbeat.start()
+    return ServerTask(client, int(given.run.run_id), int(given.task_id), heartbeat)
 
 
-def build_message(message_id: str, objects: Mapping[str, bytes]) -> Any:
-    """Put a message together from its objects."""
-    from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+def _runtime_client(address: str, authority: Path | None, component: str, *interceptors: Any) -> Any:
+    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+    from flwr.supercore.runtime import RuntimeHttpClient
 
-    return inflate_object_from_contents(message_id, objects, keep_object_contents=True)
+    certificate = None if authority is None else authority.read_bytes()
+    version = RuntimeVersionHttpInterceptor(component_name=component)
+    return RuntimeHttpClient.from_server_address(
+        address, certificate is None, certificate, [version, *interceptors]
+    )
 
 
-def run_ended_error() -> type[BaseException]:
-    """Return the exception that calls of the grid raise once Flower has ended the run."""
-    from flwr.supercore.run import RunNotRunningException
+def wrap_object(body: bytes, children: Sequence[str] = ()) -> bytes:
+    """Return bytes as one of Flower's objects, which may name others; a SuperLink checks the form."""
+    return f"{_OBJECT_TYPE} {','.join(children)} {len(body)}\0".encode() + body
 
-    error: type[BaseException] = RunNotRunningException
-    return error
+
+def unwrap_object(content: bytes) -> tuple[list[str], bytes]:
+    """Return the IDs that an object names, and its bytes; a `ValueError` is raised for any other object."""
+    head, divider, body = content.partition(b"\0")
+    kind, children, length = head.decode("ascii").split(" ")
+    if not divider or kind != _OBJECT_TYPE or length != str(len(body)):
+        raise ValueError("another form of object")
+    return [each for each in children.split(",") if each], body
+
+
+def object_id(content: bytes) -> str:
+    """Return the ID that Flower gives an object."""
+    return hashlib.sha256(content).hexdigest()
 
 
 class ControlClient:
@@ -428,67 +545,3 @@ class ControlClient:
 
     def close(self) -> None:
         self._client.close()
-
-
-class ServerTask:
-    """The task of a ServerApp, acquired by this process; `grid` reaches the sites of its run."""
-
-    def __init__(self, grid: Any, run_id: int, heartbeat: Any) -> None:
-        self.grid, self.run_id, self._heartbeat = grid, run_id, heartbeat
-
-    def finish(self, error: str | None) -> None:
-        """Say how the task ended, and disconnect; a SuperLink that is away is not waited for."""
-        from flwr.common.constant import SubStatus
-        from flwr.proto.runtime_pb2 import PushTaskOutputRequest
-
-        self.grid._retry_invoker.max_tries = 1
-        status = SubStatus.COMPLETED if error is None else SubStatus.FAILED
-        with contextlib.suppress(Exception):
-            self.grid._runtime_client.PushTaskOutput(
-                PushTaskOutputRequest(sub_status=status, details=error or "")
-            )
-        if self._heartbeat.is_running:
-            self._heartbeat.stop()
-        self.grid.close()
-
-
-def acquire_server_task(address: str, authority: Path | None) -> ServerTask | None:
-    """Acquire the task of any run that was submitted and not begun; None if there is none now.
-
-    All runs that offbeat submits are alike, so it does not matter which one a server gets.
-    """
-    from flwr.common.serde import run_from_proto
-    from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest
-    from flwr.supercore.constant import TaskType
-    from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
-    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-    from flwr.supercore.runtime import RuntimeHttpClient
-    from flwr.supercore.task_identity import TaskIdentity
-    from flwr.superlink.grid import HttpGrid
-
-    certificate = None if authority is None else authority.read_bytes()
-    with (
-        _flower_errors(),
-        contextlib.closing(
-            RuntimeHttpClient.from_server_address(
-                address,
-                certificate is None,
-                certificate,
-                [RuntimeVersionHttpInterceptor(component_name="SuperExec")],
-            )
-        ) as client,
-    ):
-        acquired = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
-    if not acquired.token:
-        return None
-    grid = HttpGrid(address, certificate is None, certificate, token=acquired.token)
-    with _flower_errors():
-        given = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
-    run = run_from_proto(given.run)
-    grid.set_run(run)
-    # New messages get these numbers, which are the same in the whole process.
-    TaskIdentity.task_id, TaskIdentity.run_id = given.task_id, run.run_id
-    TaskIdentity.node_id = given.context.node_id
-    heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(grid._runtime_client))
-    heartbeat.start()
-    return ServerTask(grid, run.run_id, heartbeat)

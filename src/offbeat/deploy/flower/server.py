@@ -1,4 +1,4 @@
-"""The server's process: Flower's grid as a transport, and the run on it.
+"""The server's process: Flower as a transport, and the run on it.
 
 `offbeat serve` starts this process. It submits a run to the SuperLink and acquires the task of that run
 itself, so that Flower starts no process.
@@ -8,6 +8,7 @@ import argparse
 import contextlib
 import logging
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -20,9 +21,7 @@ from typing import Any
 import torch
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
-from flwr.app import Message
 
-from offbeat.deploy.flower import private_api
 from offbeat.deploy.flower.commands import SuperLinkAddress
 from offbeat.deploy.flower.content import (
     KINDS,
@@ -30,18 +29,19 @@ from offbeat.deploy.flower.content import (
     Content,
     ContentError,
     MessageDownload,
-    to_records,
+    to_objects,
 )
 from offbeat.deploy.flower.private_api import (
     ControlClient,
     FlowerError,
-    GridClient,
     MissingObjectError,
     PendingReply,
+    Refusal,
     ServerTask,
     acquire_server_task,
 )
 from offbeat.deploy.keys import reply_statement, verify_signature
+from offbeat.deploy.network import Doorbell, waits_for
 from offbeat.deploy.protocol.transport import Reply, TransportClosedError, TransportError
 from offbeat.deploy.server.run import ServeOutcome, ServeRequest, serve, write_outcome
 from offbeat.errors import InputError
@@ -49,6 +49,7 @@ from offbeat.errors import InputError
 _MESSAGE_TYPES = {kind: name for name, kind in KINDS.items()}
 _ACQUIRE_TIMEOUT, _ACQUIRE_PAUSE = 30.0, 0.2  # seconds
 _MAX_THREADS = 4  # for torch: the server has little to compute between two steps
+_TTL_MARGIN = 60.0  # seconds that Flower keeps a message after it has to be answered
 _RUN_FILE = "flower/run"  # in the folder of the run: Flower's ID of its run
 _LOG = logging.getLogger("offbeat")
 
@@ -62,22 +63,22 @@ class _Arriving:
 
 
 class FlowerTransport:
-    """Flower's grid as a transport.
+    """Flower as a transport; an upload has `max_bytes` bytes at most.
 
-    Uploads have `max_bytes` bytes at most. A call of the grid gives up after `timeout` seconds.
+    `bell` tells the gateway, where sites wait, that there is a message for one of them.
     """
 
-    def __init__(self, grid: Any, max_bytes: int = 2**30, timeout: float = 10.0) -> None:
-        self._client = GridClient(grid, timeout)
-        self._grid = grid
+    def __init__(self, task: ServerTask, max_bytes: int = 2**30, bell: Doorbell | None = None) -> None:
+        self._task, self._bell = task, bell
         self._max_bytes = max_bytes
         self._keys: dict[int, bytes] = {}  # public keys of the nodes that were connected
         self._arriving: dict[str, _Arriving] = {}  # by the ID of the message that is answered
-        self._pool = ThreadPoolExecutor(PARALLEL_PULLS)
+        self._sent: set[str] = set()  # messages whose objects the SuperLink has
+        self._pool, self._deletions = ThreadPoolExecutor(PARALLEL_PULLS), ThreadPoolExecutor(1)
 
     def nodes(self) -> frozenset[int]:
         with _transport_errors():
-            connected = {node.node_id: node.public_key for node in self._grid.get_nodes()}
+            connected = self._task.nodes()
         self._keys |= connected  # a node that leaves may have sent a reply before
         return frozenset(connected)
 
@@ -86,15 +87,22 @@ class FlowerTransport:
 
     def push(self, node: int, kind: str, header: str, payload: bytes, timeout: float) -> str:
         with _transport_errors():
-            records = to_records(Content(header, payload))
-            message = Message(records, node, _MESSAGE_TYPES[kind], ttl=timeout)
-            message_ids = list(self._grid.push_messages([message]))
-        if len(message_ids) != 1 or not message_ids[0]:
+            message_id, objects = to_objects(Content(header, payload))
+            accepted = self._task.push(node, _MESSAGE_TYPES[kind], message_id, objects, timeout + _TTL_MARGIN)
+        if not accepted:
             raise TransportError(f"the SuperLink accepted no message for node {node}")
-        return str(message_ids[0])
+        if self._bell is not None:
+            self._bell.ring(waits_for(self.key(node)))
+        self._sent.add(message_id)
+        return message_id
 
     def pull(self, message_ids: Sequence[str]) -> list[Reply]:
-        self._arriving = {key: each for key, each in self._arriving.items() if key in set(message_ids)}
+        wanted = set(message_ids)
+        for message_id in self._sent - wanted:
+            self._delete(message_id)  # it was answered, or given up
+        self._sent &= wanted
+        for message_id in self._arriving.keys() - wanted:
+            self._delete(self._arriving.pop(message_id).reply.message_id)
         replies = self._list_replies([key for key in message_ids if key not in self._arriving])
         for message_id, arriving in list(self._arriving.items()):
             try:
@@ -113,7 +121,7 @@ class FlowerTransport:
         if not message_ids:
             return []
         with _transport_errors():
-            found = self._client.list_replies(message_ids)
+            found = self._task.list_replies(message_ids)
         errors = []
         for reply in found:
             if reply.reply_to not in message_ids:
@@ -141,14 +149,22 @@ class FlowerTransport:
             raise
         except Exception as failure:  # the bytes come from outside and may cause any error
             error = f"the reply cannot be read: {failure}"
-        with _transport_errors():
-            self._client.confirm(reply)
+        self._delete(reply.message_id)
         authentic = error is not None or self._is_authentic(reply, content)
         return Reply(reply.reply_to, reply.node, content.header, content.payload, error, authentic)
 
+    def _delete(self, message_id: str) -> None:
+        """Have the SuperLink delete the objects of a message; nothing waits for it."""
+
+        def delete() -> None:
+            with contextlib.suppress(FlowerError):
+                self._task.delete(message_id)
+
+        self._deletions.submit(delete)
+
     def _pull_object(self, object_id: str) -> bytes | None:
         with _transport_errors():
-            return self._client.pull_object(object_id)
+            return self._task.pull_object(object_id)
 
     def _is_authentic(self, reply: PendingReply, content: Content) -> bool:
         """Whether a reply has the signature of its node; Flower does not check who sent a reply."""
@@ -167,10 +183,11 @@ def _transport_errors() -> Iterator[None]:
         yield
     except MissingObjectError:
         raise
-    except private_api.run_ended_error():
-        raise TransportClosedError("Flower has ended the run") from None
-    except Exception as error:
-        raise TransportError(f"{type(error).__name__}: {error}") from error
+    except FlowerError as error:
+        # A SuperLink that was started again does not know the run nor the server.
+        if error.refusal in (Refusal.RUN_ENDED, Refusal.UNAUTHORIZED):
+            raise TransportClosedError("Flower has ended the run") from None
+        raise TransportError(str(error)) from error
 
 
 def begin_task(link: SuperLinkAddress, run_file: Path) -> ServerTask:
@@ -199,6 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _log_to(options.folder / "server.log")
     torch.set_num_threads(min(_MAX_THREADS, torch.get_num_threads()))
     link = SuperLinkAddress(options.superlink, options.authority)
+    bell = None if options.doorbell is None else Doorbell(socket.socket(fileno=options.doorbell))
     request = ServeRequest(
         options.settings, options.folder, options.resume, options.sites is not None, options.sites
     )
@@ -212,7 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     error: str | None = "the server failed"
     try:
-        outcome = serve(request, lambda max_bytes: FlowerTransport(task.grid, max_bytes))
+        outcome = serve(request, lambda max_bytes: FlowerTransport(task, max_bytes, bell), bell)
         error = outcome.error
         if error is not None:
             _LOG.error("%s", error)
@@ -232,6 +250,7 @@ def _parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--folder", required=True, type=Path)
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--sites", type=Path, help="a folder with the public keys of sites, by name")
+    parser.add_argument("--doorbell", type=int, metavar="N", help="the number of a socket to the gateway")
     return parser.parse_args(arguments)
 
 

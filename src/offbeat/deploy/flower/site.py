@@ -1,8 +1,9 @@
 """A site in one process: it holds data and model, and talks to the SuperLink itself.
 
 The main thread talks to the SuperLink, so that heartbeats, stop requests and time limits do not wait for the
-work. A second thread does the tasks, one at a time. Nothing that the SuperLink sends is executed, imported or
-unpickled: a message is a short header of JSON, which is validated, and the bytes of tensors.
+work. A second thread does the tasks, one at a time, and a third one waits for messages. Nothing that the
+SuperLink sends is executed, imported or unpickled: a message is a short header of JSON, which is validated,
+and the bytes of tensors.
 """
 
 import contextlib
@@ -19,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 from offbeat.deploy.flower.commands import SuperLinkAddress
 from offbeat.deploy.flower.content import (
@@ -27,7 +29,7 @@ from offbeat.deploy.flower.content import (
     Content,
     ContentError,
     MessageDownload,
-    to_records,
+    to_objects,
 )
 from offbeat.deploy.flower.private_api import (
     FleetClient,
@@ -45,9 +47,11 @@ from offbeat.deploy.user_code import import_user_code
 from offbeat.errors import InputError
 
 _FIRST_PAUSE, _MAX_PAUSE = 0.5, 30.0  # seconds between two attempts to connect
-_MAX_POLL, _BUSY_POLL = 3.0, 1.0  # seconds between two requests for messages
+_MAX_POLL, _BUSY_POLL = 3.0, 1.0  # seconds between two requests for messages that are answered at once
+_LONGEST_WAIT, _SHORTEST_WAIT = 20.0, 1.0  # seconds that a request for messages may take
 _STOP_POLL = 0.25  # seconds within which a request to stop is noticed
 _HEARTBEAT_FRACTION = 0.6  # of Flower's interval
+_HEARTBEAT_SLACK = 3.0  # seconds that a heartbeat may wait for the end of a request for messages
 _OBJECT_TIMEOUT = 60.0  # seconds for the SuperLink to have all objects of a message
 _GRACE = 5.0  # seconds after which a process that cannot restart itself is killed
 _LOG = logging.getLogger("offbeat")
@@ -115,11 +119,12 @@ def _restart() -> None:
 class Worker:
     """A thread that does one task at a time."""
 
-    def __init__(self, answer: Callable[[str, str, bytes], tuple[str, bytes]]) -> None:
-        self._answer = answer
+    def __init__(
+        self, answer: Callable[[str, str, bytes], tuple[str, bytes]], wake: Callable[[], None]
+    ) -> None:
+        self._answer, self._wake = answer, wake
         self._tasks: queue.SimpleQueue[Content] = queue.SimpleQueue()
         self._result: tuple[str, bytes] | None = None
-        self._finished = threading.Event()
         self._started = self._deadline = 0.0
         self.task: PendingMessage | None = None
         threading.Thread(target=self._run, name="site-worker", daemon=True).start()
@@ -129,18 +134,17 @@ class Worker:
         timeout = answer_timeout(content.header, task.ttl)
         self.task, self._started = task, time.monotonic()
         self._deadline = self._started + timeout
-        self._finished.clear()
         _set_alarm(timeout + _GRACE)
         self._tasks.put(content)
 
-    def wait(self, seconds: float) -> tuple[PendingMessage, Content, float] | None:
-        """Wait for the task at most so long; return it, its answer and its seconds once it is done."""
-        if self.task is None or not self._finished.wait(seconds):
+    def take(self) -> tuple[PendingMessage, Content, float] | None:
+        """Return the task, its answer and its seconds once it is done."""
+        result, task = self._result, self.task
+        if result is None or task is None:
             return None
-        assert self._result is not None
         _set_alarm(0)
-        task, self.task = self.task, None
-        return task, Content(*self._result), time.monotonic() - self._started
+        self._result = self.task = None
+        return task, Content(*result), time.monotonic() - self._started
 
     @property
     def is_late(self) -> bool:
@@ -151,7 +155,53 @@ class Worker:
         while True:
             content = self._tasks.get()
             self._result = self._answer("task", content.header, content.payload)
-            self._finished.set()
+            self._wake()
+
+
+class Heard(NamedTuple):
+    """What came of a request for messages."""
+
+    node: int  # that asked
+    message: PendingMessage | None
+    error: FlowerError | None
+    was_kept: bool  # until there was a message, or the time was up
+
+
+class Listener:
+    """A thread that waits for messages, one request at a time."""
+
+    def __init__(self, pull: Callable[[float], PendingMessage | None], wake: Callable[[], None]) -> None:
+        self._pull, self._wake = pull, wake
+        self._requests: queue.SimpleQueue[tuple[int, float]] = queue.SimpleQueue()
+        self._heard: Heard | None = None
+        self.is_waiting = False
+        threading.Thread(target=self._run, name="site-listener", daemon=True).start()
+
+    def start(self, node: int, seconds: float) -> None:
+        """Ask for a message, for which the other side may wait so long."""
+        self.is_waiting = True
+        self._requests.put((node, seconds))
+
+    def take(self) -> Heard | None:
+        """Return what came of the request, once."""
+        heard, self._heard = self._heard, None
+        if heard is not None:
+            self.is_waiting = False
+        return heard
+
+    def _run(self) -> None:
+        while True:
+            node, seconds = self._requests.get()
+            begun = time.monotonic()
+            message, problem = None, None
+            try:
+                message = self._pull(seconds)
+            except FlowerError as error:
+                problem = error
+            except Exception as error:  # the response may be anything
+                problem = FlowerError(Refusal.OTHER, str(error))
+            self._heard = Heard(node, message, problem, time.monotonic() - begun > seconds / 2)
+            self._wake()
 
 
 def _set_alarm(seconds: float) -> None:
@@ -189,7 +239,9 @@ class SiteConnection:
         self._backoff = Backoff(_FIRST_PAUSE, _MAX_PAUSE)
         self._next_heartbeat = self._next_pull = 0.0
         self._active = time.monotonic()  # when the last message came
-        self._worker = Worker(site.answer)
+        self._news = threading.Event()  # a task is done, or a message came
+        self._worker = Worker(site.answer, self._news.set)
+        self._listener = Listener(client.pull, self._news.set)
         self._waiting: tuple[PendingMessage, Content] | None = None  # a task behind the one at work
         self._download: tuple[PendingMessage, MessageDownload, float] | None = None
         self._pool = ThreadPoolExecutor(PARALLEL_PULLS)
@@ -219,7 +271,8 @@ class SiteConnection:
                     time.sleep(_STOP_POLL)
                     return
                 self._connect()
-            if time.monotonic() >= self._next_heartbeat:
+            late = time.monotonic() - self._next_heartbeat
+            if late >= (_HEARTBEAT_SLACK if self._listener.is_waiting else 0.0):
                 self._send_heartbeat()
             self._exchange()
         except FlowerError as error:
@@ -227,24 +280,23 @@ class SiteConnection:
 
     def _exchange(self) -> None:
         """Send a finished answer, or take a message; otherwise wait."""
-        done = self._worker.wait(0)
+        self._news.clear()
+        done, heard = self._worker.take(), None
         if done is not None:
             self._finish(*done)
         elif self._download is not None:
             self._fetch(*self._download)
-        elif time.monotonic() >= self._next_pull and self._waiting is None:
-            self._pull()
+        elif (heard := self._listener.take()) is not None:
+            self._take_heard(heard)
         else:
-            self._rest()
-
-    def _rest(self) -> None:
-        now = time.monotonic()
-        until = self._next_heartbeat if self._waiting else min(self._next_pull, self._next_heartbeat)
-        pause = min(_STOP_POLL, max(0.0, until - now))
-        if self._worker.task is None:
-            time.sleep(pause)
-        elif (done := self._worker.wait(pause)) is not None:
-            self._finish(*done)
+            until = self._next_heartbeat
+            if self._waiting is None and not self._listener.is_waiting:
+                until = min(until, self._next_pull)
+                if time.monotonic() >= self._next_pull and self._node is not None:
+                    # It ends when a heartbeat is due, which can then use the same connection.
+                    wait = min(_LONGEST_WAIT, self._next_heartbeat - time.monotonic())
+                    self._listener.start(self._node, max(_SHORTEST_WAIT, wait))
+            self._news.wait(min(_STOP_POLL, max(0.001, until - time.monotonic())))
 
     def _finish(self, message: PendingMessage, answer: Content, seconds: float) -> None:
         """Begin the next task, if there is one, and send the answer to the last."""
@@ -253,12 +305,16 @@ class SiteConnection:
             self._worker.start(*waiting)
         self._send(message, answer, seconds)
 
-    def _pull(self) -> None:
-        message = self._client.pull()
-        now = time.monotonic()
+    def _take_heard(self, heard: Heard) -> None:
+        if heard.error is not None:
+            if heard.node == self._node:
+                raise heard.error
+            return  # this site has connected again since
+        now, message = time.monotonic(), heard.message
         if message is None:
-            pause = polling_pause(now - self._active, _MAX_POLL)
-            self._next_pull = now + (max(pause, _BUSY_POLL) if self._worker.task is not None else pause)
+            if not heard.was_kept:
+                pause = polling_pause(now - self._active, _MAX_POLL)
+                self._next_pull = now + (max(pause, _BUSY_POLL) if self._worker.task is not None else pause)
             return
         self._active = self._next_pull = now
         try:
@@ -285,7 +341,6 @@ class SiteConnection:
             return
         if content is not None:
             self._take(message, content)
-            self._client.confirm(message)  # after the work has begun, which does not wait for it
         elif time.monotonic() > deadline:
             self._ignore(message, "its sender did not send all of it")
         else:
@@ -324,7 +379,7 @@ class SiteConnection:
     def _send(self, message: PendingMessage, answer: Content, seconds: float) -> None:
         """Sign an answer and send it; if the SuperLink is away, try again while the message lives."""
         signature = self._site.sign(reply_statement(message.message_id, answer.header, answer.payload))
-        reply = OutgoingReply(message, to_records(answer._replace(signature=signature)))
+        reply = OutgoingReply(message, *to_objects(answer._replace(signature=signature)))
         deadline = time.monotonic() + message.ttl
         while True:
             try:
@@ -333,7 +388,7 @@ class SiteConnection:
             except FlowerError as error:
                 if error.refusal is Refusal.RUN_ENDED:
                     break
-                if error.refusal is not Refusal.AWAY or time.monotonic() > deadline or self._should_stop():
+                if not error.is_away or time.monotonic() > deadline or self._should_stop():
                     raise
                 self._notify(f"the answer to a task waits for the SuperLink at {self._link.address}.")
                 time.sleep(_STOP_POLL)
@@ -382,11 +437,11 @@ class SiteConnection:
     def _handle_failure(self, error: FlowerError) -> None:
         """Say what is wrong, and when it is tried again; what only the user can change is raised."""
         address, refusal = self._link.address, error.refusal
-        if refusal is Refusal.AWAY and (problem := connection_problem(self._link, str(error))):
+        if error.is_away and (problem := connection_problem(self._link, str(error))):
             if not self._was_connected:
                 raise InputError(problem)
             reason = problem
-        elif refusal is Refusal.AWAY:
+        elif error.is_away:
             reason = f"the SuperLink at {address} cannot be reached"
             if self._node is not None:  # it may be restarting, and still count this node as connected
                 self._next_pull = time.monotonic() + self._backoff.fail()

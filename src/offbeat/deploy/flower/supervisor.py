@@ -26,7 +26,7 @@ from offbeat.deploy.flower.commands import (
     wait_for_superlink,
 )
 from offbeat.deploy.flower.private_api import ControlClient, FlowerError, Refusal
-from offbeat.deploy.network import bind_socket, format_address, free_port
+from offbeat.deploy.network import Doorbell, bind_socket, format_address, free_port
 from offbeat.deploy.protocol.transport import Backoff
 from offbeat.deploy.server.run import (
     STOP_FILE,
@@ -59,8 +59,11 @@ class ListenAddress(NamedTuple):
 class GatewayProcess:
     """The gateway, kept alive; connections that arrive while it restarts wait at the listening socket."""
 
-    def __init__(self, listener: socket.socket, folder: Path, certificates: Certificates | None) -> None:
-        self._listener, self._folder, self._certificates = listener, folder, certificates
+    def __init__(
+        self, listener: socket.socket, bell: Doorbell, folder: Path, certificates: Certificates | None
+    ) -> None:
+        self._listener, self._bell = listener, bell
+        self._folder, self._certificates = folder, certificates
         self._link: SuperLinkAddress | None = None
         self._child: ChildProcess | None = None
         self._backoff = Backoff(_FIRST_GATEWAY_PAUSE, _MAX_GATEWAY_PAUSE)
@@ -100,16 +103,16 @@ class GatewayProcess:
             self._child = None
 
     def _start(self, link: SuperLinkAddress) -> ChildProcess:
-        listener = self._listener.fileno()
+        listener, bell = self._listener.fileno(), self._bell.socket.fileno()
         command = [sys.executable, "-P", "-m", "offbeat.deploy.gateway", "--listener", str(listener)]
-        command += ["--superlink", link.address]
+        command += ["--superlink", link.address, "--doorbell", str(bell)]
         if self._certificates is not None:
             command += ["--authority", str(self._certificates.authority.absolute())]
             command += ["--certificate", str(self._certificates.server.absolute())]
             command += ["--key", str(self._certificates.key.absolute())]
             command += ["--sites", str(self._certificates.sites.absolute())]
         environment = flower_environment(self._folder / "home")
-        return ChildProcess(command, environment, self.log, stdin=subprocess.PIPE, pass_fds=(listener,))
+        return ChildProcess(command, environment, self.log, stdin=subprocess.PIPE, pass_fds=(listener, bell))
 
 
 class LocalSuperLink:
@@ -121,7 +124,8 @@ class LocalSuperLink:
     def __init__(self, listen: ListenAddress, folder: Path, certificates: Certificates | None) -> None:
         self._folder, self._certificates = folder, certificates
         self._listener = bind_socket(*listen)
-        self._gateway = GatewayProcess(self._listener, folder, certificates)
+        self.bell, self._gateway_bell = Doorbell.pair()  # of the server, and of the gateway
+        self._gateway = GatewayProcess(self._listener, self._gateway_bell, folder, certificates)
         self._port = free_port()
         self._child: ChildProcess | None = None
         self._certificate = 0
@@ -181,7 +185,8 @@ class LocalSuperLink:
 
     def stop(self, *, kill: bool) -> None:
         self._gateway.stop()
-        self._listener.close()
+        for each in (self._listener, self.bell, self._gateway_bell):
+            each.close()
         if self._child is not None:
             self._child.kill() if kill else self._child.stop()
 
@@ -189,7 +194,7 @@ class LocalSuperLink:
         if self._child is not None:
             self._child.kill()
         self._certificate = self._certificate_date()
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # its database holds client updates
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # its log may name sites
         (self._folder / "superlink.address").write_text(self.link.address)  # for another 'offbeat serve'
         self._child = start_superlink(LOOPBACK, self._port, self._folder, self._certificates)
         wait_for_superlink(
@@ -218,6 +223,7 @@ class SuperLinkBackend:
         self._control: tuple[SuperLinkAddress, ControlClient] | None = None
         self._server: ChildProcess | None = None
         self._next_key_search = 0.0
+        self._was_restarted = False  # the SuperLink, which then knows neither keys nor nodes
         self._missing: set[bytes] = set()  # registered keys that the last search did not find
 
     @property
@@ -243,13 +249,16 @@ class SuperLinkBackend:
         now = time.monotonic()
         if self._local is not None:
             if self._local.keep_alive():
-                self._next_key_search = now
+                self._next_key_search, self._was_restarted = now, True
             if not self._local.is_alive():
                 return
         if now >= self._next_key_search:
             self._next_key_search = now + _KEY_INTERVAL
             with contextlib.suppress(InputError, FlowerError):  # it is tried again
                 self._update_keys()
+                if self._was_restarted and self._local is not None:
+                    self._local.bell.ring()  # for sites that wait for a message, and have to connect again
+                    self._was_restarted = False
 
     def restart_superlink(self) -> None:
         """End a SuperLink that was started here: `keep_alive` starts it again."""
@@ -265,11 +274,14 @@ class SuperLinkBackend:
         command += ["--settings", str(self._settings.absolute()), "--folder", str(self._folder.absolute())]
         if self._certificates is not None:
             command += ["--sites", str(self._certificates.sites.absolute())]
-        flower = self._folder / "flower"
+        bells = () if self._local is None else (self._local.bell.socket.fileno(),)
+        for bell in bells:
+            command += ["--doorbell", str(bell)]
         self._server = ChildProcess(
             [*command, *(["--resume"] if resume else [])],
-            flower_environment(flower / "home"),
+            flower_environment(self._folder / "flower" / "home"),
             self._folder / "server.log",
+            pass_fds=bells,
         )
 
     def is_server_alive(self) -> bool:
@@ -302,7 +314,8 @@ class SuperLinkBackend:
         # that was revoked, so one that is missing only while files are copied must not be.
         missing = registered.keys() - wanted.keys() if wanted and self._local is not None else set()
         for key in missing & self._missing:
-            control.unregister_key(registered[key])
+            with contextlib.suppress(FlowerError):  # Flower fails for a node that was never connected
+                control.unregister_key(registered[key])
         self._missing = set(missing)
 
 

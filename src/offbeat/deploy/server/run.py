@@ -25,8 +25,9 @@ from offbeat.deploy.config import ServeConfig
 from offbeat.deploy.monitor.http import serve_page
 from offbeat.deploy.monitor.observer import Monitor, Observer
 from offbeat.deploy.monitor.state import RunInfo
+from offbeat.deploy.network import Doorbell
 from offbeat.deploy.protocol import messages
-from offbeat.deploy.protocol.transport import Transport, TransportError
+from offbeat.deploy.protocol.transport import FIRST_POLL, Transport, TransportError
 from offbeat.deploy.server.exchange import SessionConfig
 from offbeat.deploy.server.registry import ClientRegistry
 from offbeat.deploy.server.session import DeployedEngine, StopRequested, max_upload_bytes
@@ -88,7 +89,7 @@ def resumed_noise(folder: Path) -> float | None:
 def lock_run_folder(folder: Path) -> Iterator[None]:
     """Let only one command at a time supervise a run's folder."""
     own = folder / "flower"
-    own.mkdir(mode=0o700, parents=True, exist_ok=True)  # the SuperLink's database holds client updates
+    own.mkdir(mode=0o700, parents=True, exist_ok=True)  # the SuperLink's log may name sites
     lock = FileLock(own / "lock")
     try:
         lock.acquire(timeout=0)
@@ -176,17 +177,20 @@ class ServeRequest(NamedTuple):
     sites: Path | None = None  # a folder with the public keys of sites, by name
 
 
-def serve(request: ServeRequest, connect: Callable[[int], Transport]) -> ServeOutcome:
+def serve(
+    request: ServeRequest, connect: Callable[[int], Transport], bell: Doorbell | None = None
+) -> ServeOutcome:
     """Run until the end, a stop or a failure, and write the outcome.
 
-    `connect` makes the transport, given the most bytes that an upload may have. A crash and a full disk leave
+    `connect` makes the transport, given the most bytes that an upload may have. `bell` rings when an upload
+    has arrived; without one the server polls more often. A crash and a full disk leave
     no outcome: the run can be resumed.
     """
     request.folder.mkdir(parents=True, exist_ok=True)
     with FileLock(request.folder / "server.lock").acquire(timeout=_LOCK_TIMEOUT):
         remove_outcome(request.folder)
         try:
-            outcome = _serve(request, connect)
+            outcome = _serve(request, connect, bell)
         except DiskFullError as error:
             return ServeOutcome(None, error=str(error))
         except InputError as error:
@@ -201,7 +205,7 @@ def serve(request: ServeRequest, connect: Callable[[int], Transport]) -> ServeOu
         return outcome
 
 
-def _serve(request: ServeRequest, connect: Callable[[int], Transport]) -> ServeOutcome:
+def _serve(request: ServeRequest, connect: Callable[[int], Transport], bell: Doorbell | None) -> ServeOutcome:
     config = ServeConfig.read(request.settings)
     known = settings_file.read(request.folder, verify=True).get("resolved", {}) if request.resume else {}
     _check_registry(config, request)
@@ -210,7 +214,8 @@ def _serve(request: ServeRequest, connect: Callable[[int], Transport]) -> ServeO
     with contextlib.closing(Monitor(_run_info(request.folder, config), request.folder)) as monitor:
         summation = secure_summation(config, bytes.fromhex(run_id), monitor)
         setup = set_up(config, known.get("noise"), summation)
-        session = _session_config(config, setup, request.authenticated)
+        session = _session_config(config, setup, request.authenticated, bell)
+        sleep = time.sleep if bell is None else bell.wait
         scaling = Scaling.from_settings({"resolved": known})
         limit = max_upload_bytes(setup.algorithm, setup.problem, session)
         if config.experiment.standardise:
@@ -219,13 +224,13 @@ def _serve(request: ServeRequest, connect: Callable[[int], Transport]) -> ServeO
         if config.experiment.standardise:
             try:
                 scaling = scaling or agree_on_scaling(
-                    request, config, setup, session, transport, monitor, stop
+                    request, config, setup, session, transport, monitor, stop, sleep=sleep
                 )
             except StopRequested:
                 announce_end(transport, outcome := ServeOutcome(None, stopped=True))
                 return outcome
             setup = setup.standardised(scaling)
-            session = _session_config(config, setup, request.authenticated)
+            session = _session_config(config, setup, request.authenticated, bell)
         engine = DeployedEngine(
             transport,
             setup.problem,
@@ -233,6 +238,7 @@ def _serve(request: ServeRequest, connect: Callable[[int], Transport]) -> ServeO
             request.folder,
             monitor,
             stop=stop,
+            sleep=sleep,
             sites=request.sites,
             set_aside=request.folder / SET_ASIDE_FILE if request.resume else None,
         )
@@ -399,13 +405,16 @@ def _check_registry(config: ServeConfig, request: ServeRequest) -> None:
         )
 
 
-def _session_config(config: ServeConfig, setup: ServerSetup, authenticated: bool) -> SessionConfig:
+def _session_config(
+    config: ServeConfig, setup: ServerSetup, authenticated: bool, bell: Doorbell | None
+) -> SessionConfig:
     network = config.network
     return SessionConfig(
         setup.site_plan,
         config.experiment.clients,
         deadline=network.deadline,
         poll=network.poll,
+        first_poll=FIRST_POLL if bell is None else network.poll,
         patience=network.patience,
         max_upload_bytes=network.max_upload_bytes,
         max_update_norm=network.max_update_norm,

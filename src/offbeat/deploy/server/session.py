@@ -309,7 +309,7 @@ class DeployedSession:
     @property
     def _pause(self) -> float:
         """The seconds until the next poll, which are few when uploads arrive often."""
-        return polling_pause(self.now - self._active, self._config.poll)
+        return polling_pause(self.now - self._active, self._config.poll, self._config.first_poll)
 
     def _poll(self) -> None:
         if self._stop():

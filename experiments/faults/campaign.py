@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ from world import ROGUES, World
 from offbeat import draws
 
 ROUNDS, SECURE_ROUNDS = 70, 12
-_PAUSE, _SERVER_PAUSE = 3.0, 60.0  # seconds at most before a fault; without its server a run stands still
+_PAUSE, _SERVER_PAUSE = 3.0, 15.0  # seconds at most before a fault; without its server a run stands still
 _ENDING = 600.0  # seconds for a run to end when no more faults come
 
 
@@ -40,9 +41,13 @@ class Fault(NamedTuple):
     pause: float  # before it, of the longest
 
 
-def drawn(count: int, seed: int, skip: int = 0, *, secure: bool) -> list[Fault]:
-    """So many faults in an order that follows from the seed, after the first `skip`."""
-    pool = [each[:3] for each in kinds() for _ in range(each[4] if secure else each[3])]
+def drawn(count: int, seed: int, skip: int = 0, *, secure: bool, words: Sequence[str] = ("",)) -> list[Fault]:
+    """So many faults in an order that follows from the seed, after the first `skip`.
+
+    Only kinds come whose name has one of these words.
+    """
+    chosen_kinds = [each for each in kinds() if any(word in each[0] for word in words)]
+    pool = [each[:3] for each in chosen_kinds for _ in range(each[4] if secure else each[3])]
     rng = draws.generator(seed, "faults", int(secure))
     chosen = [
         pool[place] for _ in range(-(-(skip + count) // len(pool))) for place in rng.permutation(len(pool))
@@ -149,6 +154,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=25.0, help="after which no more faults come")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="server steps of a run")
     parser.add_argument("--secure", type=int, help="so many of them in a run with secure sums")
+    parser.add_argument("--kinds", nargs="+", default=("",), help="only those whose name has such a word")
     parser.add_argument("--out", type=Path, required=True, help="a folder for the records")
     given = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -161,7 +167,8 @@ def main() -> int:
     campaign = Campaign(place, out.absolute(), time.monotonic() + 60 * given.minutes, given.rounds)
     if secure:
         campaign.go(drawn(secure, given.seed, given.skip, secure=True), secure=True)
-    campaign.go(drawn(given.faults - secure, given.seed, given.skip, secure=False), secure=False)
+    main = drawn(given.faults - secure, given.seed, given.skip, secure=False, words=given.kinds)
+    campaign.go(main, secure=False)
     if campaign.failed:
         print(f"something was not as it should be: see {place}", file=sys.stderr)
         return 1

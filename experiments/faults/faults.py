@@ -1,6 +1,7 @@
 """What is done to a run, and what is then seen of it."""
 
 import contextlib
+import os
 import signal
 import socket
 import time
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import sites
 from processes import Process, wait_for
-from rogue import BREAKS, LIES, MOUTH
+from rogue import BREAKS, CLOCK, LIES, MOUTH
 from watching import PATIENCE, Seen, accepted, awaited, fate, first, in_words, is_bad, named, nothing, of_task
 from world import LATE, World
 
@@ -24,6 +25,7 @@ HARMED_FILES = (
     "records.jsonl",
     "journal/kept.jsonl",
     "journal/run",
+    "checkpoint/state.safetensors",
 )
 FILE_HARMS: dict[str, Callable[[Path, bytes], object]] = {
     "deleted": lambda path, data: path.unlink(),
@@ -156,6 +158,43 @@ def connect_silently(world: World, name: str) -> Seen:
         return Seen("updates were accepted meanwhile", accepted(world, None, time.time(), begun))
 
 
+def fill_disk(world: World, name: str) -> Seen:
+    """The disk of the run's folder is full for a while."""
+    begun, filler = time.time(), world.folder / "filler"
+    if not world.has_own_disk:
+        return Seen("the campaign may not mount a disk here", None)
+    said = len(world.processes["serve"].said)
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(65536))
+    told = awaited(world, lambda: "is full" in world.processes["serve"].said[said:] or None)
+    time.sleep(5)
+    filler.unlink()
+    words = "called a full disk; the run continued by itself" if told else "was not called a full disk"
+    return Seen(words, accepted(world, None, time.time(), begun), stuck=not told and not world.is_over())
+
+
+def misset_clock(world: World, name: str) -> Seen:
+    """A site whose clock is ten minutes behind; then somebody sets it right."""
+    new = next((each for each in LATE if each not in world.processes), None)
+    if new is None:
+        return Seen("there was none left to join", None)
+    begun, os.environ[CLOCK] = time.time(), "-600"
+    try:
+        process = world.join(new, script="rogue.py")
+    finally:
+        del os.environ[CLOCK]
+    told = awaited(world, lambda: "clock differs" in process.said or None)
+    inside = world.client(new) is not None
+    process.signal(signal.SIGTERM)
+    process.wait(60)
+    world.join(new)
+    client = awaited(world, lambda: world.client(new))
+    words = "refused in one sentence; joined when it was set right" if told else "was not told"
+    seconds = None if client is None else accepted(world, client, time.time(), begun)
+    return Seen(words, seconds, bad=inside, stuck=not told and not world.is_over())
+
+
 def harm_file(name: str, harm: str) -> Act:
     """The server is stopped, a file of its run is harmed, and a person who has a backup resumes."""
 
@@ -213,13 +252,13 @@ def strange(words: tuple[str, ...], sentence: str) -> Act:
 def kinds() -> Iterator[tuple[str, str, Act, int, int]]:
     """Each kind: its name, who it befalls, what is done, how often in a main run and in a secure one."""
     for order in LIES:
-        yield f"answer: {order}", "rogue", lie(order), 3, int(order in STRUCTURAL)
-    yield "answer: breaks off", "rogue", lie(BREAKS), 2, 0
+        yield f"answer: {order}", "rogue", lie(order), 1, int(order in STRUCTURAL)
+    yield "answer: breaks off", "rogue", lie(BREAKS), 1, 0
     for words, order in OWN.items():
-        yield f"the site's code {words}", "site", misbehave(order), 3, 0
+        yield f"the site's code {words}", "site", misbehave(order), 1, 0
     for name, number in SIGNALS.items():
-        yield f"{name} of offbeat join", "site", kill_join(number), 3, 1
-        yield f"{name} of the server", "server", kill_server(number), 2, 1
+        yield f"{name} of offbeat join", "site", kill_join(number), 2, 1
+        yield f"{name} of the server", "server", kill_server(number), 1, 1
         yield f"{name} of offbeat serve", "server", kill_serve(number), 1, 0
         yield f"{name} of the SuperLink", "server", kill_started(number, "flower-superlink"), 1, 0
         yield (
@@ -230,15 +269,16 @@ def kinds() -> Iterator[tuple[str, str, Act, int, int]]:
             0,
         )
         yield f"{name} of the secure-sum helper", "helper", kill_helper(number), 0, 2
-    yield "200 silent connections", "server", connect_silently, 2, 0
+    yield "200 silent connections", "server", connect_silently, 1, 0
     for file in HARMED_FILES:
         for harm in FILE_HARMS:
             yield f"{file} {harm}", "server", harm_file(file, harm), 1, 0
-    yield "Flower's database deleted", "server", harm_file("flower/superlink.db", "deleted"), 1, 0
-    yield "a late joiner", "site", join_late, 2, 0
+    yield "a full disk", "server", fill_disk, 1, 0
+    yield "a clock that is ten minutes behind", "site", misset_clock, 1, 0
+    yield "a late joiner", "site", join_late, 1, 0
     trust, mine = ("--certificate", "keys/ca.crt"), ("--key", "elsewhere/sites/late-1/key")
-    yield "a key that is not registered", "site", strange((*trust, *mine), "does not know the key"), 2, 0
-    yield "no key", "site", strange(trust, "accepts registered sites only"), 2, 0
-    yield "plaintext", "site", strange(("--insecure",), "speaks TLS"), 2, 0
+    yield "a key that is not registered", "site", strange((*trust, *mine), "does not know the key"), 1, 0
+    yield "no key", "site", strange(trust, "accepts registered sites only"), 1, 0
+    yield "plaintext", "site", strange(("--insecure",), "speaks TLS"), 1, 0
     other = ("--certificate", "elsewhere/ca.crt", *mine)
     yield "another authority", "site", strange(other, "is not valid under"), 1, 0

@@ -5,8 +5,10 @@ Started as `python rogue.py` with the options of `offbeat join`; its key and its
 
 import contextlib
 import json
+import os
 import secrets
 import sys
+from datetime import timedelta
 from typing import Any
 
 import sites
@@ -72,6 +74,7 @@ LIES = (
     *("random bytes", "corrupt note", "no JSON", "replay", "another's task", "version from the future"),
     *("another run", "field too many", "no payload"),
 )
+CLOCK = "OFFBEAT_CLOCK"  # by how many seconds the clock of a site is wrong
 MOUTH = ".mouth"  # what is for a rogue to do, and not for its model
 BREAKS = "breaks off"  # sends only a part of an answer
 _breaking: list[bool] = []
@@ -111,7 +114,17 @@ class RogueClient(FleetClient):
         super().send(reply, seconds)
 
 
+def misset_clock(seconds: float) -> None:
+    """Have the times that are signed be wrong by so much."""
+    from flwr.supernode import node_auth_http_interceptor as signing
+
+    right = signing.now
+    signing.now = lambda: right() + timedelta(seconds=seconds)
+
+
 if __name__ == "__main__":
+    if os.environ.get(CLOCK):
+        misset_clock(float(os.environ[CLOCK]))
     connection.Site = Rogue  # type: ignore[misc]
     connection.FleetClient = RogueClient  # type: ignore[misc]
     sys.exit(main(["join", *sys.argv[1:]]))

@@ -2,7 +2,9 @@
 
 import json
 import os
+import shutil
 import signal
+import subprocess
 import sys
 import threading
 from datetime import datetime
@@ -16,6 +18,7 @@ from offbeat.deploy.network import free_port
 
 HERE = Path(__file__).parent
 DEADLINE = 30  # seconds for a task
+DISK = "size=16m"
 SITES = ("north", "south", "east")
 ROGUES = ("mallory", "trudy", "eve")
 LATE = ("late-1", "late-2")
@@ -57,12 +60,14 @@ class World:
         self.processes: dict[str, Process] = {}
         self.busy = threading.Lock()  # whoever ends the server on purpose holds it
         self.surprises = 0  # ends of the server that nobody meant
+        self.has_own_disk = False
 
     def begin(self) -> None:
         """The SuperLink first, then who joins it."""
         self.orders.mkdir(parents=True)
+        self._mount()
         os.environ[sites.ORDERS] = str(self.orders)
-        os.environ["PYTHONPATH"] = str(HERE)
+        os.environ["PYTHONPATH"] = os.pathsep.join((str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])))
         everybody = ",".join((*SITES, *ROGUES, *LATE))
         for name in ("keys", "elsewhere"):
             made = self.trial.offbeat(
@@ -101,14 +106,29 @@ class World:
         place = ("--port", str(self.helper_port), "--sites", "keys/sites", "--minimum", "2")
         self.processes["helper"] = self.trial.offbeat("helper", "helper", *own, *tls, *place)
 
-    def join(self, name: str, *words: str) -> Process:
+    def _mount(self) -> None:
+        """Give the run's folder a small disk of its own, where the system allows it."""
+        self.folder.mkdir()
+        mount = ["mount", "-t", "tmpfs", "-o", DISK, "faults", str(self.folder)]
+        self.has_own_disk = subprocess.run(mount, capture_output=True, check=False).returncode == 0
+
+    def unmount(self) -> None:
+        """Keep the files of the run, and give the disk back."""
+        if self.has_own_disk:
+            kept = self.place / "kept"
+            shutil.copytree(self.folder, kept)
+            subprocess.run(["umount", str(self.folder)], check=True)
+            shutil.rmtree(self.folder)
+            kept.rename(self.folder)
+
+    def join(self, name: str, *words: str, script: str | None = None) -> Process:
         """A site, or a rogue in its place; `words` for one that is not as it should be."""
         given = ["--superlink", f"127.0.0.1:{self.port}", "--task", "sites:task", "--name", name]
         given += ["--folder", f"site-{name}"]
         given += words or ["--certificate", "keys/ca.crt", "--key", f"keys/sites/{name}/key"]
         if self.secure and name not in ROGUES:
             given += ["--helper-key", "helper.x25519.pub", "--minimum", "2"]
-        if name in ROGUES:
+        if name in ROGUES or script is not None:
             process = self.trial.start(name, str(HERE / "rogue.py"), *given)
         else:
             process = self.trial.offbeat(name, "join", *given)
@@ -155,7 +175,9 @@ class World:
         for name in (*self.sites, *ROGUES, *LATE):
             if name in self.processes:
                 self.processes[name].signal(signal.SIGTERM)
-        return self.trial.end()
+        left = self.trial.end()
+        self.unmount()
+        return left
 
 
 def read(path: Path) -> list[dict[str, Any]]:

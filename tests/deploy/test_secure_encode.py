@@ -406,7 +406,7 @@ def test_an_intake_of_shares_takes_what_a_site_sends_and_joins_it() -> None:
         assert all(map(torch.equal, uploads[-1], leaves))
         intake.examine(task, uploads[-1], NO_MESSAGE)
     assert seen == [TASK._replace(client=client) for client in range(3)]
-    gathered = intake.join(uploads)
+    gathered = intake.join(uploads, len(uploads))
     assert isinstance(gathered.uploads, SecretShares)
     assert gathered.uploads.share.shape == (3, 3)
     assert gathered.uploads.sealed.shape == (3, SEALED_BYTES)
@@ -415,7 +415,7 @@ def test_an_intake_of_shares_takes_what_a_site_sends_and_joins_it() -> None:
     signed = secure_validator(SecureEncoding(FACTS | {"signed": True}, lambda *report: None))
     assert signed.form[2] == ("uint8", (SIGNATURE_BYTES,))
     assert (
-        signed.join([[*leaves[:2], torch.zeros(SIGNATURE_BYTES, dtype=torch.uint8)]]).uploads.signature
+        signed.join([[*leaves[:2], torch.zeros(SIGNATURE_BYTES, dtype=torch.uint8)]], 1).uploads.signature
         is not None
     )
 

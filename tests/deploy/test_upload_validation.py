@@ -1,3 +1,6 @@
+import gc
+import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -71,6 +74,24 @@ def good(n: int = 4, norm: float = 1.0, dtype: torch.dtype = torch.float32) -> l
     )
 
 
+def test_no_more_than_one_upload_is_in_memory_beside_the_stack_of_a_buffer() -> None:
+    validator, alive = intake(), []
+    expected = [good(norm=1.0 + number) for number in range(20)]
+
+    def uploads() -> Iterator[list[Tensor]]:
+        for leaves in expected:
+            copies = [leaf.clone() for leaf in leaves]
+            alive.extend(map(weakref.ref, copies))
+            yield copies
+            del copies
+            gc.collect()
+            assert sum(each() is not None for each in alive) <= len(leaves)
+
+    joined = validator.join(uploads(), len(expected))
+    for stack, *rows in zip(trees.leaves(joined.uploads), *expected, strict=False):  # without statistics
+        assert torch.equal(stack, torch.stack(rows))
+
+
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_the_form_is_that_of_what_clients_send_with_every_method_of_the_catalogue(name: str) -> None:
     world = counting_world()
@@ -83,7 +104,7 @@ def test_the_form_is_that_of_what_clients_send_with_every_method_of_the_catalogu
             assert all(specs_of(each) == expected.form for each in leaves)
             for each in leaves:
                 expected.check(each)
-            joined = expected.join(leaves)
+            joined = expected.join(leaves, len(leaves))
             assert trees.structure(joined.uploads) == trees.structure(results.uploads)
             means = mean_statistics(results.statistics)
             for left, right in zip(trees.leaves(joined), trees.leaves((results.uploads, means)), strict=True):
@@ -95,7 +116,7 @@ def test_methods_of_two_trips_and_of_a_whole_pass_were_among_them() -> None:
     mime = build("mime", Setting(3, 3, 8), {})
     assert traits_of(mime).full_pass
     kinds = [
-        plain_validator(mime, torch.zeros(2), {}, version).join([[torch.zeros(2)]]) for version in (0, 1)
+        plain_validator(mime, torch.zeros(2), {}, version).join([[torch.zeros(2)]], 1) for version in (0, 1)
     ]
     assert [type(kind.uploads) for kind in kinds] == [GradientUpload, UpdateUpload]
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from offbeat.aggregate.mean import SecureEncoding
 from offbeat.aggregate.uploads import clients_read_staleness
 from offbeat.core import AnyAlgorithm, SavedState, Task, Vector
@@ -155,19 +157,21 @@ class DeployedSession:
 
     def gather(self, tasks: Sequence[Task], version: int) -> ClientUpdates:
         validator = self._broadcasts.validator(version)
-        uploads = []
-        for task in tasks:
+
+        def read(task: Task) -> list[Tensor]:
             upload = self._journal.read(task)
             if upload.form != validator.form:
                 raise InputError(
                     f"the accepted upload of client {task.client} belongs to another method or model: "
                     "resume the run with those it was started with."
                 )
-            uploads.append(unpack(upload.payload, upload.form))
             self._exchange.commit(task)
+            return unpack(upload.payload, upload.form)
+
+        joined = validator.join(map(read, tasks), len(tasks))
         if self._in_start:
             self._gathered += len(tasks)
-        return validator.join(uploads)
+        return joined
 
     def forget(self, tasks: Sequence[Task]) -> None:
         pass  # their accepted uploads are removed with the next checkpoint

@@ -6,7 +6,7 @@ read; a `SecureUploadValidator` checks as much as can be checked of secret share
 
 import statistics
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -132,9 +132,19 @@ class UploadValidator(Protocol):
         """The norms of fields without a bound, as far as the server can see them."""
         ...
 
-    def join(self, uploads: Sequence[list[Tensor]]) -> ClientUpdates:
-        """The uploads of a buffer as one value."""
+    def join(self, uploads: Iterable[list[Tensor]], count: int) -> ClientUpdates:
+        """The uploads of a buffer, so many, as one value; no more than one is held beside it."""
         ...
+
+
+def _stack(uploads: Iterable[list[Tensor]], count: int) -> list[Tensor]:
+    """Each leaf of all uploads, stacked as they come, so that they are not in memory twice."""
+    stacks: list[Tensor] = []
+    for number, leaves in enumerate(uploads):
+        stacks = stacks or [leaf.new_empty((count, *leaf.shape)) for leaf in leaves]
+        for stack, leaf in zip(stacks, leaves, strict=True):
+            stack[number] = leaf
+    return stacks
 
 
 @dataclass(frozen=True)
@@ -183,8 +193,8 @@ class PlainUploadValidator:
     def _decoded(self, leaves: list[Tensor]) -> list[Tensor]:
         return trees.leaves(decode(trees.unflatten(self.structure, leaves), self.length))
 
-    def join(self, uploads: Sequence[list[Tensor]]) -> ClientUpdates:
-        stacked = [torch.stack(each).to(self.device) for each in zip(*uploads, strict=True)]
+    def join(self, uploads: Iterable[list[Tensor]], count: int) -> ClientUpdates:
+        stacked = [stack.to(self.device) for stack in _stack(uploads, count)]
         joined, statistics = trees.unflatten(self.structure, stacked)
         return ClientUpdates(joined, mean_statistics(statistics))
 
@@ -306,8 +316,8 @@ class SecureUploadValidator:
         ) as refusal:  # else it is not the site's fault: the run ends
             raise Rejected(Reason.MALFORMED, f"the helper cannot use this report: {refusal}") from None
 
-    def join(self, uploads: Sequence[list[Tensor]]) -> ClientUpdates:
-        share, sealed, signature = (torch.stack(each) for each in zip(*uploads, strict=True))
+    def join(self, uploads: Iterable[list[Tensor]], count: int) -> ClientUpdates:
+        share, sealed, signature = _stack(uploads, count)
         return ClientUpdates(SecretShares(share, sealed, signature if signature.numel() else None), {})
 
 

@@ -250,9 +250,12 @@ def test_an_answer_to_a_run_that_is_over_is_dropped(world: World) -> None:
 
 
 def test_a_node_that_the_superlink_has_forgotten_connects_again(world: World) -> None:
-    world.client.fails = {"pull": [FlowerError(Refusal.UNAUTHORIZED, "x")]}
-    world.run(lambda: world.client.calls.count("pull") == 2)
+    """At once, however long it was away before it forgot."""
+    away = [FlowerError(Refusal.AWAY, "x")] * 4
+    world.client.fails = {"pull": [*away, FlowerError(Refusal.UNAUTHORIZED, "x")]}
+    world.run(lambda: world.client.calls.count("pull") == 6)
     assert world.client.calls.count("activate") == 2
+    assert "has forgotten this site, as after a restart; next attempt in 0.0 s." in world.said[2]
 
 
 def test_a_site_answers_greetings_and_hears_that_it_was_refused(world: World) -> None:

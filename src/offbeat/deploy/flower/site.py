@@ -46,7 +46,7 @@ from offbeat.deploy.site.site import Site, SiteOptions
 from offbeat.deploy.user_code import import_user_code
 from offbeat.errors import InputError
 
-_FIRST_PAUSE, _MAX_PAUSE = 0.5, 30.0  # seconds between two attempts to connect
+_FIRST_PAUSE, _MAX_PAUSE = 0.5, 10.0  # seconds between two attempts to connect
 _MAX_POLL, _BUSY_POLL = 3.0, 1.0  # seconds between two requests for messages that are answered at once
 _LONGEST_WAIT, _SHORTEST_WAIT = 20.0, 1.0  # seconds that a request for messages may take
 _STOP_POLL = 0.25  # seconds within which a request to stop is noticed
@@ -454,6 +454,9 @@ class SiteConnection:
             raise InputError(
                 f"the SuperLink at {address} accepts registered sites only: give --certificate and --key."
             )
+        elif refusal is Refusal.UNAUTHORIZED and self._node is not None:
+            self._backoff.reset()  # it is there again
+            reason = f"the SuperLink at {address} has forgotten this site, as after a restart"
         elif refusal in (Refusal.NOT_ACTIVATED, Refusal.UNAUTHORIZED):
             own = self._options.key or "of this site"
             reason = (

@@ -39,7 +39,7 @@ from offbeat.training.build import (
 )
 from offbeat.training.experiment import Experiment
 from offbeat.training.folder import RunFolder, check_free, claim_folder, read_jsonl
-from offbeat.training.progress import StopRequest, bar, limit_threads, stop_signals
+from offbeat.training.progress import StopRequest, bar, limited_threads, stop_signals
 from offbeat.training.runner import RunOutcome, resumed_outcome, run_experiment
 from offbeat.training.schema import settings_of
 from offbeat.training.standardise import Scaling
@@ -348,13 +348,15 @@ def train_in_folder(
     tracker: TrackerGroup = TrackerGroup(),
 ) -> tuple[RunOutcome, str | None]:
     """Train with a progress bar; return the outcome, and why it diverged if it did."""
-    limit_threads(experiment, spec)
     outcome = RunOutcome(None, None)
     metric = next(iter(spec.task.goals)) if spec.task else "loss"
     try:
-        with bar(
-            experiment.algorithm, experiment.rounds, folder.version or 0, metric, shown=options.progress
-        ) as shown:
+        with (
+            limited_threads(experiment, spec),
+            bar(
+                experiment.algorithm, experiment.rounds, folder.version or 0, metric, shown=options.progress
+            ) as shown,
+        ):
             steps = run_experiment(
                 experiment, spec, folder, save_every=options.save_every, stop=stop, observe_start=shown.start
             )

@@ -2,11 +2,14 @@
 
 import difflib
 import functools
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from numbers import Integral, Real
 from typing import Any, TypeVar
 
+_MAX_HINTS = 3  # known names that are suggested for an unknown one
 Renamed = TypeVar("Renamed", bound=Callable[..., Any])
 
 
@@ -27,12 +30,49 @@ class DivergedError(ArithmeticError):
     """A loss, an update or the model became NaN or infinite."""
 
 
+def check_whole(what: str, value: object, least: int | None = 1) -> None:
+    """Refuse what is not a whole number, or one below `least`; `what` begins the sentence."""
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not whole or (least is not None and value < least):  # type: ignore[operator]
+        bound = "" if least is None else f" of at least {least}"
+        raise InputError(f"{what} is {value!r}: give a whole number{bound}.")
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a real number, of Python or of NumPy."""
+    return isinstance(value, Real)
+
+
+def check_attributes(what: str, value: object, attributes: Iterable[str], wanted: str) -> None:
+    """Refuse a class, and a value that lacks one of these attributes; `wanted` says what to give."""
+    if isinstance(value, type) or not all(hasattr(value, name) for name in attributes):
+        raise InputError(f"{what} is {describe(value)}: give {wanted}.")
+
+
+def describe(value: object) -> str:
+    """A value of the wrong kind, in a few words."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if value is None or isinstance(value, str | int | float):
+        return repr(value)
+    return f"a value of type {type(value).__name__}"
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
-    """An unknown name, with the nearest known ones."""
-    names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    """An unknown name, with the known ones that share a word with it, or else those spelt most alike."""
+    names, name = sorted(known), str(name)
+    bare = {each.strip("-"): each for each in names}
+    words = _words(name)
+    near = [each for each in names if words & _words(each)][:_MAX_HINTS]
+    if not near:
+        alike = difflib.get_close_matches(name.strip("-").lower(), bare, n=_MAX_HINTS, cutoff=0.5)
+        near = [bare[each] for each in alike]
     hint = f"did you mean {' or '.join(near)}?" if near else f"choose from {', '.join(names)}."
     return InputError(f"unknown {kind} '{name}': {hint}")
+
+
+def _words(name: str) -> set[str]:
+    return {word for word in re.split(r"[^a-z0-9]+", name.lower()) if len(word) > 1}
 
 
 _naming: ContextVar[Callable[[str], str]] = ContextVar("naming", default=str)

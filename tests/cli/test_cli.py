@@ -81,6 +81,15 @@ EARLY = {
     "serve plan.toml --out=": "--out: it is empty",
     "keys --out=": "--out: it is empty",
     "run --rounds ten": "--rounds: 'ten' is not a whole number",
+    "run --rounds 1.5": "--rounds: '1.5' is not a whole number",
+    "run --rounds 1e99": "--rounds: '1e99' is too large",
+    "run --lr 0.1": "'--lr' is not an option but a parameter of methods: write --set local_lr=VALUE",
+    "run --server-lr=1": "'--server-lr' is not an option but a parameter of methods",
+    "run --num-clients 3": "unknown option '--num-clients': did you mean --clients?",
+    "run --batch 3": "unknown option '--batch': did you mean --batch-size?",
+    "run fedbuff --set lr=1": "unknown parameter of fedbuff 'lr': did you mean local_lr or server_lr?",
+    "list": "unknown command 'list': did you mean algorithms?",
+    "train": "unknown command 'train': did you mean run?",
     "run --dropout much": "--dropout: 'much' is not a number",
     "run fedavg fedadam": "unexpected argument 'fedadam'",
     "run --set beta": "--set takes NAME=VALUE, not 'beta'.",
@@ -513,13 +522,22 @@ def test_help_names_the_defaults_of_each_command(capsys):
 
 
 @pytest.mark.parametrize(
-    ("more", "threads"), [([], [1]), (["--engine", "vectorised"], []), (["--engine", "sequential"], [])]
+    ("more", "threads"), [([], 1), (["--engine", "vectorised"], 2), (["--engine", "sequential"], 2)]
 )
 def test_one_thread_is_used_where_a_small_model_made_the_choice_of_engine(more, threads, monkeypatch):
-    seen = []
-    monkeypatch.setattr(torch, "set_num_threads", seen.append)
-    assert main(["run", *SMALL, *more]) == 0
-    assert seen == threads
+    seen, evaluate, before = set(), task.evaluate, torch.get_num_threads()
+
+    def watched(*given, **named):
+        seen.add(torch.get_num_threads())
+        return evaluate(*given, **named)
+
+    monkeypatch.setattr(task, "evaluate", watched)
+    torch.set_num_threads(2)
+    try:
+        assert main(["run", *SMALL, *more]) == 0
+        assert (seen, torch.get_num_threads()) == ({threads}, 2)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_reader_that_goes_away_is_no_error():

@@ -55,7 +55,7 @@ def test_every_example_is_as_likely_to_come_first(work):
 
 @pytest.mark.parametrize("work", [Steps, Epochs])
 def test_no_batches_or_empty_batches_are_refused(work):
-    with pytest.raises(InputError, match="give at least 1"):
+    with pytest.raises(InputError, match="give a whole number of at least 1"):
         work(0, 5)
     with pytest.raises(InputError, match="batch size is 0"):
         work(5, 0)

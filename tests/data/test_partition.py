@@ -180,7 +180,7 @@ def test_natural_needs_ids_enough_of_them_and_one_per_example():
         ("dirichlet:0.5:few", "not a number"),
         ("dirichlet:0", "above 0"),
         ("quantity:nan", "above 0"),
-        ("dirichlet:1:-1", "0 or more"),
+        ("dirichlet:1:-1", "the least size of dirichlet is -1: give a whole number of at least 0"),
         ("shards:0", "at least 1"),
         ("shards:1.5", "not a number"),
     ],

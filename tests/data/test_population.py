@@ -46,7 +46,9 @@ def test_the_examples_may_be_a_plain_pair(pair):
 
 @pytest.mark.parametrize("data", [DATA.inputs, (DATA.inputs,), (*DATA, DATA.targets), None])
 def test_examples_that_are_no_pair_are_refused(data):
-    with pytest.raises(InputError, match=r"is not a pair: give Examples\(inputs, targets\)"):
+    with pytest.raises(
+        InputError, match=r"are not a pair of inputs and targets: give Examples\(inputs, targets\)"
+    ):
         Population(data, PARTS, Steps(1, 1))
 
 

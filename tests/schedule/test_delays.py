@@ -3,13 +3,14 @@
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from offbeat.errors import InputError
-from offbeat.schedule.delays import TIER_RANGES, Delay, parse_delay
+from offbeat.schedule.delays import TIER_RANGES, Delay, Recorded, parse_delay
 from offbeat.schedule.rng import FadasScriptRng, KeyedRng, tier_probabilities
 
 LAWS = {
@@ -138,6 +139,23 @@ def test_two_columns_are_each_clients_own_durations_in_turn(tmp_path: Path) -> N
     assert [seconds(0, visit, 0.9) for visit in range(4)] == [3, 1, 3, 1]
     assert [seconds(2, visit, 0.1) for visit in range(2)] == [8, 8]
     assert [seconds(1, 0, u) for u in (0.0, 0.5, 0.9)] == [1, 3, 8]
+
+
+@pytest.mark.parametrize(
+    "given", [[3.0, 1.0, 8.0], (3, 1, 8), np.array([3.0, 1.0, 8.0])], ids=["list", "tuple", "array"]
+)
+def test_recorded_seconds_may_be_given_as_values(given: Any) -> None:
+    seconds = Recorded(given).bind(KeyedRng(0), 3)
+    assert [seconds(1, 0, u) for u in (0.0, 0.5, 0.9)] == [1, 3, 8]
+    assert hash(Recorded(given)) == hash(Recorded([3, 1, 8]))
+
+
+def test_recorded_seconds_may_be_given_by_client() -> None:
+    seconds = Recorded({0: [3, 1], 2: [8]}).bind(KeyedRng(0), 3)
+    assert [seconds(0, visit, 0.9) for visit in range(4)] == [3, 1, 3, 1]
+    assert [seconds(1, 0, u) for u in (0.0, 0.5, 0.9)] == [1, 3, 8]
+    with pytest.raises(InputError, match="the record of delays holds no durations"):
+        Recorded([]).bind(KeyedRng(0), 3)
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_a_synchronous_cohort_may_be_smaller_than_a_concurrency_that_it_does_not
         (("synchronous", 20, 11, 10), {}, "buffer of 11 exceeds the 10 clients"),
         (("poisson", 5, 11, 10), {}, "buffer of 11 exceeds the 10 clients"),
         (("synchronous", 20, 0, 10), {}, "buffer is 0"),
-        (("asynchronous", 0, 1, 10), {}, "exceeds the concurrency of 0"),
+        (("asynchronous", 0, 1, 10), {}, "the concurrency is 0: give a whole number of at least 1"),
         (("synchronous", 1, 1, 0), {}, "0 clients"),
         (("poisson", 5, 1, 10), {"rate": 0.0}, "rate"),
         (("poisson", 5, 1, 10), {"rate": 1.5}, "rate"),

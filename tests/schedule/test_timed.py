@@ -255,7 +255,12 @@ def test_names_of_timed_dispatch() -> None:
         ("allocation", 101, {"release_period": 1.0}, "nominal cohort of 101"),
         ("timed-poisson", 101, {"release_period": 1.0}, "nominal cohort of 101"),
         ("allocation", 5, {"release_period": 0.0}, "period is 0"),
-        ("allocation", 5, {"release_period": 1.0, "lead": -1}, "lead of at least 1"),
+        (
+            "allocation",
+            5,
+            {"release_period": 1.0, "lead": -1},
+            "the lead is -1: give a whole number of at least 1",
+        ),
         ("asynchronous", 5, {"release_period": 1.0}, "not for asynchronous"),
         ("asynchronous", 5, {"lead": 2}, "not for asynchronous"),
     ],

@@ -170,7 +170,7 @@ def test_checks_that_are_read_late_change_nothing_of_a_run(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rounds": 0}, "rounds must be at least 1"),
+        ({"rounds": 0}, "the number of rounds is 0: give a whole number of at least 1"),
         ({"buffer": 6}, "buffer of 6 exceeds the concurrency of 5"),
         ({"dispatch": Asynchronous(9)}, "concurrency of 9 exceeds the 8 clients"),
         ({"max_staleness": -1}, "largest staleness is -1"),

@@ -40,7 +40,7 @@ from offbeat.aggregate.uploads import (
 )
 from offbeat.algorithms.rates import unwrapped
 from offbeat.core import AnyAlgorithm, Cohort, SavedState, Task, traits_of
-from offbeat.errors import InputError, unknown_name
+from offbeat.errors import InputError, describe, unknown_name
 from offbeat.privacy import clipping
 from offbeat.privacy.accountant import Accountant, PldAccountant, RdpAccountant, check_delta, check_epsilon
 from offbeat.privacy.correlated import IndependentNoise, NoiseCorrelation, NoiseStream
@@ -279,6 +279,11 @@ class Private:
         if amplified:
             raise amplification_refused(
                 "Participation(max_participations=...)", "simulate_amplification=True"
+            )
+        if not isinstance(self.bounds, tuple):
+            raise InputError(
+                f"the bounds are {describe(self.bounds)}: give pairs of a field and its bound, such as "
+                '(("delta", 1.0),).'
             )
         for name, bound in self.bounds:
             if not bound > 0:

@@ -23,7 +23,7 @@ from offbeat.aggregate.mean import AggregationContext, SecureEncoding
 from offbeat.aggregate.uploads import ClippingBounds, NoiseRequest, Payload, SecretShares, probe_upload
 from offbeat.algorithms.rates import unwrapped
 from offbeat.core import AnyAlgorithm, Cohort, SavedState, Task
-from offbeat.errors import InputError
+from offbeat.errors import InputError, check_whole
 from offbeat.privacy.mechanism import fingerprint
 from offbeat.privacy.secure.client import Report, make_report
 from offbeat.privacy.secure.encoding import Residues, decode
@@ -149,6 +149,8 @@ class Secure:
     weight_bits: int = 8  # not used where all weights are 1
 
     def __post_init__(self) -> None:
+        for name in ("minimum", "bits", "weight_bits"):
+            check_whole(f"{name} of secure sums", getattr(self, name), None)
         # All that can be wrong with these numbers alone, before there is a run.
         SecureTerms(b"?", 1, self.minimum, self.minimum, self.bits, self.weight_bits)
 

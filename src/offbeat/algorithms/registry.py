@@ -249,6 +249,9 @@ def check_ranges(method: Any, **ranges: str) -> None:
 
 def check_interval(name: str, value: float, interval: str) -> None:
     """Refuse a number outside an interval such as (0, 1]."""
+    given: object = value
+    if given is None or isinstance(given, str):
+        raise InputError(f"the {name} must be a number, not {value!r}.")
     low, high = (float(end) for end in interval[1:-1].split(","))
     above = value > low if interval[0] == "(" else value >= low
     below = value < high if interval[-1] == ")" else value <= high

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from offbeat.cli import terminal
-from offbeat.cli.options import add_settings, large_count, number, whole_number
+from offbeat.cli.options import add_settings, number, whole_number
 from offbeat.errors import InputError
 from offbeat.schedule.advice import ACCEPTED_STALENESS, ONE_SIZE, Advice, ScheduleChoice, advise, costs
 from offbeat.schedule.availability import Dropout
@@ -62,7 +62,7 @@ def add_advise_options(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--updates",
-        type=large_count,
+        type=whole_number,
         metavar="N",
         help="measure N client updates from the start of a run [those of RUN, or enough after the start]",
     )

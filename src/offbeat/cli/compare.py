@@ -26,7 +26,7 @@ _AXES = {
     "version": "server steps",
     "client_updates": "client updates",
     "time": "virtual time",
-    "bytes": "bytes sent, down and up",
+    "bytes": "{unit} sent, down and up",
 }
 _COLUMNS = ("best", "steps", "client_updates", "time", "staleness", "worst", "wasted")
 _MARKS = (0.1, 0.25, 0.5, 1.0)
@@ -184,9 +184,10 @@ def _print_axis(records: dict[str, list[dict[str, Any]]], axis: str, title: str,
     rows = [
         [name, *[_value_at(each, axis, mark, metric) for mark in marks]] for name, each in records.items()
     ]
-    terminal.print_table(
-        f"{metric} by {title}", ["", *[terminal.format_number(round(mark, 1)) for mark in marks]], rows
-    )
+    size, unit = terminal.byte_unit(end) if axis == "bytes" else (1.0, "")
+    places = 1 if size == 1 or end >= 10 * size else 2
+    heads = [terminal.format_number(round(mark / size, places)) for mark in marks]
+    terminal.print_table(f"{metric} by {title.format(unit=unit)}", ["", *heads], rows)
 
 
 def _value_at(records: list[dict[str, Any]], axis: str, mark: float, metric: str) -> float | None:

@@ -198,7 +198,7 @@ def _print_histogram(histogram: Any) -> None:
     for index in range(max(bins) + 1):
         count = bins.get(index, 0)
         name = str(index) if width == 1 else f"{index * width}-{index * width + width - 1}"
-        print(f"{name:>9}  {'█' * round(40 * count / most):<40} {100 * count / total:5.1f} %")
+        print(f"{name:>9}  {terminal.bar(count / most, 40):<40} {100 * count / total:5.1f} %")
 
 
 def add_report_options(command: argparse.ArgumentParser) -> None:

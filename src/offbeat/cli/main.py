@@ -4,6 +4,7 @@ A command's module is imported when the command is used, so that help and small 
 """
 
 import argparse
+import io
 import json
 import logging
 import os
@@ -51,6 +52,24 @@ _COMMANDS: Mapping[str, Command] = MappingProxyType(
 )
 
 
+_OTHER_WORDS: Mapping[str, str] = MappingProxyType(  # that people try, and the command that they mean
+    {
+        "list": "algorithms",
+        "methods": "algorithms",
+        "train": "run",
+        "simulate": "run",
+        "start": "run",
+        "resume": "run",
+        "server": "serve",
+        "client": "join",
+        "site": "join",
+        "init": "new",
+        "plot": "report",
+    }
+)
+_HELP, _VERSION = ("-h", "--help", "help"), ("-V", "--version", "version")
+
+
 class Parser(argparse.ArgumentParser):
     """Reports errors as one sentence, and accepts no abbreviated options."""
 
@@ -76,10 +95,16 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     if not words:
         raise InputError(f"name a command, one of {', '.join(_COMMANDS)}; see 'offbeat --help'.")
     name, *others = words
-    if name in ("-h", "--help", "--version"):
-        parser(()).parse_args([name])
+    if name in _HELP and others and others[0] in _COMMANDS:
+        name, others = others[0], ["--help"]
+    if name in _HELP:
+        parser(()).parse_args(["--help"])
+    if name in _VERSION:
+        parser(()).parse_args(["--version"])
     if name == "reproduce":
         raise InputError("this command is now 'python -m experiments', run from a checkout of offbeat.")
+    if name in _OTHER_WORDS:
+        raise InputError(f"unknown command '{name}': did you mean {_OTHER_WORDS[name]}?")
     if name not in _COMMANDS:
         raise unknown_name("command", name, _COMMANDS)
     given = parse_options(_add_options(name, Parser(prog=f"offbeat {name}")), others)
@@ -101,10 +126,25 @@ def parse_options(command: Parser, words: Sequence[str]) -> argparse.Namespace:
             check_name(name)
             if "--task" in command._option_string_actions:
                 check_part_of_task(name, "", "task")
+            if "--set" in command._option_string_actions:
+                _check_parameter(option, name)
             raise unknown_name("option", option, command._option_string_actions)
     if rest:
         raise InputError(f"unexpected argument '{rest[0]}'; see '{command.prog} --help'.")
     return given
+
+
+def _check_parameter(option: str, name: str) -> None:
+    """Refuse a hyperparameter that is written as an option."""
+    from offbeat.algorithms import CATALOGUE
+
+    known = {each for method in CATALOGUE.values() for each in method.parameters()}
+    name = {"lr": "local_lr", "learning_rate": "local_lr"}.get(name, name)
+    if name in known:
+        raise InputError(
+            f"'{option}' is not an option but a parameter of methods: write --set {name}=VALUE; 'offbeat "
+            "algorithms METHOD' shows the parameters of a method."
+        )
 
 
 def parser(commands: Sequence[str] = tuple(_COMMANDS)) -> Parser:
@@ -112,7 +152,7 @@ def parser(commands: Sequence[str] = tuple(_COMMANDS)) -> Parser:
     program = Parser(
         prog="offbeat", description="Asynchronous federated learning that needs no step-size tuning."
     )
-    program.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
+    program.add_argument("-V", "--version", action=_Version, nargs=0, help="show the version and exit")
     added = program.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
     for name, command in _COMMANDS.items():
         each = added.add_parser(name, help=command.help)
@@ -149,6 +189,9 @@ def run_program(program: Callable[[Sequence[str]], int], arguments: Sequence[str
     logging.basicConfig(format="offbeat: %(message)s", level=logging.WARNING)
     logging.getLogger("offbeat.engines.execution").setLevel(logging.INFO)  # which execution was chosen
     words = list(sys.argv[1:] if arguments is None else arguments)
+    _open_missing_streams()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # names may have characters that a terminal lacks
     try:
         with naming_settings(option_name):
             code = program(words)
@@ -169,6 +212,17 @@ def run_program(program: Callable[[Sequence[str]], int], arguments: Sequence[str
         return _fail("there is not enough memory: use fewer clients or a smaller model.", 1, words)
     except KeyboardInterrupt:
         return _fail("interrupted.", 130, words)
+
+
+def _open_missing_streams() -> None:
+    """Give a program whose standard streams are closed ones that lead nowhere."""
+    if sys.stdout is not None and sys.stderr is not None:
+        return
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
 
 
 def _fail(sentence: str, code: int, words: Sequence[str]) -> int:

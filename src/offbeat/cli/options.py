@@ -28,14 +28,6 @@ def folder_name(text: str) -> str:
     return text
 
 
-def whole_number(text: str) -> int:
-    """An integer."""
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number") from None
-
-
 def number(text: str) -> float:
     """A number."""
     try:
@@ -44,14 +36,16 @@ def number(text: str) -> float:
         raise argparse.ArgumentTypeError(f"'{text}' is not a number") from None
 
 
-def large_count(text: str) -> int:
-    """An integer that may be written as 1e7."""
+def whole_number(text: str) -> int:
+    """An integer, which may be written as 1e7."""
     try:
         value = Decimal(text)
     except InvalidOperation:
         raise argparse.ArgumentTypeError(f"'{text}' is not a whole number") from None
-    if not value.is_finite() or value.adjusted() > _MAX_DIGITS or value != value.to_integral_value():
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number, or far too large")
+    if value.is_finite() and value.adjusted() > _MAX_DIGITS:
+        raise argparse.ArgumentTypeError(f"'{text}' is too large")
+    if not value.is_finite() or value != value.to_integral_value():
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number")
     return int(value)
 
 

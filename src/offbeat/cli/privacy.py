@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from offbeat.cli import terminal
-from offbeat.cli.options import large_count, number, option_name
+from offbeat.cli.options import number, option_name, whole_number
 from offbeat.errors import InputError, unknown_name
 from offbeat.privacy.accountant import (
     Accountant,
@@ -30,17 +30,17 @@ _OPTIONS: dict[str, tuple[Callable[[str], Any], str, str]] = {
     "epsilon": (number, "E", "compute the noise for this epsilon"),
     "noise": (number, "SIGMA", "compute epsilon for this noise multiplier"),
     "delta": (number, "D", "probability beside epsilon, such as 1e-7"),
-    "population": (large_count, "N", "number of clients"),
-    "cohort": (large_count, "S", "clients per server step, on average"),
-    "rounds": (large_count, "T", "server steps"),
+    "population": (whole_number, "N", "number of clients"),
+    "cohort": (whole_number, "S", "clients per server step, on average"),
+    "rounds": (whole_number, "T", "server steps"),
     "dispatch": (str, "NAME", "timed-poisson or allocation: how clients are drawn [timed-poisson]"),
     "max_participations": (
-        large_count,
+        whole_number,
         "N",
         "contributions of a client at most; no sampling is assumed",
     ),
     "min_separation": (
-        large_count,
+        whole_number,
         "N",
         "server steps between two of them at least; default: 1, or as the noise needs it",
     ),

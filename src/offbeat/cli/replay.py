@@ -21,11 +21,11 @@ from offbeat.training.build import RunSpec, build_run
 from offbeat.training.experiment import Experiment, is_deployment
 from offbeat.training.loop import Snapshot
 from offbeat.training.progress import bar as progress_bar
-from offbeat.training.progress import limit_threads
 from offbeat.training.replay import read_trace_lines, secret_noise_error
 from offbeat.training.replay import replay as play_again
 from offbeat.training.runner import Progress
 from offbeat.training.standardise import Scaling
+from offbeat.training.task import load_task
 
 REPLAY_ENGINES = ("sequential", "vectorised")
 _TOLERANCE = 1e-5  # of the model's norm: what float32 may round differently
@@ -43,7 +43,9 @@ def add_replay_options(command: argparse.ArgumentParser) -> None:
     """Add the options of `offbeat replay`."""
     command.add_argument("trace", metavar="TRACE", help="a run's folder, or the trace.jsonl in it")
     command.add_argument(
-        "--task", metavar="MODULE:FUNCTION", help="for a deployment: returns the task, as for 'offbeat join'"
+        "--task",
+        metavar="MODULE:FUNCTION",
+        help="returns the task, where the run does not name it: of a deployment, or of a run from Python",
     )
     command.add_argument("--engine", metavar="NAME", help="sequential or vectorised; default: the run's own")
     command.add_argument(
@@ -117,18 +119,21 @@ def _build_spec(
                 "the data of a deployment are at its sites: give --task package.module:function, "
                 "which returns the task with the data of all sites."
             )
-        spec = set_up_replay(known, folder, given.task, together=given.engine == "vectorised")
-    else:
-        if given.task is not None:
+        return set_up_replay(known, folder, given.task, together=given.engine == "vectorised")
+    task = None
+    if experiment.task is not None and ":" not in experiment.task:
+        if given.task is None:
             raise InputError(
-                f"the run in {folder} is a simulation, whose settings name its task: leave out --task."
+                f"the run in {folder} was started from Python with the task '{experiment.task}': give --task "
+                "package.module:function, which returns that task."
             )
-        spec = build_run(
-            _on_local_engine(experiment, given.engine or known.get("resolved", {}).get("engine")),
-            scaling=Scaling.from_settings(known),
+        task = load_task(given.task, experiment.seed, "--task")
+    elif given.task is not None:
+        raise InputError(
+            f"the run in {folder} is a simulation, whose settings name its task: leave out --task."
         )
-    limit_threads(experiment, spec)
-    return spec
+    engine = given.engine or known.get("resolved", {}).get("engine")
+    return build_run(_on_local_engine(experiment, engine), task, scaling=Scaling.from_settings(known))
 
 
 def _on_local_engine(experiment: Experiment, engine: str | None) -> Experiment:

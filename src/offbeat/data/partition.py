@@ -14,13 +14,13 @@ share examples.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from offbeat import draws
-from offbeat.errors import InputError, unknown_name
+from offbeat.errors import InputError, check_whole, is_number, unknown_name
 
 IntArray = NDArray[np.int64]
 MAX_DRAWS = 100
@@ -93,7 +93,7 @@ class Partition(Protocol):
     """A rule that gives each client the indices of its examples; `str` writes it as it is parsed."""
 
     def split(
-        self, labels: IntArray, clients: int, seed: int, groups: IntArray | None = None
+        self, labels: IntArray, clients: int, seed: int = 0, groups: IntArray | None = None
     ) -> list[IntArray]: ...
 
 
@@ -102,7 +102,7 @@ class Iid:
     """Equal shares of shuffled examples."""
 
     def split(
-        self, labels: IntArray, clients: int, seed: int, groups: IntArray | None = None
+        self, labels: IntArray, clients: int, seed: int = 0, groups: IntArray | None = None
     ) -> list[IntArray]:
         _check_counts(len(labels), clients, 1)
         order = draws.generator(seed, "partition").permutation(len(labels))
@@ -123,7 +123,7 @@ class Dirichlet:
         _check_skew("dirichlet", self.alpha, self.least)
 
     def split(
-        self, labels: IntArray, clients: int, seed: int, groups: IntArray | None = None
+        self, labels: IntArray, clients: int, seed: int = 0, groups: IntArray | None = None
     ) -> list[IntArray]:
         _check_counts(len(labels), clients, self.least)
         classes = len(np.unique(labels))
@@ -151,7 +151,7 @@ class FadasScript:
         _check_skew("fadas-script", self.alpha, 0)
 
     def split(
-        self, labels: IntArray, clients: int, seed: int, groups: IntArray | None = None
+        self, labels: IntArray, clients: int, seed: int = 0, groups: IntArray | None = None
     ) -> list[IntArray]:
         _check_counts(len(labels), clients, 0)
         shares = np.random.RandomState(seed).dirichlet([self.alpha] * clients, len(np.unique(labels)))
@@ -172,7 +172,7 @@ class Quantity:
         _check_skew("quantity", self.alpha, self.least)
 
     def split(
-        self, labels: IntArray, clients: int, seed: int, groups: IntArray | None = None
+        self, labels: IntArray, clients: int, seed: int = 0, groups: IntArray | None = None
     ) -> list[IntArray]:
         _check_counts(len(labels), clients, self.least)
 
@@ -194,11 +194,10 @@ class Shards:
     per_client: int = 2
 
     def __post_init__(self) -> None:
-        if self.per_client < 1:
-            raise InputError(f"shards per client is {self.per_client}: give at least 1.")
+        check_whole("the number of shards per client", self.per_client)
 
     def split(
-        self, labels: IntArray, clients: int, seed: int, groups: IntArray | None = None
+        self, labels: IntArray, clients: int, seed: int = 0, groups: IntArray | None = None
     ) -> list[IntArray]:
         _check_counts(len(labels), clients, self.per_client)
         shards = clients * self.per_client
@@ -212,11 +211,20 @@ class Shards:
 
 @dataclass(frozen=True)
 class Natural:
-    """Each natural id is a client; fewer clients than ids take a random sample of the ids."""
+    """Each natural id is a client; fewer clients than ids take a random sample of the ids.
+
+    `Natural().split(ids)` gives one client for each id.
+    """
 
     def split(
-        self, labels: IntArray, clients: int, seed: int, groups: IntArray | None = None
+        self,
+        labels: NDArray[Any],
+        clients: int | None = None,
+        seed: int = 0,
+        groups: NDArray[Any] | None = None,
     ) -> list[IntArray]:
+        if groups is None and clients is None:
+            groups = labels
         if groups is None:
             raise InputError(
                 "the partition natural needs the natural client id of each example: pass them as groups=, or "
@@ -227,6 +235,7 @@ class Natural:
                 f"{len(groups)} natural ids for {len(labels)} examples: give one for each example."
             )
         ids, numbers = np.unique(groups, return_inverse=True)
+        clients = len(ids) if clients is None else clients
         _check_counts(len(labels), clients, 1)
         if clients > len(ids):
             raise InputError(
@@ -271,18 +280,16 @@ _FORMS = "write iid, dirichlet:0.5, dirichlet:0.5:20 (least size), quantity:0.5,
 
 
 def _check_counts(examples: int, clients: int, least: int) -> None:
-    if clients < 1:
-        raise InputError(f"the number of clients is {clients}: give at least 1.")
+    check_whole("the number of clients", clients)
     if examples < clients * max(1, least):
         each = "" if least <= 1 else f" with at least {least} each"
         raise InputError(f"{examples} examples are too few for {clients} clients{each}: use fewer clients.")
 
 
 def _check_skew(name: str, alpha: float, least: int) -> None:
-    if not (math.isfinite(alpha) and alpha > 0):
-        raise InputError(f"alpha of {name} is {alpha}: give a number above 0.")
-    if least < 0:
-        raise InputError(f"the least size of {name} is {least}: give 0 or more.")
+    if not (is_number(alpha) and math.isfinite(alpha) and alpha > 0):
+        raise InputError(f"alpha of {name} is {alpha!r}: give a number above 0.")
+    check_whole(f"the least size of {name}", least, 0)
 
 
 def _format_skew(alpha: float, least: int) -> str:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from offbeat import draws, trees
-from offbeat.errors import InputError
+from offbeat.errors import InputError, check_attributes, check_whole, describe
 from offbeat.trees import Tree
 
 Positions = NDArray[np.int64]
@@ -80,10 +80,8 @@ def _shuffled(examples: int, passes: int, rng: np.random.Generator) -> Positions
 
 
 def _check_work(counted: str, count: int, size: int) -> None:
-    if count < 1:
-        raise InputError(f"the number of {counted} is {count}: give at least 1.")
-    if size < 1:
-        raise InputError(f"the batch size is {size}: give at least 1.")
+    check_whole(f"the number of {counted}", count)
+    check_whole("the batch size", size)
 
 
 Indices = NDArray[np.int64]
@@ -154,6 +152,13 @@ class Population:
     names: tuple[str, ...] | None = None  # of the clients, for messages and reports
 
     def __post_init__(self) -> None:
+        check_attributes("the work of a task", self.work, ["draw"], "offbeat.Steps or offbeat.Epochs")
+        parts: object = self.parts
+        if isinstance(parts, str) or not hasattr(parts, "__getitem__"):
+            raise InputError(
+                f"the parts of a population are {describe(parts)}: give the indices of each client's "
+                "examples, such as offbeat.Dirichlet(0.5).split(labels, clients=100)."
+            )
         if self.in_memory or not isinstance(self.data, ExampleSource):
             object.__setattr__(self, "data", check_examples(self.data))
         if len(self.parts) == 0:
@@ -202,7 +207,7 @@ class Population:
 def check_examples(data: Any) -> Examples:
     """`Examples`, or a pair of tensors or trees of tensors; raises `InputError` for anything else."""
     if not isinstance(data, tuple | list) or len(data) != 2:
-        raise InputError("the data of a population is not a pair: give Examples(inputs, targets).")
+        raise InputError("the data are not a pair of inputs and targets: give Examples(inputs, targets).")
     examples = data if isinstance(data, Examples) else Examples(*data)
     leaves: list[Any] = [*trees.leaves(examples)]
     if not leaves or not all(isinstance(leaf, Tensor) and leaf.ndim for leaf in leaves):
@@ -218,6 +223,10 @@ def check_examples(data: Any) -> Examples:
 
 def _check_parts(parts: Sequence[Indices], total: int, names: Sequence[str] | None) -> None:
     for client, part in enumerate(parts):
+        if not hasattr(part, "__len__"):
+            raise InputError(
+                f"the part of client {client} is {describe(part)}: give the indices of its examples."
+            )
         if not len(part):
             raise no_examples(client, names)
     every = np.concatenate(parts)

@@ -22,6 +22,8 @@ from offbeat.errors import InputError
 from offbeat.nn.problem import GradientFn, Problem, Statistics, TaskGradient
 from offbeat.trees import Tree
 
+SMALL_MODEL = 50_000  # parameters up to which a CPU gains from computing clients together
+
 LocalFn: TypeAlias = Callable[["TaskInputs"], "TaskResults"]
 
 
@@ -53,6 +55,23 @@ class TaskResults(NamedTuple):
     uploads: Tree
     memories: Tree  # of `ClientMemory`
     statistics: Statistics
+
+
+@contextmanager
+def threads_for(problem: Problem) -> Iterator[None]:
+    """One thread while clients of a small model are computed together on a CPU.
+
+    The operations are so short that more threads wait for each other, and for other programs.
+    """
+    before = torch.get_num_threads()
+    if before == 1 or problem.device.type != "cpu" or problem.size > SMALL_MODEL:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class Executor(Protocol):

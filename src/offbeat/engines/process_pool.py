@@ -59,6 +59,7 @@ class Workers(SimulatedEngine):
     limits: TaskLimits = TaskLimits()
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_worker_count(self.workers)
         if self.problem.device.type != "cpu":
             raise InputError(

@@ -75,6 +75,7 @@ class RayCluster(SimulatedEngine):
     limits: TaskLimits = TaskLimits()
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_worker_count(self.workers)
         if not 0 <= self.gpus < float("inf"):
             raise InputError(f"the number of GPUs of a worker is {self.gpus}: give at least 0.")

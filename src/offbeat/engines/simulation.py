@@ -12,7 +12,8 @@ queued beside the server's own work, and checkpoints hold what was computed but 
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -40,8 +41,9 @@ from offbeat.engines.local import (
     TaskStart,
     check_module,
     task_key,
+    threads_for,
 )
-from offbeat.errors import InputError, renamed_parameters
+from offbeat.errors import InputError, check_attributes, renamed_parameters
 from offbeat.nn.problem import Problem, Statistics, mean_statistics
 from offbeat.schedule.availability import Always, Availability, Dropout
 from offbeat.schedule.clock import Arrival, Clock
@@ -65,9 +67,17 @@ class SimulatedEngine(ABC):
     problem: Problem
     population: Population
     delays: Delay
+    availability: Availability
     dropout: Dropout
     memory: MemoryBackend
     limits: TaskLimits
+
+    def __post_init__(self) -> None:
+        check_attributes("the problem", self.problem, ["initial", "outputs"], "an offbeat.Problem")
+        check_attributes("the population", self.population, ["parts", "work"], "an offbeat.Population")
+        check_attributes("delays", self.delays, ["bind"], 'delays such as offbeat.Tiers("mild")')
+        check_attributes("availability", self.availability, ["bind"], "one such as offbeat.Always()")
+        check_attributes("dropout", self.dropout, ["loses"], "one such as offbeat.Dropout(0.1)")
 
     @abstractmethod
     def make_executor(self) -> Executor:
@@ -91,7 +101,10 @@ class SimulatedEngine(ABC):
         check_module(algorithm, self.problem, self.population, seed)
         executor = self.make_executor()
         ahead = self.tasks_at_once()
-        return Simulation(algorithm, self.problem, clock, executor, seed, self.memory, self.clients, ahead)
+        threads = partial(threads_for, self.problem) if isinstance(self, Vectorised) else nullcontext
+        return Simulation(
+            algorithm, self.problem, clock, executor, seed, self.memory, self.clients, ahead, threads
+        )
 
 
 @dataclass(frozen=True)
@@ -130,6 +143,7 @@ class Vectorised(SimulatedEngine):
     limits: TaskLimits = TaskLimits()
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.chunk is not None and self.execution is not None:
             raise InputError("an execution has a chunk of its own: give chunk there, such as Vmap(chunk).")
 
@@ -210,6 +224,7 @@ class Simulation:
         backend: MemoryBackend,
         clients: int,
         ahead: int = 0,
+        threads: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         x, statistics = problem.initial()
         self._algorithm = algorithm
@@ -227,6 +242,7 @@ class Simulation:
         self._current = 0
         self._ranks = TaskRanks(algorithm)
         self._stream = compute_stream(problem.device)
+        self._threads = threads
         self._ahead = 0 if ahead and clients_read_staleness(algorithm) else ahead
         self._computed: dict[Task, ComputedTask] = {}
         self._open_visits: dict[int, list[int]] = {}  # by client, in order; kept where tasks run ahead
@@ -379,7 +395,7 @@ class Simulation:
         if not tasks:
             return
         starts = [self._task_start(task, version) for task in tasks]
-        with self._stream.running(starts):
+        with self._threads(), self._stream.running(starts):
             results = self._executor(self._algorithm, tasks, starts, self._seed)
         completion = self._stream.mark()
         for row, task in enumerate(tasks):

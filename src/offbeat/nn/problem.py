@@ -25,7 +25,7 @@ from torch.nn.functional import cross_entropy
 
 from offbeat import trees
 from offbeat.core import Batch, Rate, Vector, descend, where
-from offbeat.errors import InputError
+from offbeat.errors import InputError, describe
 from offbeat.nn.layers import dropout_keys, with_keyed_dropout, with_matmul_convolutions
 from offbeat.trees import Tree
 
@@ -84,6 +84,13 @@ class Problem:
         personal: Collection[str] = (),
         personal_lr: float | None = None,
     ) -> None:
+        if not isinstance(module, nn.Module):
+            raise InputError(f"the module is {describe(module)}: give a torch.nn.Module.")
+        if isinstance(loss, type) or not callable(loss):
+            raise InputError(
+                f"the loss is {describe(loss)}: give a function of outputs and targets, such as "
+                "torch.nn.functional.cross_entropy, or an instance of a loss class."
+            )
         if not 0 <= weight_decay < float("inf"):
             raise InputError(f"the weight decay must be at least 0 and finite, not {weight_decay}.")
         self.loss = loss
@@ -170,8 +177,16 @@ class Problem:
             name: piece.view(shape) for (name, shape), piece in zip(self._shapes.items(), pieces, strict=True)
         }
 
+    def _check_vector(self, x: Vector) -> None:
+        if x.shape != self._initial.shape:
+            raise InputError(
+                f"the vector has the shape {tuple(x.shape)}, and the module {self.size} parameters: give a "
+                "vector of this module, such as the x of a snapshot."
+            )
+
     def module(self, x: Vector, statistics: Mapping[str, Tensor] | None = None) -> nn.Module:
         """A copy of the module with this vector as its weights."""
+        self._check_vector(x)
         module = copy.deepcopy(self._evaluating)
         module.load_state_dict(self.parameters(x) | self._given_or_initial(statistics), strict=False)
         return module
@@ -187,6 +202,7 @@ class Problem:
         personal: Mapping[str, Tensor] | None = None,
     ) -> Callable[[Tree], Any]:
         """The module in evaluation mode as a function of its inputs, for a client with these layers."""
+        self._check_vector(x)
         tensors = self.parameters(x) | self._given_or_initial(statistics) | dict(personal or {})
         return partial(self._call, self._evaluating, tensors)
 

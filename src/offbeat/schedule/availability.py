@@ -58,6 +58,7 @@ class Cycle:
 
     def __post_init__(self) -> None:
         check_number("the period of a cycle", self.period, strict=True)
+        check_number("the share of a cycle", self.share)
         if not 0 < self.share <= 1:
             raise InputError(f"the share of a cycle is {self.share}: give a number above 0 and at most 1.")
 
@@ -250,6 +251,7 @@ class Dropout:
     patience: float = 1.0
 
     def __post_init__(self) -> None:
+        check_number("the drop-out probability", self.probability)
         if not 0 <= self.probability < 1:
             raise InputError(f"the drop-out probability is {self.probability}: give one from 0 to below 1.")
         check_number("the patience with drop-outs", self.patience)

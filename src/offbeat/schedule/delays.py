@@ -1,15 +1,15 @@
 """How long a task takes: delay distributions, each given by its quantile function at one uniform draw."""
 
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import exp, isfinite, log1p
 from pathlib import Path
 from statistics import NormalDist
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from offbeat.draws import randbelow
-from offbeat.errors import InputError, unknown_name
+from offbeat.errors import InputError, check_whole, describe, unknown_name
 from offbeat.schedule.devices import DeviceFile, Phones
 from offbeat.schedule.parsing import check_number, format_number, format_spec, parse_spec
 from offbeat.schedule.rng import Rng
@@ -17,26 +17,43 @@ from offbeat.schedule.rng import Rng
 
 @dataclass(frozen=True)
 class Recorded:
-    """Durations from a text file, with or without a heading.
+    """Durations that were measured: in a text file, in a sequence or array, or by client in a dictionary.
 
-    One column: a pool that every client draws from. Two columns, client and seconds: each client
-    repeats its own in order, and one without any draws from the pool of all.
+    A file with one column, with or without a heading, and a sequence of seconds are a pool that every client
+    draws from. A file with two columns, client and seconds, and a dictionary from the number of a client to
+    its durations give each client its own, which it repeats in order; one without any draws from the pool of
+    all.
     """
 
-    path: str
+    durations: str | Path | Sequence[float] | Mapping[int, Sequence[float]] = field(metadata={"text": "PATH"})
+
+    def __post_init__(self) -> None:
+        given = self.durations
+        if isinstance(given, str | Path):
+            object.__setattr__(self, "durations", str(given))
+            return
+        if not isinstance(given, Mapping) and not hasattr(given, "__len__"):
+            raise InputError(
+                f"recorded delays are {describe(given)}: give a path, a sequence of seconds, or a dictionary "
+                "from the number of a client to its seconds."
+            )
+        rows = given.items() if isinstance(given, Mapping) else [(None, given)]
+        object.__setattr__(self, "durations", tuple(_check_rows(rows)))
 
     def __str__(self) -> str:
-        return format_spec("recorded", self.path)
+        return format_spec("recorded", self.durations) if isinstance(self.durations, str) else "recorded"
 
     def bind(self, draws: Rng, population: int) -> Callable[[int, int, float], float]:
         own: dict[int, array[float]] = {}
         pool = array("d")
-        for client, seconds in _read_rows(self.path):
+        given: Any = self.durations
+        for client, seconds in _read_rows(given) if isinstance(given, str) else given:
             pool.append(seconds)
             if client is not None:
                 own.setdefault(client, array("d")).append(seconds)
         if not pool:
-            raise InputError(f"{self.path} holds no durations: give a file with one number on each line.")
+            where = given if isinstance(given, str) else "the record of delays"
+            raise InputError(f"{where} holds no durations: give at least one number.")
         pool = array("d", sorted(pool))
 
         def seconds_of(client: int, visit: int, u: float) -> float:
@@ -80,6 +97,16 @@ def read_recorded(path: str) -> dict[int, list[float]]:
         if client is not None:
             found.setdefault(client, []).append(seconds)
     return found
+
+
+def _check_rows(rows: Iterable[tuple[Any, Any]]) -> Iterator[tuple[int | None, float]]:
+    """Client and seconds of durations that are given as values."""
+    for client, durations in rows:
+        if client is not None:
+            check_whole("the client of a recorded delay", client, 0)
+        for seconds in durations:
+            check_number("a recorded delay", seconds)
+            yield (None if client is None else int(client)), float(seconds)
 
 
 def _read_rows(path: str) -> Iterator[tuple[int | None, float]]:

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from offbeat.core import SamplingEvent
-from offbeat.errors import InputError, setting_name, unknown_name
+from offbeat.errors import InputError, check_whole, setting_name, unknown_name
+from offbeat.schedule.parsing import check_number
 from offbeat.schedule.pool import AnyClientPool, ClientPool, IdleClientPool, RepeatedCohortPool
 from offbeat.schedule.rng import FadasScriptRng, KeyedRng, Rng
 
@@ -108,6 +109,9 @@ class Synchronous:
     cohort: int
     redraws: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        check_whole("the cohort", self.cohort)
+
     def count(self, idle: int, busy: int, waiting: int, moment: DispatchEvent, draws: Rng) -> int:
         return self.cohort - waiting - busy if moment is DispatchEvent.PUBLISHED else 0
 
@@ -134,6 +138,9 @@ class Asynchronous:
     eager: bool = True
     redraws: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        check_whole("the concurrency", self.concurrency)
+
     def count(self, idle: int, busy: int, waiting: int, moment: DispatchEvent, draws: Rng) -> int:
         return self.concurrency - busy if self.eager or moment is not DispatchEvent.FILLED else 0
 
@@ -154,6 +161,9 @@ class RoundRefill:
 
     concurrency: int
     redraws: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_whole("the concurrency", self.concurrency)
 
     def count(self, idle: int, busy: int, waiting: int, moment: DispatchEvent, draws: Rng) -> int:
         return self.concurrency - busy if moment is DispatchEvent.PUBLISHED else 0
@@ -179,6 +189,9 @@ class Poisson:
     rate: float
     redraws: ClassVar[bool] = False  # or clients would start with more than this probability
 
+    def __post_init__(self) -> None:
+        check_number("the rate of poisson dispatch", self.rate)
+
     def count(self, idle: int, busy: int, waiting: int, moment: DispatchEvent, draws: Rng) -> int:
         return draws.binomial(idle, self.rate) if moment is DispatchEvent.PUBLISHED else 0
 
@@ -200,6 +213,9 @@ class Phases:
 
     cohort: int
     redraws: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_whole("the cohort", self.cohort)
 
     def count(self, idle: int, busy: int, waiting: int, moment: DispatchEvent, draws: Rng) -> int:
         return self.cohort - waiting - busy if moment is DispatchEvent.PUBLISHED else 0
@@ -227,6 +243,9 @@ class Queues:
 
     outstanding: int
     redraws: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_whole("the number of outstanding tasks", self.outstanding)
 
     def count(self, idle: int, busy: int, waiting: int, moment: DispatchEvent, draws: Rng) -> int:
         return self.outstanding - busy - waiting if moment is DispatchEvent.PUBLISHED else 0
@@ -283,6 +302,10 @@ class RandomAllocation:
     slots: int
     lead: int = 1
 
+    def __post_init__(self) -> None:
+        check_whole("the number of slots", self.slots)
+        check_whole("the lead", self.lead)
+
     def members(self, release: int, population: int, draws: Rng) -> npt.NDArray[np.int64]:
         epoch, slot = divmod(release - 1, self.slots)
         return np.flatnonzero(draws.many_below(self.slots, "allocation", epoch, population) == slot)
@@ -311,6 +334,10 @@ class TimedPoisson:
     period: float  # seconds between releases
     rate: float
     lead: int = 1
+
+    def __post_init__(self) -> None:
+        check_number("the rate of timed-poisson dispatch", self.rate)
+        check_whole("the lead", self.lead)
 
     def members(self, release: int, population: int, draws: Rng) -> npt.NDArray[np.int64]:
         return np.flatnonzero(draws.many_uniform("poisson", release, population) < self.rate)
@@ -403,6 +430,8 @@ def parse_dispatch(
             f"{setting_name('open_slots')} is for {setting_name('dispatch')} open-slots, not for {name}: "
             "leave it out."
         )
+    if name in DISPATCH_NAMES and name not in TIMED_DISPATCH_NAMES:
+        _check_buffer(buffer, population)
     rule: Dispatch
     if name == "synchronous":
         rule = Synchronous(buffer)

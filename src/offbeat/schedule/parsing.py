@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
-from math import isfinite
+from math import inf, isfinite
 from typing import Any, TypeVar
 
-from offbeat.errors import InputError, unknown_name
+from offbeat.errors import InputError, is_number, unknown_name
 
 Spec = TypeVar("Spec")
 
@@ -17,16 +17,18 @@ def parse_spec(kind: str, text: str, forms: Mapping[str, type[Spec]]) -> Spec:
         raise unknown_name(kind, name, forms)
     form: Any = forms[name]
     slots = fields(form)
-    if [slot.type for slot in slots] == [str] and values:
+    texts = {slot.name for slot in slots if slot.type is str or "text" in slot.metadata}
+    if texts == {slot.name for slot in slots} and values:
         values = [":".join(values)]  # a path may hold colons
     needed = sum(slot.default is MISSING for slot in slots)
+    words = {slot.name: slot.metadata.get("text", slot.name.upper()) for slot in slots}
     usage = name + "".join(
-        f":{slot.name.upper()}" if slot.default is MISSING else f"[:{slot.name.upper()}]" for slot in slots
+        f":{words[slot.name]}" if slot.default is MISSING else f"[:{words[slot.name]}]" for slot in slots
     )
     if not needed <= len(values) <= len(slots) or "" in values:
         raise InputError(f"'{text}' is not a {kind}: write it as {usage}.")
     arguments = [
-        value if slot.type is str else _parse_number(value, text, kind, usage)
+        value if slot.name in texts else _parse_number(value, text, kind, usage)
         for slot, value in zip(slots, values, strict=False)
     ]
     made: Spec = form(*arguments)
@@ -50,8 +52,14 @@ def format_number(value: float) -> str:
     return repr(float(value)).removesuffix(".0")
 
 
-def check_number(name: str, value: float, least: float = 0.0, *, strict: bool = False) -> None:
-    """Refuse a number that is not finite or too small."""
+def check_number(
+    name: str, value: float, least: float = 0.0, *, strict: bool = False, infinite: bool = False
+) -> None:
+    """Refuse a number that is too small, or not finite unless that is allowed."""
+    if not is_number(value):
+        raise InputError(f"{name} is {value!r}: give a number.")
+    if infinite and value == inf:
+        return
     if not isfinite(value) or value < least or (strict and value == least):
         bound = f"{'above' if strict else 'at least'} {format_number(least)}"
         raise InputError(f"{name} is {value}: give a finite number {bound}.")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from offbeat.errors import InputError
+from offbeat.errors import InputError, check_whole
 from offbeat.schedule.pool import ClientPool, IdleClientPool
 
 
@@ -27,6 +27,9 @@ class Participation:
     def __post_init__(self, most: int | None, apart: int | None) -> None:
         if most is not None or apart is not None:
             raise InputError("Participation takes max_participations and min_separation, not most and apart.")
+        if self.max_participations is not None:
+            check_whole("max_participations", self.max_participations, None)
+        check_whole("min_separation", self.min_separation, None)
         if self.max_participations is not None and self.max_participations < 1:
             raise InputError(
                 f"a client must be allowed at least 1 contribution, not {self.max_participations}."

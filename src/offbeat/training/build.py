@@ -27,7 +27,7 @@ from offbeat.data.population import Epochs, Examples, ExampleSource, Population,
 from offbeat.data.sources import ClientData
 from offbeat.engines.engine import Engine
 from offbeat.engines.execution import EXECUTIONS
-from offbeat.engines.local import ClientMemory
+from offbeat.engines.local import SMALL_MODEL, ClientMemory
 from offbeat.engines.process_pool import Workers, available_cores
 from offbeat.engines.ray_cluster import RayCluster, check_cluster
 from offbeat.engines.simulation import Sequential, Vectorised
@@ -58,7 +58,6 @@ from offbeat.training.standardise import Scaling, look_at_scales, measure_scalin
 from offbeat.training.stopping import StopRules, parse_target
 from offbeat.training.task import LearningTask, named_task
 
-_VMAP_PARAMETERS = 50_000  # parameters up to which a CPU gains from computing clients together
 _WORKERS_GRADIENTS = 2_000  # gradients of larger models that pay for the start of worker processes
 _GRAIN = 1e-3  # relative precision of the noise that is searched for
 _MAX_GRAINS = 20_000  # between noise of 1 and the least and most noise that is tried
@@ -436,7 +435,7 @@ def _engine_type(
     name, count = experiment.engine, experiment.workers or available_cores()
     if name == "auto":
         enough = setting.rounds * setting.cohort * setting.steps >= _WORKERS_GRADIENTS
-        if problem.device.type != "cpu" or (problem.size <= _VMAP_PARAMETERS and experiment.workers is None):
+        if problem.device.type != "cpu" or (problem.size <= SMALL_MODEL and experiment.workers is None):
             name = "vectorised"
         else:
             name = "workers" if experiment.workers or (count > 1 and enough) else "sequential"

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from offbeat import trees
 from offbeat.core import Vector
-from offbeat.data.population import Examples, ExampleSource
+from offbeat.data.population import Examples, ExampleSource, check_examples
 from offbeat.data.sources import ClientData
-from offbeat.errors import InputError
+from offbeat.errors import InputError, describe
 from offbeat.nn.problem import Problem, Statistics
 from offbeat.trees import Tree
 
@@ -168,6 +168,11 @@ def ema(average: Vector, x: Vector, decay: float) -> Vector:
 
 
 def _meters(problem: Problem, metrics: Mapping[str, Metric] | None) -> "dict[str, _Meter]":
+    if not isinstance(metrics, Mapping | None):
+        raise InputError(
+            f"the metrics are {describe(metrics)}: give a dictionary of functions by name, such as "
+            '{"accuracy": offbeat.accuracy}.'
+        )
     meters: dict[str, _Meter] = {LOSS: _MeanLoss(LOSS, problem.loss)}
     for name, metric in (metrics or {}).items():
         if isinstance(metric, AccumulatingMetric):
@@ -309,7 +314,8 @@ def _batches(
         for start in range(0, examples.total, size):
             yield examples.gather(np.arange(start, min(start + size, examples.total))).to(device)
         return
-    count = len(trees.leaves(examples[1])[0])
+    examples = check_examples(examples)
+    count = examples.total
     for start in range(0, count, size):
         inputs, targets = trees.map(lambda leaf, at=start: leaf[at : at + size].to(device), tuple(examples))
         yield inputs, targets

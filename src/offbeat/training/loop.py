@@ -32,9 +32,17 @@ from offbeat.engines.engine import (
     Session,
     TunedSession,
 )
-from offbeat.errors import DivergedError, InputError, renamed_parameters, setting_name
+from offbeat.errors import (
+    DivergedError,
+    InputError,
+    check_attributes,
+    check_whole,
+    renamed_parameters,
+    setting_name,
+)
 from offbeat.nn.problem import Statistics
 from offbeat.schedule.dispatch import Dispatch, Phases, RoundRefill, TimedDispatch
+from offbeat.schedule.parsing import check_number
 from offbeat.schedule.scheduler import Buffer, BufferSource, TaskCounts
 from offbeat.schedule.staleness import Equal, StalenessWeights
 from offbeat.schedule.timed import make_scheduler, nominal_cohort
@@ -112,8 +120,11 @@ def train(
     compress their uploads (`EightBit()`, `TopK(share)`). `observe_start` is called with the
     progress of the start, for methods that have one, and may take a checkpoint of it.
     """
-    if rounds < 1:
-        raise InputError(f"rounds must be at least 1, not {rounds}.")
+    _check_arguments(algorithm, engine, dispatch, weights, aggregate, resume)
+    check_whole("the buffer", buffer, None)
+    check_whole("the number of rounds", rounds)
+    check_whole("the seed", seed, 0)
+    check_number("the largest staleness", max_staleness, infinite=True)
     check_fit(algorithm, dispatch, weights, rounds, max_staleness)
     run = RunState(
         algorithm, engine, dispatch, weights, buffer, rounds, max_staleness, aggregate, seed, compress
@@ -122,6 +133,20 @@ def train(
         yield from server_steps(run, resume, observe_start)
     finally:
         run.session.close()
+
+
+def _check_arguments(
+    algorithm: object, engine: object, dispatch: object, weights: object, aggregate: object, resume: object
+) -> None:
+    """Refuse arguments of another kind, such as a name or a class in place of a value."""
+    method = "an instance of a method, such as offbeat.FedOpt(0.1, 1.0), or offbeat.build(name, ...)"
+    check_attributes("the algorithm", algorithm, ["init", "local", "step", "broadcast", "memory"], method)
+    check_attributes("the engine", engine, ["clients", "initial", "open"], "one such as offbeat.Vectorised")
+    check_attributes("the dispatch", dispatch, ["source", "check"], "one such as offbeat.Asynchronous(20)")
+    check_attributes("weights", weights, ["__call__"], "weights such as offbeat.Polynomial(0.5)")
+    check_attributes("aggregate", aggregate, ["open"], "an aggregation such as offbeat.Mean()")
+    if resume is not None:
+        check_attributes("resume", resume, ["facts"], "what offbeat.checkpoint.load(file) returns")
 
 
 def server_steps(

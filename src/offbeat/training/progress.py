@@ -100,11 +100,17 @@ def stop_signals(words: bytes = _STOPPING) -> Iterator[StopRequest]:
             signal.signal(number, handler)
 
 
-def limit_threads(experiment: Experiment, spec: RunSpec) -> None:
-    """Use one thread if the clients of a small model are computed together, which is faster on a CPU."""
+@contextmanager
+def limited_threads(experiment: Experiment, spec: RunSpec) -> Iterator[None]:
+    """Use one thread while the clients of a small model are computed together, which is faster on a CPU."""
+    before = torch.get_num_threads()
     if (
         experiment.engine == "auto"
         and isinstance(spec.engine, Vectorised)
         and spec.problem.device.type == "cpu"
     ):
         torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

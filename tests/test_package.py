@@ -15,6 +15,22 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "offbeat"
 pytestmark = pytest.mark.slow
 
+# Only the dependencies of the package itself can be imported, not those of its extras.
+WITHOUT_EXTRAS = """
+import sys
+EXTRAS = {"flwr", "msgspec", "uvicorn", "starlette", "httpx", "prometheus_client", "ray", "resvg_py", "wandb"}
+EXTRAS |= {"transformers", "peft", "tokenizers", "mlflow", "pandas", "polars", "datasets", "torchmetrics"}
+
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in EXTRAS:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+sys.meta_path.insert(0, Missing())
+"""
+
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
@@ -40,6 +56,7 @@ def clean(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) ->
     subprocess.run([*install, "install", "-q", "--no-deps", "--no-index", str(built[1])], check=True)
     (packages,) = place.glob("lib/python*/site-packages")
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    (packages / "sitecustomize.py").write_text(WITHOUT_EXTRAS)
     return place / "bin"
 
 
@@ -88,3 +105,8 @@ def test_the_wheel_alone_runs_reports_and_writes_an_app(clean: Path, tmp_path: P
     call(offbeat, "new", "first-try", folder=tmp_path)
     call(offbeat, "run", "--task", "first_try.task:task", "--rounds", "2", folder=tmp_path / "first-try")
     assert (tmp_path / "first-try" / "runs").is_dir()
+    call(offbeat, "replay", "run", folder=tmp_path)
+    serve = [str(offbeat), "serve", "serve.toml", "--start"]
+    done = subprocess.run(serve, cwd=tmp_path / "first-try", capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "is not installed: install 'offbeat[deploy]'." in done.stderr

@@ -1,4 +1,4 @@
-"""The commands of a deployment: `offbeat new`, `keys`, `serve`, `join` and `helper`."""
+"""The commands of a deployment: `offbeat keys`, `serve`, `join` and `helper`."""
 
 import argparse
 import importlib.util
@@ -16,7 +16,6 @@ from cryptography import x509
 
 from offbeat.aggregate.secure import Secure as InSecret
 from offbeat.cli import terminal
-from offbeat.cli.new_app import create_app
 from offbeat.cli.options import folder_name, whole_number
 from offbeat.deploy.config import ServeConfig
 from offbeat.deploy.flower.commands import (
@@ -54,29 +53,6 @@ from offbeat.training.progress import StopRequest, stop_signals
 
 if TYPE_CHECKING:
     from offbeat.deploy.site.site import Site, SiteOptions
-
-
-def add_new_options(command: argparse.ArgumentParser) -> None:
-    """Add the options of `offbeat new`."""
-    command.add_argument("name", metavar="NAME", help="of the app and of its folder")
-    command.add_argument("--folder", default=".", metavar="PARENT", help="where to put it [here]")
-    command.add_argument("--service", action="store_true", help="add systemd units and a container file")
-
-
-def new_command(given: argparse.Namespace) -> int:
-    """Write the app, and print the commands that start it."""
-    app = create_app(given.name, Path(given.folder), service=given.service)
-    if given.json:
-        print(json.dumps({"folder": str(app.folder), "package": app.package, "files": list(app.files)}))
-        return 0
-    print(
-        f"{app.folder} is written. In there, start a server in one terminal and three sites in three others:"
-    )
-    print(f"  cd {shlex.quote(str(app.folder))}")
-    for command in app.commands:
-        print(f"  {command}")
-    print(f"Your model and your data go into {app.package}/task.py; README.md says more.")
-    return 0
 
 
 _DAYS = 365

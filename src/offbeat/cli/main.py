@@ -43,7 +43,7 @@ _COMMANDS: Mapping[str, Command] = MappingProxyType(
         "audit": Command("audit", "attack the pipeline of a private run, to test its epsilon"),
         "replay": Command("replay", "compute a run again from its trace"),
         "report": Command("inspect", "show runs as one page, with figures"),
-        "new": Command("deploy", "write a small app to deploy"),
+        "new": Command("new_app", "write a small app to deploy"),
         "serve": Command("deploy", "run a deployment: the server"),
         "join": Command("deploy", "run a deployment: a site"),
         "keys": Command("deploy", "make certificates and keys for a deployment"),
@@ -169,7 +169,13 @@ def _add_options(name: str, command: Parser) -> Parser:
 
 
 def _function(module: str, name: str) -> Callable[..., Any]:
-    function: Callable[..., Any] = getattr(import_module(f"offbeat.cli.{module}"), name)
+    try:
+        loaded = import_module(f"offbeat.cli.{module}")
+    except ModuleNotFoundError as error:
+        if module != "deploy" or str(error.name).startswith("offbeat"):
+            raise
+        raise InputError(f"{error.name} is not installed: install 'offbeat[deploy]'.") from None
+    function: Callable[..., Any] = getattr(loaded, name)
     return function
 
 

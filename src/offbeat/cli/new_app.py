@@ -1,9 +1,12 @@
 """`offbeat new`: writes a small app from the templates that ship with the package."""
 
+import argparse
 import importlib.resources
 import importlib.util
+import json
 import keyword
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from importlib.resources.abc import Traversable
@@ -30,6 +33,29 @@ class NewApp(NamedTuple):
     package: str
     files: tuple[str, ...]
     commands: tuple[str, ...]
+
+
+def add_new_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of `offbeat new`."""
+    command.add_argument("name", metavar="NAME", help="of the app and of its folder")
+    command.add_argument("--folder", default=".", metavar="PARENT", help="where to put it [here]")
+    command.add_argument("--service", action="store_true", help="add systemd units and a container file")
+
+
+def new_command(given: argparse.Namespace) -> int:
+    """Write the app, and print the commands that start it."""
+    app = create_app(given.name, Path(given.folder), service=given.service)
+    if given.json:
+        print(json.dumps({"folder": str(app.folder), "package": app.package, "files": list(app.files)}))
+        return 0
+    print(
+        f"{app.folder} is written. In there, start a server in one terminal and three sites in three others:"
+    )
+    print(f"  cd {shlex.quote(str(app.folder))}")
+    for command in app.commands:
+        print(f"  {command}")
+    print(f"Your model and your data go into {app.package}/task.py; README.md says more.")
+    return 0
 
 
 def create_app(name: str, parent: Path, *, service: bool = False) -> NewApp:

@@ -13,7 +13,6 @@ from torch import Tensor
 from offbeat import trees
 from offbeat.cli import terminal
 from offbeat.cli.options import whole_number
-from offbeat.deploy.server.setup import set_up_replay
 from offbeat.errors import InputError, unknown_name
 from offbeat.nn.problem import Problem
 from offbeat.training import checkpoint, settings_file
@@ -119,6 +118,8 @@ def _build_spec(
                 "the data of a deployment are at its sites: give --task package.module:function, "
                 "which returns the task with the data of all sites."
             )
+        from offbeat.deploy.server.setup import set_up_replay  # needs what a deployment needs
+
         return set_up_replay(known, folder, given.task, together=given.engine == "vectorised")
     task = None
     if experiment.task is not None and ":" not in experiment.task:

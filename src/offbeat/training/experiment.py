@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from offbeat.errors import InputError, setting_name
 from offbeat.renamed import present_names
-from offbeat.schedule.dispatch import TIMED_DISPATCH_NAMES
 from offbeat.training.schema import COUNT, ValueKind, check_settings, setting, settings_of
 
 if TYPE_CHECKING:
@@ -519,6 +518,8 @@ SAMPLE_FIELDS = frozenset(
 
 def hides_sample(settings: Mapping[str, Any]) -> bool:
     """Whether the epsilon of a run assumes that the participating clients stay secret."""
+    from offbeat.schedule.dispatch import TIMED_DISPATCH_NAMES
+
     timed = settings.get("dispatch") in TIMED_DISPATCH_NAMES and settings.get("clip") is not None
     return timed or bool(settings.get("simulate_amplification"))
 

@@ -1,11 +1,14 @@
 """The site: it is built without a warning, holds every page and name, and loads nothing from elsewhere."""
 
+import enum
+import inspect
 import os
 import re
 import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urldefrag
 
 import pytest
@@ -116,3 +119,30 @@ def test_parts_of_other_pages_that_are_included_are_there() -> None:
                 assert marker in text, f"{page.name}: {name} has no {marker!r}"
                 count += 1
     assert count
+
+
+FORMER = {"Participation": {"most", "apart"}, "Private": {"amplified"}}  # names that only say the present one
+IN_MODULES = ("checkpoint.save", "checkpoint.load", "models.build", "models.default_model")
+
+
+def callables() -> dict[str, Any]:
+    """The functions and classes that a user calls; the settings of `Experiment` have a page of their own."""
+    found = {name: getattr(offbeat, name) for name in offbeat.__all__ if name != "Experiment"}
+    found |= {name: getattr(getattr(offbeat, name.split(".")[0]), name.split(".")[1]) for name in IN_MODULES}
+    return {
+        name: each
+        for name, each in found.items()
+        if (inspect.isfunction(each) or inspect.isclass(each))
+        and not getattr(each, "_is_protocol", False)
+        and not (inspect.isclass(each) and issubclass(each, enum.Enum | Exception))
+    }
+
+
+@pytest.mark.parametrize("name", callables())
+def test_every_parameter_of_a_public_name_is_described(name: str) -> None:
+    each = callables()[name]
+    told, former = inspect.getdoc(each) or "", FORMER.get(name, set())
+    parameters = [one for one in inspect.signature(each).parameters if not one.startswith("_")]
+    assert [
+        one for one in parameters if one not in former and not re.search(rf"^ +\**{one}: ", told, re.M)
+    ] == []

@@ -77,6 +77,8 @@ class RunResult:
         ended: Why the run ended before its last round, if it did: at a target, a budget, or for privacy.
         privacy: The privacy cost of a private run.
         error: Why training diverged, if it did.
+        stopped: The exit code of a run that a signal stopped.
+        task: What was trained.
     """
 
     experiment: Experiment

@@ -26,7 +26,12 @@ Rate: TypeAlias = float | Tensor  # a learning rate; as a tensor () it may diffe
 
 
 class Batch(NamedTuple):
-    """One minibatch."""
+    """One minibatch.
+
+    Attributes:
+        data: Inputs and targets, whose first axis is the examples.
+        mask: False on examples that are padding; None: all are real.
+    """
 
     data: Tree  # leaves (examples, ...)
     mask: Tensor | None = None  # (examples,) false on padding; None: all are real
@@ -38,7 +43,12 @@ class Batch(NamedTuple):
 
 
 class Batches(NamedTuple):
-    """The minibatches of one task, in order."""
+    """The minibatches of one task, in order.
+
+    Attributes:
+        items: The minibatches in order.
+        whole: All examples of the client once, if the method asks for them with `Traits.full_pass`.
+    """
 
     items: tuple[Batch, ...]
     whole: tuple[Batch, ...] = ()  # all the client's examples once, for `Traits.full_pass`
@@ -65,7 +75,13 @@ class Gradient(Protocol):
 
 
 class Task(NamedTuple):
-    """One client's work from one version of the model; `visit` counts its tasks from 0."""
+    """One client's work from one version of the model; `visit` counts its tasks from 0.
+
+    Attributes:
+        client: The number of the client.
+        version: The version of the model from which it starts.
+        visit: How many tasks the client was given before.
+    """
 
     client: int
     version: int
@@ -73,7 +89,14 @@ class Task(NamedTuple):
 
 
 class Visit(NamedTuple):
-    """What a client knows of time, as scalars that map."""
+    """What a client knows of time, as scalars that map.
+
+    Attributes:
+        version: The version of the model from which the task starts.
+        staleness: How many server steps were taken since that version when the update is used.
+        rank: How many tasks of this version started before, for `Traits.reads_rank`.
+        key: What random draws of the task may be keyed by, for `Traits.reads_key`.
+    """
 
     version: Tensor  # ()
     staleness: Tensor  # ()
@@ -82,7 +105,14 @@ class Visit(NamedTuple):
 
 
 class Cohort(NamedTuple):
-    """What the server knows of a full buffer."""
+    """What the server knows of a full buffer.
+
+    Attributes:
+        version: The server steps taken so far.
+        population: The number of all clients.
+        staleness: The staleness of each update.
+        weights: The weight of each update.
+    """
 
     version: int  # server steps taken so far
     population: int
@@ -149,7 +179,19 @@ class Algorithm(Protocol[State, Message, Memory, Upload]):
 
 
 class Traits(NamedTuple):
-    """What an algorithm needs or promises beyond its six functions; it says so in a field `traits`."""
+    """What an algorithm needs or promises beyond its six functions; it says so in a field `traits`.
+
+    Attributes:
+        full_pass: `local` reads `Batches.whole`, all examples of the client.
+        repeats_batches: `local` takes two gradients of one minibatch, so the loss must be repeatable.
+        two_phases: Each cohort is asked twice in a row.
+        reads_staleness: `local` reads `Visit.staleness`.
+        reads_rank: `local` reads `Visit.rank`, which only a simulation knows.
+        reads_key: `local` reads `Visit.key`.
+        span: Updates must have begun fewer than so many versions ago; None: any.
+        bounds: Fields of the upload whose norm has a known bound.
+        shares: The shares of fields in the sensitivity under noise; the other fields have equal ones.
+    """
 
     full_pass: bool = False  # `local` reads `Batches.whole`, all the client's examples at once
     repeats_batches: bool = (
@@ -171,7 +213,13 @@ Carry = TypeVar("Carry")
 
 
 def scan(step: Callable[[Carry, Batch], Carry], carry: Carry, batches: Batches) -> Carry:
-    """Fold `step` over the batches; one that is all padding changes nothing."""
+    """Fold `step` over the batches; one that is all padding changes nothing.
+
+    Args:
+        step: The function from a value and a minibatch to the next value.
+        carry: The first value.
+        batches: The minibatches.
+    """
     for batch in batches.items:
         moved = step(carry, batch)
         active = batch.active
@@ -230,6 +278,12 @@ def sgd(
     """Local descent; `grad` may also be a function of one's own, such as one with a proximal term.
 
     It is plain SGD, unless the rate comes with the local optimiser of a run.
+
+    Args:
+        x: The model to start from.
+        batches: The minibatches of the task.
+        grad: The gradient of a minibatch.
+        lr: The learning rate, or a local optimiser.
     """
     if isinstance(lr, LocalRule):
         rule = lr

@@ -98,6 +98,9 @@ class TopK:
     """The largest `share` of the numbers, with their places; the rest is added to the client's next upload.
 
     A number and its place take 8 bytes in float32, so a share of 0.025 is a twentieth of the size.
+
+    Attributes:
+        share: The part of the numbers that is sent, above 0 and at most 1.
     """
 
     share: float

@@ -226,7 +226,11 @@ class PlainSum:
 
 @dataclass(frozen=True)
 class Mean:
-    """The sum of weighted uploads over how many there are, so that its sensitivity is known."""
+    """The sum of weighted uploads over how many there are, so that its sensitivity is known.
+
+    Attributes:
+        summation: How uploads are summed: plainly, or by secure aggregation.
+    """
 
     summation: Summation = PlainSum()
 

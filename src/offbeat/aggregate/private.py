@@ -255,6 +255,22 @@ class Private:
     """Clipped to `bounds`, with Gaussian noise of multiplier `noise` on the sum of each server step.
 
     Bounds that the algorithm itself guarantees need not be given. The squares of the shares add up to 1.
+
+    Attributes:
+        bounds: Pairs of a field of an upload and its bound.
+        noise: The noise multiplier.
+        delta: The delta of the guarantee.
+        epsilon: The budget that ends the run; None: it is only counted.
+        simulate_amplification: Whether to count as if Poisson sampling amplified, which is no guarantee.
+        participation: How often a client may contribute.
+        shares: The shares of fields in the sensitivity; those left out are the algorithm's own, or equal.
+        correlation: How the noise of different steps is correlated.
+        accountant: How epsilon is computed: by PLD or RDP.
+        adaptive: How the bounds move during the run; None: they stay.
+        nominal: For simulations: the size of cohort for which the noise is meant.
+        summation: How uploads are summed.
+        noise_seed: For simulations: a seed of noise that can be repeated; None: a secret key.
+        noise_source: Who adds the noise: server, helper or both.
     """
 
     bounds: tuple[tuple[str, float], ...]  # of each field of an upload

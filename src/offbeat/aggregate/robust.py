@@ -84,6 +84,9 @@ class TrimmedMean:
     """Without the largest and the smallest `share` of the values of each coordinate.
 
     It stands as many attackers as are left out on one side: `share` of the buffer, rounded down.
+
+    Attributes:
+        share: The part of the values that is left out on each side, at least 0 and below 0.5.
     """
 
     share: float
@@ -140,6 +143,10 @@ class GeometricMedian:
 
     Smoothed Weiszfeld: each iteration is a mean in which an update weighs one over its distance, or over
     `smoothing` if it is nearer.
+
+    Attributes:
+        smoothing: The least distance that an update counts as having.
+        iterations: The number of iterations.
     """
 
     smoothing: float = 1e-6
@@ -177,6 +184,9 @@ class NormBound:
 
     It limits what an attacker can do in a server step, and does not take it away: many small steps in one
     direction add up. With a fixed bound it is the clipping of differential privacy without the noise.
+
+    Attributes:
+        bound: The largest norm; None: the median norm of the buffer.
     """
 
     bound: float | None = None

@@ -141,6 +141,12 @@ class Secure:
     where (sum w)^2 / sum w^2 over the weights w of its clients is below `minimum`; with equal weights
     this is the number of distinct clients. A client that is in a buffer twice is one of them, and adds
     both its reports. Weights that fade are rounded to multiples of 2^-weight_bits.
+
+    Attributes:
+        minimum: The fewest clients in a sum.
+        bits: The fractional bits of the fixed-point numbers.
+        stochastic: Whether numbers are rounded up or down at random, so that errors cancel on average.
+        weight_bits: The bits of weights that are not 1.
     """
 
     minimum: int = DEFAULT_MINIMUM

@@ -28,7 +28,13 @@ def find(name: str) -> Method:
 
 
 def build(name: str, setting: Setting, given: Mapping[str, Any]) -> AnyAlgorithm:
-    """A method by name, with some hyperparameters given."""
+    """A method by name, with some hyperparameters given.
+
+    Args:
+        name: The name of the method in `CATALOGUE`.
+        setting: What rates of papers' theorems follow from.
+        given: Hyperparameters by name; those left out have their defaults.
+    """
     method = find(name)
     for key in given:
         if key not in method.parameters():

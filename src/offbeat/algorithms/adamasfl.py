@@ -43,7 +43,14 @@ class Upload(NamedTuple):
 
 @dataclass(frozen=True)
 class AdaMasFL:
-    """Unit steps along momentum with control variates."""
+    """Unit steps along momentum with control variates.
+
+    Attributes:
+        local_lr: The local learning rate.
+        server_lr: The learning rate of the server.
+        beta: The weight of the newest gradient in the momentum, from 0 to 1.
+        lazy: Whether the first pass over all clients is left out, which the paper has.
+    """
 
     local_lr: float
     server_lr: float

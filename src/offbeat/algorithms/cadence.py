@@ -103,7 +103,16 @@ class Descent(NamedTuple):
 
 @dataclass(frozen=True)
 class Cadence:
-    """Unit steps in a unit that is found on the way, control variates as far as staleness allows."""
+    """Unit steps in a unit that is found on the way, control variates as far as staleness allows.
+
+    Attributes:
+        steps: The local steps of a task.
+        local_lr: The local learning rate in units.
+        stride: The longest server step in units; it falls with the square root of the version.
+        leap: The most that the server may go while a client is at work, in units.
+        variates: Whether clients keep control variates.
+        noisy: Whether updates have privacy noise.
+    """
 
     steps: int  # K
     local_lr: float  # of a local step, by the unit of length

@@ -63,7 +63,17 @@ def fadas(
     damp: Shrink | Cap | Steady = Steady(),
     unbiased: bool = False,
 ) -> FedOpt:
-    """FADAS; with a `damp`, its delay-adaptive form."""
+    """FADAS; with a `damp`, its delay-adaptive form.
+
+    Args:
+        local_lr: The local learning rate.
+        server_lr: The learning rate of the server.
+        beta1: The decay of the first moment.
+        beta2: The decay of the second moment.
+        eps: Added to the square root of the second moment.
+        damp: How the server's rate depends on the staleness.
+        unbiased: Whether the moments are divided by their expected weight, as in Adam.
+    """
     return FedOpt(local_lr, server_lr, Ema(beta1, unbiased), AmsGrad(beta2, eps, unbiased=unbiased), damp)
 
 

@@ -22,7 +22,13 @@ class Model(NamedTuple):
 
 @dataclass(frozen=True)
 class FedAsync:
-    """Mixing of models; `alpha` is the weight of a fresh one, `rho` the pull to the start."""
+    """Mixing of models; `alpha` is the weight of a fresh one, `rho` the pull to the start.
+
+    Attributes:
+        local_lr: The local learning rate.
+        alpha: The weight of a fresh model in the mixture, above 0 and at most 1.
+        rho: The strength of the pull towards the model that was sent.
+    """
 
     local_lr: float
     alpha: float = 0.6

@@ -243,7 +243,15 @@ class Upload(NamedTuple):
 
 @dataclass(frozen=True)
 class FedOpt:
-    """Local SGD, and at the server x <- x - lr m / h."""
+    """Local SGD, and at the server x <- x - lr m / h.
+
+    Attributes:
+        local_lr: The local learning rate.
+        server_lr: The learning rate of the server.
+        momentum: How the server remembers earlier updates.
+        scale: How the server divides the coordinates of an update.
+        damp: How the server's rate depends on the staleness.
+    """
 
     local_lr: float
     server_lr: float

@@ -26,7 +26,13 @@ log = logging.getLogger(__name__)
 
 
 class Setting(NamedTuple):
-    """The quantities S, K and T of the papers' theorems, which follow from the run."""
+    """The quantities S, K and T of the papers' theorems, which follow from the run.
+
+    Attributes:
+        cohort: S, the updates of a server step.
+        steps: K, the local steps of a task.
+        rounds: T, the server steps.
+    """
 
     cohort: int  # updates per server step
     steps: int  # local steps per task
@@ -34,7 +40,16 @@ class Setting(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What one round sends and what is stored, in vectors of the model's size."""
+    """What one round sends and what is stored, in vectors of the model's size.
+
+    Attributes:
+        down: Vectors that a client receives in a round.
+        up: Vectors that it sends.
+        client: Vectors that it keeps between tasks.
+        server: Vectors that the server keeps.
+        extra_down: Single numbers that a client receives beside the vectors.
+        extra_up: Single numbers that it sends beside the vectors.
+    """
 
     down: int = 1
     up: int = 1

@@ -313,14 +313,22 @@ class OnDevice:
 
 @dataclass(frozen=True)
 class Mapped:
-    """In a file in this folder; without one, in a temporary file that is deleted with the run."""
+    """In a file in this folder; without one, in a temporary file that is deleted with the run.
+
+    Attributes:
+        folder: Where the file is put; None: a temporary file.
+    """
 
     folder: Path | None = None
 
 
 @dataclass(frozen=True)
 class Anywhere:
-    """The first backend that fits; a file is in this folder, or temporary."""
+    """The first backend that fits; a file is in this folder, or temporary.
+
+    Attributes:
+        folder: Where a file is put if memory does not suffice; None: a temporary file.
+    """
 
     folder: Path | None = None
 

@@ -22,7 +22,16 @@ NAMES = ("cifar10", "digits", "fashion-mnist", "mnist", *glue.NAMES, "shakespear
 
 
 class Source(NamedTuple):
-    """A data set; partitions use the `labels` and the natural client ids `groups` of training examples."""
+    """A data set; partitions use the `labels` and the natural client ids `groups` of training examples.
+
+    Attributes:
+        name: The name of the data set.
+        train: The training examples.
+        test: The test examples.
+        groups: The natural client id of each training example, if there are any.
+        labels: The label of each training example, for partitions.
+        classes: The number of classes.
+    """
 
     name: str
     train: Examples
@@ -33,7 +42,13 @@ class Source(NamedTuple):
 
 
 def load(name: str, folder: Path | str | None = None, download: bool = True) -> Source:
-    """Load a data set from a folder, or from the cache folder, where it is downloaded if it is missing."""
+    """Load a data set from a folder, or from the cache folder, where it is downloaded if it is missing.
+
+    Args:
+        name: The name of a data set.
+        folder: Where its files are; None: a cache folder of this user.
+        download: Whether missing files may be downloaded.
+    """
     if name not in NAMES:
         raise unknown_name("data set", name, NAMES)
     if folder is not None:

@@ -94,7 +94,16 @@ class Partition(Protocol):
 
     def split(
         self, labels: IntArray, clients: int, seed: int = 0, groups: IntArray | None = None
-    ) -> list[IntArray]: ...
+    ) -> list[IntArray]:
+        """The indices of the examples of each client.
+
+        Args:
+            labels: The label of each example.
+            clients: The number of clients.
+            seed: The seed of the partition.
+            groups: The natural client id of each example, for `Natural`.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -114,7 +123,12 @@ class Iid:
 
 @dataclass(frozen=True)
 class Dirichlet:
-    """Each class is spread over the clients in proportions from Dirichlet(alpha, ..., alpha)."""
+    """Each class is spread over the clients in proportions from Dirichlet(alpha, ..., alpha).
+
+    Attributes:
+        alpha: The concentration: the smaller, the more uneven are the labels of a client.
+        least: The least number of examples of a client.
+    """
 
     alpha: float
     least: int = 1
@@ -163,7 +177,12 @@ class FadasScript:
 
 @dataclass(frozen=True)
 class Quantity:
-    """Shuffled examples in amounts from Dirichlet(alpha, ..., alpha)."""
+    """Shuffled examples in amounts from Dirichlet(alpha, ..., alpha).
+
+    Attributes:
+        alpha: The concentration: the smaller, the more uneven are the amounts.
+        least: The least number of examples of a client.
+    """
 
     alpha: float
     least: int = 1
@@ -189,7 +208,11 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Shards:
-    """Examples sorted by label and cut into equal shards, of which each client is dealt a few."""
+    """Examples sorted by label and cut into equal shards, of which each client is dealt a few.
+
+    Attributes:
+        per_client: The number of shards of each client.
+    """
 
     per_client: int = 2
 

@@ -18,7 +18,12 @@ Positions = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Steps:
-    """`count` minibatches of `size` examples; the examples are shuffled again after each pass."""
+    """`count` minibatches of `size` examples; the examples are shuffled again after each pass.
+
+    Attributes:
+        count: The number of minibatches of a task.
+        size: The number of examples of a minibatch.
+    """
 
     count: int
     size: int
@@ -47,6 +52,11 @@ class Epochs:
 
     A minibatch of fewer than `least` examples is left out unless the client has no more: BatchNorm cannot
     normalise a single example.
+
+    Attributes:
+        count: The number of passes of a task.
+        size: The number of examples of a minibatch.
+        least: The smallest last minibatch of a pass.
     """
 
     count: int
@@ -98,7 +108,12 @@ class Parts(Protocol):
 
 
 class Examples(NamedTuple):
-    """Inputs and targets: trees of tensors whose first axis is the examples."""
+    """Inputs and targets: trees of tensors whose first axis is the examples.
+
+    Attributes:
+        inputs: A tensor, or a tuple or dictionary of tensors, which become the arguments of the module.
+        targets: A tensor, or a tuple or dictionary of tensors.
+    """
 
     inputs: Tree
     targets: Tree
@@ -144,6 +159,12 @@ class Population:
 
     Parts in a list or a tuple are checked at once. Others may be lazy (`LazyBlocks`, `LazyRandom`)
     and are never scanned: the part of a client is checked when it trains.
+
+    Attributes:
+        data: The examples of all clients, in memory or as a source that is read when it is needed.
+        parts: The indices of the examples of each client.
+        work: The minibatches of a task: `Steps` or `Epochs`.
+        names: The names of the clients, for messages and reports.
     """
 
     data: Examples | ExampleSource

@@ -109,7 +109,16 @@ class SimulatedEngine(ABC):
 
 @dataclass(frozen=True)
 class Sequential(SimulatedEngine):
-    """One client after another: the reference."""
+    """One client after another: the reference.
+
+    Attributes:
+        problem: The module and the loss.
+        population: The clients and their examples.
+        delays: How long tasks take.
+        availability: When clients can be given a task.
+        dropout: How often tasks are lost.
+        memory: Where the memory of clients is kept.
+    """
 
     problem: Problem
     population: Population
@@ -129,7 +138,19 @@ class Sequential(SimulatedEngine):
 @renamed_parameters(how="execution")
 @dataclass(frozen=True)
 class Vectorised(SimulatedEngine):
-    """Many clients at once, at most `chunk` of them; on a GPU also ahead of their buffer."""
+    """Many clients at once, at most `chunk` of them; on a GPU also ahead of their buffer.
+
+    Attributes:
+        problem: The module and the loss.
+        population: The clients and their examples.
+        delays: How long tasks take.
+        availability: When clients can be given a task.
+        dropout: How often tasks are lost.
+        chunk: The largest number of clients that are computed at once; None: as many as fit.
+        memory: Where the memory of clients is kept.
+        execution: How the clients are computed; None: what a trial finds to be fastest.
+        ahead: How many tasks are computed at once, some ahead of their buffer; None: 64 on a GPU.
+    """
 
     problem: Problem
     population: Population

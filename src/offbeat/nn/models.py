@@ -22,7 +22,11 @@ _NORM_GROUPS = 32
 
 
 def default_model(source: str) -> str:
-    """The default model of a data set."""
+    """The default model of a data set.
+
+    Args:
+        source: The name of the data set.
+    """
     match source:
         case "mnist" | "fashion-mnist" | "cifar10":
             return "cnn"
@@ -35,7 +39,14 @@ def default_model(source: str) -> str:
 
 
 def build(name: str, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
-    """A model for inputs of that shape (without the batch axis), initialised from the seed."""
+    """A model for inputs of that shape (without the batch axis), initialised from the seed.
+
+    Args:
+        name: The name of the model.
+        shape: The shape of one input.
+        classes: The number of classes.
+        seed: The seed of the initial weights.
+    """
     if name not in NAMES:
         raise unknown_name("model", name, NAMES)
     with torch.random.fork_rng(devices=[]):

@@ -73,6 +73,14 @@ class Problem:
     the module's arguments. The module is copied, so training never changes the caller's. `personal` has
     patterns for the names of layers that stay at the client, such as "head" or "*.norm.*"; they are trained
     there with the rate `personal_lr`.
+
+    Args:
+        module: The model; it is copied.
+        loss: A function of outputs and targets that returns one number for each example or for the batch.
+        weight_decay: The factor of the weights that is added to each gradient.
+        precision: What a GPU may round products to.
+        personal: The names of layers that stay with each client.
+        personal_lr: The learning rate of these layers; None: that of the method.
     """
 
     def __init__(

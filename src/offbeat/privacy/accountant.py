@@ -327,7 +327,16 @@ def calibrate(
     accountant: Accountant = PldAccountant(),
     slots: int | None = None,
 ) -> float:
-    """The least noise multiplier for `count` releases, to 0.1 %; without amplification to a millionth."""
+    """The least noise multiplier for `count` releases, to 0.1 %; without amplification to a millionth.
+
+    Args:
+        epsilon: The epsilon to stay below.
+        delta: The delta of the guarantee.
+        count: The number of releases of a client's data.
+        rate: The probability with which a client is sampled, under Poisson sampling.
+        accountant: How epsilon is computed.
+        slots: The releases of an epoch, under random allocation.
+    """
     check_epsilon(epsilon)
     check_delta(delta)
     if count < 1:

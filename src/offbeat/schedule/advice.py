@@ -87,7 +87,15 @@ class ScheduleChoice:
 
 @dataclass(frozen=True)
 class Advice:
-    """Every combination, the one to take, and a sentence that says what it gives up."""
+    """Every combination, the one to take, and a sentence that says what it gives up.
+
+    Attributes:
+        choices: Every combination with its costs.
+        take: The one to take.
+        sentence: What it gives up, in words.
+        updates: Client updates that each combination was measured over, at least.
+        settled: Whether the time until slow clients have come back once or twice is left out.
+    """
 
     choices: tuple[ScheduleChoice, ...]
     take: ScheduleChoice

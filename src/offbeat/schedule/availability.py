@@ -51,7 +51,12 @@ class Always:
 
 @dataclass(frozen=True)
 class Cycle:
-    """Each client is available for the same share of every period, with a phase of its own."""
+    """Each client is available for the same share of every period, with a phase of its own.
+
+    Attributes:
+        period: The length of a period in seconds.
+        share: The part of each period in which a client is available, above 0 and at most 1.
+    """
 
     period: float
     share: float
@@ -245,7 +250,12 @@ def _read_link(path: Path) -> tuple[float, list[float], list[float]]:
 
 @dataclass(frozen=True)
 class Dropout:
-    """A task is lost with this probability; the server notices after `patience` times its duration."""
+    """A task is lost with this probability; the server notices after `patience` times its duration.
+
+    Attributes:
+        probability: The probability that a task is lost.
+        patience: How long the server waits for a lost task, in multiples of its duration.
+    """
 
     probability: float = 0.0
     patience: float = 1.0

@@ -23,6 +23,9 @@ class Recorded:
     draws from. A file with two columns, client and seconds, and a dictionary from the number of a client to
     its durations give each client its own, which it repeats in order; one without any draws from the pool of
     all.
+
+    Attributes:
+        durations: A path, a sequence of seconds, or a dictionary from the number of a client to its seconds.
     """
 
     durations: str | Path | Sequence[float] | Mapping[int, Sequence[float]] = field(metadata={"text": "PATH"})
@@ -154,7 +157,11 @@ class Delay(Protocol):
 
 @dataclass(frozen=True)
 class Constant:
-    """The same duration for every task."""
+    """The same duration for every task.
+
+    Attributes:
+        seconds: The duration of a task.
+    """
 
     seconds: float
 
@@ -170,7 +177,12 @@ class Constant:
 
 @dataclass(frozen=True)
 class Uniform:
-    """Uniform between low and high."""
+    """Uniform between low and high.
+
+    Attributes:
+        low: The shortest duration in seconds.
+        high: The longest duration in seconds.
+    """
 
     low: float
     high: float
@@ -189,7 +201,11 @@ class Uniform:
 
 @dataclass(frozen=True)
 class HalfNormal:
-    """The absolute value of a normal variable."""
+    """The absolute value of a normal variable.
+
+    Attributes:
+        scale: The standard deviation of the normal variable, in seconds.
+    """
 
     scale: float
 
@@ -206,7 +222,11 @@ class HalfNormal:
 
 @dataclass(frozen=True)
 class Exponential:
-    """Exponential with this mean."""
+    """Exponential with this mean.
+
+    Attributes:
+        mean: The mean duration in seconds.
+    """
 
     mean: float
 
@@ -222,7 +242,12 @@ class Exponential:
 
 @dataclass(frozen=True)
 class LogNormal:
-    """Log-normal: the exponential of a normal variable."""
+    """Log-normal: the exponential of a normal variable.
+
+    Attributes:
+        mu: The mean of the logarithm of the seconds.
+        sigma: The standard deviation of that logarithm.
+    """
 
     mu: float
     sigma: float
@@ -251,6 +276,10 @@ class Tiers:
     """Fast, medium and slow clients, as in FADAS; a smaller gamma makes more of them slow.
 
     The numbers are the paper's, whose unit of time is 10 s.
+
+    Attributes:
+        kind: How slow the slow clients are: mild or large.
+        gamma: The concentration of the tiers, above 0.
     """
 
     kind: str

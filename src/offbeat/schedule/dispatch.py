@@ -104,6 +104,9 @@ class Synchronous:
 
     With a buffer of the cohort's size nobody is ever stale. With a smaller one the cohort is
     over-selected: who is late arrives stale, or is dropped under a limit of 0.
+
+    Attributes:
+        cohort: The number of clients that start from each version.
     """
 
     cohort: int
@@ -132,6 +135,10 @@ class Asynchronous:
 
     Eager: also the one that fills the buffer, so its replacement still starts from the old
     version (FADAS); otherwise that one is replaced after the server step (MasFL).
+
+    Attributes:
+        concurrency: The number of tasks in flight.
+        eager: Whether the task that fills the buffer is replaced before the server step.
     """
 
     concurrency: int
@@ -157,7 +164,11 @@ class Asynchronous:
 
 @dataclass(frozen=True)
 class RoundRefill:
-    """`concurrency` tasks are in flight after each server step, as in FADAS's scripts."""
+    """`concurrency` tasks are in flight after each server step, as in FADAS's scripts.
+
+    Attributes:
+        concurrency: The number of tasks in flight after each server step.
+    """
 
     concurrency: int
     redraws: ClassVar[bool] = True
@@ -184,6 +195,9 @@ class Poisson:
     """From each version every idle client starts with probability `rate`, on its own.
 
     The momentum-approximation paper draws from all clients; here one that is still working is not drawn.
+
+    Attributes:
+        rate: The probability with which an idle client starts, above 0 and at most 1.
     """
 
     rate: float
@@ -209,7 +223,11 @@ class Poisson:
 
 @dataclass(frozen=True)
 class Phases:
-    """Each cohort is asked twice in a row: for methods with two phases a round (MIME)."""
+    """Each cohort is asked twice in a row: for methods with two phases a round (MIME).
+
+    Attributes:
+        cohort: The number of clients that are asked twice; the buffer has as many.
+    """
 
     cohort: int
     redraws: ClassVar[bool] = True
@@ -239,6 +257,9 @@ class Queues:
 
     A client works through what it was sent in order. `outstanding` tasks are there at first, and
     as many stay, since as many come back as are sent.
+
+    Attributes:
+        outstanding: The number of tasks that are sent and not back yet.
     """
 
     outstanding: int
@@ -268,6 +289,10 @@ class OpenSlots:
     The rule of NVFlare's buffered averaging, with its active jobs K, buffer B and open slots O: O = 1 is
     `Asynchronous` with hand-out after the server step, and K = B = O is `Synchronous`. The task that fills
     the buffer is replaced after the server step.
+
+    Attributes:
+        concurrency: The largest number of tasks in flight.
+        slots: How many of these places must be free before new tasks start.
     """
 
     concurrency: int
@@ -296,7 +321,13 @@ class OpenSlots:
 
 @dataclass(frozen=True)
 class RandomAllocation:
-    """In each epoch of `slots` releases every client contributes to one, drawn uniformly and on its own."""
+    """In each epoch of `slots` releases every client contributes to one, drawn uniformly and on its own.
+
+    Attributes:
+        period: The seconds between two releases.
+        slots: The releases of an epoch, to one of which a client contributes.
+        lead: How many versions before a release its tasks may start.
+    """
 
     period: float  # seconds between releases
     slots: int
@@ -329,7 +360,13 @@ class RandomAllocation:
 
 @dataclass(frozen=True)
 class TimedPoisson:
-    """To each release every client contributes with probability `rate`, on its own."""
+    """To each release every client contributes with probability `rate`, on its own.
+
+    Attributes:
+        period: The seconds between two releases.
+        rate: The probability with which a client contributes to a release.
+        lead: How many versions before a release its tasks may start.
+    """
 
     period: float  # seconds between releases
     rate: float

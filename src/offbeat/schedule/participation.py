@@ -17,6 +17,10 @@ class Participation:
 
     With a separation of 0 two may be in one buffer. The full-participation start is a contribution of
     everybody; since it has a noise of its own, no gap has to follow it.
+
+    Attributes:
+        max_participations: The largest number of contributions of a client; None: any number.
+        min_separation: The least number of server steps between two contributions of a client.
     """
 
     max_participations: int | None = None  # None: as often as it is chosen

@@ -26,7 +26,11 @@ class Equal:
 
 @dataclass(frozen=True)
 class Polynomial:
-    """(1 + staleness) to the power of minus `exponent`."""
+    """(1 + staleness) to the power of minus `exponent`.
+
+    Attributes:
+        exponent: How fast the weight falls, at least 0.
+    """
 
     exponent: float = 0.5
 
@@ -42,7 +46,12 @@ class Polynomial:
 
 @dataclass(frozen=True)
 class Hinge:
-    """1 up to the knee, then 1 / (slope (staleness - knee) + 1)."""
+    """1 up to the knee, then 1 / (slope (staleness - knee) + 1).
+
+    Attributes:
+        slope: How fast the weight falls beyond the knee.
+        knee: The staleness up to which the weight is 1.
+    """
 
     slope: float = 10.0
     knee: float = 4.0

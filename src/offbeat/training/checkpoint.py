@@ -30,7 +30,12 @@ class Checkpoint(NamedTuple):
 
 
 def save(path: Path | str, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint and move it into place."""
+    """Write a checkpoint and move it into place.
+
+    Args:
+        path: The file to write.
+        checkpoint: What a snapshot's `checkpoint()` returned.
+    """
     path = Path(path)
     tensors = {name: tensor.detach().contiguous() for name, tensor in checkpoint.tensors.items()}
     facts = json.dumps(checkpoint.facts)
@@ -53,7 +58,12 @@ def save(path: Path | str, checkpoint: Checkpoint) -> None:
 
 
 def load(path: Path | str, device: torch.device | str = "cpu") -> Checkpoint:
-    """Read a checkpoint."""
+    """Read a checkpoint.
+
+    Args:
+        path: The file to read.
+        device: Where the tensors are put.
+    """
     try:
         with safe_open(path, "pt") as file:
             metadata = file.metadata()

@@ -47,7 +47,12 @@ _NOT_DEFINED = re.compile("No (positive|negative) samples")  # how torchmetrics 
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """(examples,) 1 where the largest output is the target."""
+    """(examples,) 1 where the largest output is the target.
+
+    Args:
+        outputs: The outputs of the module, with the classes on the last axis.
+        targets: The class of each example.
+    """
     return (outputs.argmax(-1) == targets).double()
 
 
@@ -81,7 +86,13 @@ def evaluate(
 
 
 class ClientMetrics(NamedTuple):
-    """Metrics over all test examples, and of each client."""
+    """Metrics over all test examples, and of each client.
+
+    Attributes:
+        pooled: Each metric over all test examples.
+        clients: By metric and name of the client; NaN: not defined there.
+        lower_is_better: The metrics whose worst values are the largest.
+    """
 
     pooled: dict[str, float]
     clients: dict[str, dict[str, float]]  # by metric and name of the client; NaN: not defined there
@@ -163,7 +174,13 @@ def evaluate_clients(
 
 
 def ema(average: Vector, x: Vector, decay: float) -> Vector:
-    """The exponential moving average of models after one more server step."""
+    """The exponential moving average of models after one more server step.
+
+    Args:
+        average: The average so far.
+        x: The newest model.
+        decay: The weight of the average so far.
+    """
     return decay * average + (1 - decay) * x
 
 

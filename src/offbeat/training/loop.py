@@ -71,7 +71,25 @@ class StartProgress(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """The server after `version` steps."""
+    """The server after `version` steps.
+
+    Attributes:
+        version: The server steps taken so far.
+        time: The virtual time in seconds.
+        state: The state of the method at the server.
+        statistics: The running statistics of the module.
+        cohort: Whose updates made this version; None before the first step.
+        filled: The tasks behind this version, with their times.
+        counts: All tasks so far, by their state.
+        sent: Numbers sent so far, down and up.
+        spent: A function that gives the privacy spent so far, where it is counted.
+        ended: Why the run ends before its last round, if it does.
+        checkpoint: A function that gives all that is needed to resume here.
+        confirm: To be called once the last checkpoint is on the disk.
+        settle: Raises if this step diverged.
+        execution: How local work is computed, if that was chosen by a trial.
+        personal: The layers that stay with clients, where there are any.
+    """
 
     version: int
     time: float
@@ -119,6 +137,20 @@ def train(
     checkpoint. An update older than `max_staleness` versions is dropped. `compress` says how clients
     compress their uploads (`EightBit()`, `TopK(share)`). `observe_start` is called with the
     progress of the start, for methods that have one, and may take a checkpoint of it.
+
+    Args:
+        algorithm: The method, such as `FedOpt(0.1, 1.0)`.
+        engine: What computes the work of clients, such as `Vectorised`.
+        dispatch: When tasks start, such as `Asynchronous(20)`.
+        buffer: The updates of a server step.
+        rounds: The number of server steps.
+        weights: The weight of an update by its staleness.
+        max_staleness: The staleness above which an update is dropped.
+        aggregate: How updates become their mean: `Mean()`, or `Private`.
+        compress: How clients compress their uploads; None: not at all.
+        seed: The seed of all draws.
+        resume: A checkpoint to continue from.
+        observe_start: Called with the progress of the start.
     """
     _check_arguments(algorithm, engine, dispatch, weights, aggregate, resume)
     check_whole("the buffer", buffer, None)

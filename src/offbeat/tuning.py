@@ -28,7 +28,7 @@ from offbeat.files import replace_file, with_checksum, without_checksum
 from offbeat.training.build import build_run
 from offbeat.training.experiment import Experiment
 from offbeat.training.folder import RunFolder, check_free, read_jsonl
-from offbeat.training.progress import limit_threads
+from offbeat.training.progress import limited_threads
 from offbeat.training.runner import run_experiment, saved_outcome
 from offbeat.training.task import LearningTask, named_task
 
@@ -318,13 +318,13 @@ def run_trial(
         ended = opened.version == experiment.rounds or saved_outcome(opened.resumed).ended is not None
         before = list(read_jsonl(folder, "records")) if begun else []
         pruned = any(not report(each["version"], each[metric]) for each in before if _scored(each, metric))
-        limit_threads(experiment, spec)
         try:
-            steps = run_experiment(experiment, spec, opened, stop=lambda: pruned or stop())
-            for step in () if ended or pruned else steps:
-                if step.record and _scored(step.record, metric):
-                    pruned = not report(step.version, step.record[metric]) or pruned
-                ended = step.version == experiment.rounds or bool(step.outcome and step.outcome.ended)
+            with limited_threads(experiment, spec):
+                steps = run_experiment(experiment, spec, opened, stop=lambda: pruned or stop())
+                for step in () if ended or pruned else steps:
+                    if step.record and _scored(step.record, metric):
+                        pruned = not report(step.version, step.record[metric]) or pruned
+                    ended = step.version == experiment.rounds or bool(step.outcome and step.outcome.ended)
         except DivergedError:
             opened.flush()
             return TrialEnd("diverged", list(read_jsonl(folder, "records")))

@@ -4,13 +4,15 @@
 that reach the mutated statement, and writes every outcome to `tests/mutations.json`, mutant by mutant: the
 next call continues where the last one ended (`--minutes`). Which tests reach which lines is measured once,
 with the package `coverage`, and kept in a folder for temporary files. `--again` repeats those that survived,
-after tests were added. `--chosen` runs the mutants of `CHOSEN` alone, which are mistakes that the tests once
-missed. `--table` writes `tests/mutations.md`, the score by package and the survivors. A mutant that survives
-is either a missing test or changes nothing that can be observed; `REASONS` says why for each that stays.
+after tests were added or with more `--seconds` of tests. `--chosen` runs the mutants of `CHOSEN` alone, which
+are mistakes that the tests once missed. `--table` writes `tests/mutations.md`, the score by package and the
+survivors. A mutant that survives is either a missing test or changes nothing that can be observed; `REASONS`
+says why for each that stays.
 """
 
 import argparse
 import ast
+import hashlib
 import importlib
 import json
 import math
@@ -23,7 +25,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -35,7 +38,21 @@ REPORT = ROOT / "tests" / "mutations.md"
 REACHED = Path(tempfile.gettempdir()) / "offbeat-mutants"  # which tests reach which lines
 SEED = 22
 TIMEOUT = 240.0  # seconds for the tests of one mutant; a mutant that makes them hang is caught
-MAX_SECONDS = 60.0  # of tests for one mutant, the quickest first
+MAX_SECONDS = 20.0  # of tests for one mutant, the quickest first
+MAX_CASES = 4  # of a test with parameters
+FIRST_SECONDS = 5.0  # of those that are run before the others
+
+PYTEST = ("-x", "-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning")
+PRELOADED = (
+    "torch.func",
+    "hypothesis",
+    "cryptography.hazmat.primitives.asymmetric.x25519",
+    "msgspec",
+    "optree",
+    "safetensors.torch",
+    "scipy.stats",
+    "sklearn.datasets",
+)
 
 # What is mutated, how many mutants are drawn, and the files that have them.
 TARGETS: dict[str, tuple[int, tuple[str, ...]]] = {
@@ -221,6 +238,9 @@ class Reached:
 
     def __init__(self, lines: dict[str, dict[str, list[str]]], seconds: dict[str, float]) -> None:
         self._lines, self._seconds = lines, seconds
+        self._by_function: dict[str, list[str]] = {}
+        for name in seconds:
+            self._by_function.setdefault(_function(name), []).append(name)
 
     @classmethod
     def measure(cls) -> "Reached":
@@ -231,19 +251,68 @@ class Reached:
             _measure(found)
         return cls(**json.loads(found.read_text()))
 
-    def tests(self, mutant: Mutant) -> list[str]:
-        """The tests that reach the mutated statement; those that reach its file if it runs on import."""
+    def tests(self, mutant: Mutant, most: float) -> list[str]:
+        """The tests that reach the mutated statement; those that reach its file if it runs on import.
+
+        The quickest come first, for so many seconds.
+        """
         lines = self._lines.get(mutant.path, {})
         first, last = _statement(PACKAGE / mutant.path, mutant.line)
         names = {name for row in range(first, last + 1) for name in lines.get(str(row), ())}
         names = names or {name for each in lines.values() for name in each}
+        return self._quickest(self._cases(names, mutant), most)
+
+    def closest(self, mutant: Mutant, most: float) -> list[str]:
+        """Those of the two files that are most about the mutated statement, which are collected at once."""
+        tests = self.tests(mutant, math.inf)
+        own, every = (Counter(_file(name) for name in each) for each in (tests, self._seconds))
+        files = sorted(own, key=lambda file: (-own[file] / every[file], file))[:2]
+        return self._quickest([name for name in tests if _file(name) in files], most)
+
+    def _cases(self, functions: Iterable[str], mutant: Mutant) -> list[str]:
+        """The cases of tests; of many, those of the methods of the mutated file, or a few."""
+        words = _methods(PACKAGE / mutant.path)
+        found = []
+        for function in functions:
+            cases = sorted(self._by_function.get(function, ()))
+            if len(cases) > MAX_CASES:
+                own = [name for name in cases if any(word in name for word in words)]
+                kinds: dict[str, list[str]] = {}
+                for name in own:
+                    kinds.setdefault(name.rsplit("-", 3)[0], []).append(name)
+                cases = [name for each in kinds.values() for name in _spread(each)] or _spread(cases)
+            found += cases
+        return found
+
+    def _quickest(self, names: Iterable[str], most: float) -> list[str]:
         chosen, total = [], 0.0
         for name in sorted(names, key=lambda name: (self._seconds.get(name, 0.0), name)):
             total += self._seconds.get(name, 0.0)
-            if chosen and total > MAX_SECONDS:
+            if chosen and total > most:
                 break
             chosen.append(name)
         return chosen
+
+
+def _spread(cases: Sequence[str]) -> list[str]:
+    return sorted({cases[len(cases) * place // MAX_CASES] for place in range(MAX_CASES)})
+
+
+def _methods(path: Path) -> set[str]:
+    """The names in the catalogue of the methods of a file."""
+    for node in ast.parse(path.read_text()).body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id="METHODS")], value=ast.Dict(keys=keys)):
+                return {str(key.value) for key in keys if isinstance(key, ast.Constant)}
+    return {path.stem} if path.parent.name == "algorithms" else set()
+
+
+def _function(name: str) -> str:
+    return name.partition("[")[0]
+
+
+def _file(name: str) -> str:
+    return _function(name).rpartition(".")[0]
 
 
 def _measure(found: Path) -> None:
@@ -256,15 +325,16 @@ def _measure(found: Path) -> None:
     command += [f"--source={PACKAGE}", "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={times}"]
     subprocess.run([*command, *(str(ROOT / "tests" / name) for name in TESTS)], cwd=ROOT, check=False)
     seconds: dict[str, float] = {}
+    failed = set()
     for case in ElementTree.parse(times).iter("testcase"):
-        name = f"{case.attrib['classname']}.{case.attrib['name'].partition('[')[0]}"
-        name = name.removeprefix("tests.")
-        seconds[name] = seconds.get(name, 0.0) + float(case.attrib["time"])
+        name = f"{case.attrib['classname']}.{case.attrib['name']}".removeprefix("tests.")
+        seconds[name] = float(case.attrib["time"])
+        if any(case.find(kind) is not None for kind in ("failure", "error", "skipped")):
+            failed.add(name)
+    seconds = {name: time for name, time in seconds.items() if name not in failed}  # says nothing of mutants
     measured = coverage.CoverageData(str(data))
     measured.read()
-    known = {
-        name.rpartition(".")[0].rpartition(".")[2] + "." + name.rpartition(".")[2]: name for name in seconds
-    }
+    known = {".".join(each.split(".")[-2:]): each for each in map(_function, seconds)}
     lines: dict[str, dict[str, list[str]]] = {}
     for file in measured.measured_files():
         contexts = measured.contexts_by_lineno(file)
@@ -294,18 +364,28 @@ def _statement(path: Path, line: int) -> tuple[int, int]:
 
 def _node_id(name: str) -> str:
     """The test `folder.file.function` as pytest names it."""
-    *folders, function = name.split(".")
-    return f"{ROOT / 'tests' / Path(*folders)}.py::{function}"
+    *folders, function = _function(name).split(".")
+    return f"{ROOT / 'tests' / Path(*folders)}.py::{function}{name.removeprefix(_function(name))}"
 
 
-def outcome(mutant: Mutant, reached: Reached) -> str:
-    """Run the tests that reach the mutant: caught, survived, timeout, or unreached."""
-    tests = [_node_id(name) for name in reached.tests(mutant)]
-    if not tests:
-        return "unreached"
+def outcome(mutant: Mutant, reached: Reached, most: float) -> str:
+    """Run the tests that reach the mutant: caught, survived, timeout, or unreached.
+
+    A few close ones come first, since a mutant is mostly caught by them.
+    """
+    tests, first = reached.tests(mutant, most), reached.closest(mutant, FIRST_SECONDS)
+    rest = [name for name in tests if name not in first]
+    found = "unreached"
+    for names in (first, rest):
+        if names and found in ("unreached", "survived"):
+            found = _outcome_of(mutant, [_node_id(name) for name in names])
+    return found
+
+
+def _outcome_of(mutant: Mutant, tests: Sequence[str]) -> str:
     with tempfile.TemporaryDirectory(prefix="mutant") as folder:
         copy = Path(folder) / "offbeat"
-        shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(PACKAGE, copy)  # with its bytecode, which stays valid for other files
         path = copy / mutant.path
         lines = path.read_text().splitlines(keepends=True)
         lines[mutant.line - 1] = mutant.after + "\n"
@@ -317,6 +397,8 @@ def outcome(mutant: Mutant, reached: Reached) -> str:
             os.killpg(child.pid or 0, signal.SIGKILL)
             child.join()
             return "timeout"
+        if child.exitcode not in (0, 1, 2):  # 2: the mutant cannot be imported
+            raise SystemExit(f"the tests of {mutant.name} did not run (exit code {child.exitcode}).")
         return "survived" if child.exitcode == 0 else "caught"
 
 
@@ -334,8 +416,23 @@ def _run_tests(folder: str, tests: Sequence[str]) -> None:
     os.dup2(null, 2)
     import pytest
 
-    code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests]))
-    os._exit(code)
+    code = 3
+    try:
+        code = int(pytest.main([*PYTEST, *tests]))
+    finally:
+        os._exit(code)
+
+
+def check_tests(mutants: Sequence[Mutant], reached: Reached) -> None:
+    """Make sure, once, that tests pass on the source as it is: of one mutant of each package."""
+    source = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(PACKAGE.rglob("*.py")))).hexdigest()
+    checked = REACHED / "checked"
+    if checked.exists() and checked.read_text() == source:
+        return
+    for mutant in {mutant.target: mutant for mutant in mutants}.values():
+        if outcome(mutant._replace(after=mutant.before), reached, 1.0) != "survived":
+            raise SystemExit(f"the tests of {mutant.path} fail without a mutant: measure them again.")
+    checked.write_text(source)
 
 
 def table(records: Sequence[dict[str, str]]) -> str:
@@ -382,6 +479,7 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="those that survived")
     parser.add_argument("--table", action="store_true", help="write the report from the records")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no mutant after so many")
+    parser.add_argument("--seconds", type=float, default=MAX_SECONDS, help="of tests for one mutant")
     parser.add_argument("--out", type=Path, default=RECORDS)
     options = parser.parse_args()
     known = read_records(options.out)
@@ -390,15 +488,18 @@ def main() -> None:
         print(table(list(known.values())))
         return
     reached = Reached.measure()
-    for name in ("torch", "torch.func", "pytest", "hypothesis", "safetensors.torch", "sklearn.datasets"):
+    for name in PRELOADED:
         importlib.import_module(name)  # once, before processes are forked
-    mutants = chosen() + ([] if options.chosen else drawn(SEED))
+    others = [] if options.chosen else drawn(SEED)
+    random.Random(SEED).shuffle(others)  # so that what has run is a sample of all packages
+    mutants = chosen() + others
+    check_tests(mutants, reached)
     deadline = time.monotonic() + 60 * options.minutes
     for mutant in mutants:
         again = options.again and known.get(mutant.name, {}).get("outcome") in ("survived", "unreached")
         if time.monotonic() > deadline or (mutant.name in known and not again):
             continue
-        found = outcome(mutant, reached)
+        found = outcome(mutant, reached, options.seconds)
         print(f"{found:9} {mutant.name}", flush=True)
         fields = {"before": mutant.before.strip(), "after": mutant.after.strip(), "outcome": found}
         known[mutant.name] = {"target": mutant.target, "path": mutant.path, **fields}

@@ -1,3 +1,4 @@
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,3 +33,14 @@ def test_the_share_and_the_mean_weight_are_what_they_say() -> None:
     made = cohort([1.0, 0.5])
     assert made.share == 0.2
     assert made.mean_weight == 0.75
+
+
+@pytest.mark.parametrize("numbers", [1, 6, 7, 1000])
+def test_rows_that_are_converted_a_few_at_a_time_are_all_added(
+    monkeypatch: pytest.MonkeyPatch, numbers: int
+) -> None:
+    """Of three numbers each: so many numbers at a time are one row, two rows or all."""
+    monkeypatch.setattr("offbeat.aggregate.mean._CONVERTED", numbers)
+    uploads = torch.arange(15, dtype=torch.float32).reshape(5, 3)
+    total = PlainSum().total((uploads,), (), cohort([1.0, 2.0, 4.0, 8.0, 16.0]), torch.float64)[0]
+    assert total.tolist() == [sum(2**row * (3 * row + column) for row in range(5)) for column in range(3)]

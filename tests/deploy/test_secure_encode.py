@@ -438,3 +438,10 @@ def test_a_report_that_the_helper_could_not_add_is_rejected_and_named() -> None:
     with pytest.raises(Rejected, match=r"the helper cannot use this report: .* does not open") as caught:
         intake.examine(TASK, leaves, NO_MESSAGE)
     assert caught.value.reason is Reason.MALFORMED
+
+
+@pytest.mark.parametrize("number", [-1, 2**62, 2.0, True, "2", None])
+def test_terms_with_a_number_out_of_range_are_refused(number: object) -> None:
+    for name in ("length", "most", "minimum", "bits", "weight_bits"):
+        with pytest.raises(InputError, match=f"whole number as {name}"):
+            read_terms(FACTS | {name: number})

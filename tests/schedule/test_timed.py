@@ -242,6 +242,7 @@ def test_the_server_is_told_the_nominal_cohort_and_not_who_there_was() -> None:
 
 def test_names_of_timed_dispatch() -> None:
     assert parse_dispatch("allocation", 20, 5, 100, release_period=3.0) == RandomAllocation(3.0, 20)
+    assert parse_dispatch("timed-poisson", 20, 5, 100, release_period=3.0) == TimedPoisson(3.0, 0.05, 1)
     assert parse_dispatch("timed-poisson", 20, 5, 100, release_period=3.0, lead=2) == TimedPoisson(
         3.0, 0.05, 2
     )

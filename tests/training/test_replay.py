@@ -420,3 +420,13 @@ def own(data: list[tuple[np.ndarray, np.ndarray]], work: Steps | Epochs) -> Popu
     ends = np.cumsum([len(labels) for _, labels in data])
     inputs, labels = (torch.from_numpy(np.concatenate(parts)) for parts in zip(*data, strict=True))
     return Population((inputs, labels), np.split(np.arange(ends[-1]), ends[:-1]), work)
+
+
+@pytest.mark.parametrize(("visit", "refused"), [(2**32 - 1, False), (2**32, True)])
+def test_numbers_of_a_trace_are_below_what_a_run_can_count(visit: int, refused: bool) -> None:
+    line = {"version": 1, "time": 1.0, "tasks": [[0, 0, visit, 0.0, 1.0]], "dropped": [], "lost": []}
+    if refused:
+        with pytest.raises(InputError, match="not a task"):
+            read_trace([line], 1, 1, math.inf, None)
+    else:
+        assert read_trace([line], 1, 1, math.inf, None)[1][0].tasks[0].visit == visit

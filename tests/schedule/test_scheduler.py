@@ -19,6 +19,7 @@ from offbeat.schedule.delays import parse_delay
 from offbeat.schedule.dispatch import (
     Asynchronous,
     Dispatch,
+    DispatchEvent,
     Phases,
     Poisson,
     Queues,
@@ -374,3 +375,9 @@ def test_a_queue_is_saved_and_goes_on_as_it_would_have() -> None:
     clock.load(saved[1])
     again.load(saved[0])
     assert [again.fill(version) for version in range(7, 15)] == expected
+
+
+def test_queues_send_what_neither_is_out_nor_waits_in_the_buffer() -> None:
+    rule = Queues(8)
+    assert rule.count(9, 3, 2, DispatchEvent.PUBLISHED, rule.source(0)) == 8 - 3 - 2
+    assert {rule.count(9, 3, 2, event, rule.source(0)) for event in DispatchEvent} == {0, 3}

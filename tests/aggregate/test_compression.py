@@ -43,6 +43,7 @@ from offbeat.aggregate.compression import (
 from offbeat.aggregate.uploads import probe_upload
 from offbeat.core import AnyAlgorithm, Batch, Batches, Visit, traits_of
 from offbeat.engines.process_pool import Workers
+from offbeat.engines.simulation import task_work
 from offbeat.privacy import clipping
 from offbeat.schedule.dispatch import Dispatch
 from offbeat.schedule.participation import Participation
@@ -117,7 +118,7 @@ def test_rounding_moves_no_number_by_more_than_a_level_and_no_norm_by_more_than_
 
 def test_rounding_at_random_has_mean_zero() -> None:
     vector = torch.linspace(-1, 1, 64, dtype=torch.float64) ** 3
-    keys = [torch.tensor(draws.torch_seed(0, "upload", 1, visit)) for visit in range(4000)]
+    keys = [torch.tensor(draws.torch_seed(0, "upload", 1, visit)) for visit in range(1500)]
     mean = sum(decode(EightBit().encode(vector, key), 64) for key in keys) / len(keys)
     error = (mean - vector).abs().max()
     assert error < 5 * (1 / 127) / 2 / math.sqrt(len(keys))  # five standard errors at most
@@ -396,6 +397,17 @@ def test_secure_sums_are_refused_in_python_as_well(compress: Compression) -> Non
         play(FedOpt(0.1, 1.0), engine, Asynchronous(6), buffer=5, aggregate=Mean(Secure()), compress=compress)
     with pytest.raises(InputError, match=r"must be EightBit\(\) or TopK\(share\), not the text '8bit'"):
         play(FedOpt(0.1, 1.0), engine, Asynchronous(6), compress="8bit")
+
+
+def test_smaller_uploads_take_less_time_on_devices() -> None:
+    world = make_world()
+    plain = FedOpt(0.1, 1.0)
+    whole, small = (
+        task_work(algorithm, world.problem, world.population)
+        for algorithm in (plain, Compressed(plain, EightBit(), 18))
+    )
+    assert (whole.up, small.up) == (8 * 18, 18 + 8)
+    assert whole.down == small.down
 
 
 def test_a_release_of_nobody_can_be_decoded() -> None:

@@ -166,7 +166,7 @@ def check_compression(
     """Refuse secure sums, and error feedback for a method with two kinds of uploads."""
     if compression is None:
         return
-    if not hasattr(compression, "encode"):
+    if not hasattr(compression, "feedback"):
         raise InputError(f"compress must be EightBit() or TopK(share), not the text '{compression}'.")
     if aggregate is not None and getattr(getattr(aggregate, "summation", None), "secret", False):
         raise secure_refused(compression, repr(compression))

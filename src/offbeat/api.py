@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from offbeat import trees
+from offbeat.aggregate.compression import Compressed, parse_compression
 from offbeat.aggregate.mean import PrivacyCost
 from offbeat.algorithms import Setting, build, find
 from offbeat.data.client_store import Anywhere, make_client_store
@@ -428,9 +429,11 @@ def trained_module(
         number = names.index(client) if client in names else client
         if not isinstance(number, int) or not 0 <= number < len(names):
             raise unknown_name("client", str(client), names)
+        compression = parse_compression(experiment.compress)
+        keeper = algorithm if compression is None else Compressed(algorithm, compression, problem.size)
         store = make_client_store(
             Anywhere(folder),
-            ClientMemory.initial(algorithm, problem),
+            ClientMemory.initial(keeper, problem),
             len(names),
             problem.device,
             mapped=facts["session"]["mapped"],

@@ -235,10 +235,20 @@ def test_a_task_with_personal_layers_is_evaluated_by_client(tmp_path: Path) -> N
     assert isinstance(module, Net)
     mine = own.module(client="site-0")
     assert torch.equal(mine.body.weight, module.body.weight)
+    with pytest.raises(InputError, match="unknown client 'site-9'"):
+        own.module(client="site-9")
     assert not torch.equal(mine.head.weight, module.head.weight)
     one = test.examples("site-0")
     right = (mine(one.inputs).argmax(-1) == one.targets).float().mean()
     assert right > 0.85
+
+
+def test_the_module_of_a_client_is_found_beside_what_its_method_keeps(tmp_path: Path) -> None:
+    train, test = client_data()
+    task = LearningTask(module=Net, data=train, test=test, personal=["head"])
+    result = offbeat.run(task, "scaffold", out=tmp_path / "run", rounds=6, compress="topk:0.5", local_steps=5)
+    heads = [result.module(client=name).head.weight for name in test.names or ()]
+    assert sum(not torch.equal(head, result.module().head.weight) for head in heads) >= 3
 
 
 def test_clients_that_never_trained_are_evaluated_with_the_initial_layers() -> None:

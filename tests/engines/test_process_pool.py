@@ -166,7 +166,9 @@ def test_an_error_in_a_worker_reaches_the_caller_as_it_is(
 
 
 def _order() -> WorkOrder:
-    return WorkOrder(1, METHODS["fedavg"], 0, [Task(0, 0, 0)], [[0, 0]], [], [0], [()])
+    return WorkOrder(
+        1, METHODS["fedavg"], 0, [Task(0, 0, 0)], [[0, 0]], [], [0], [ClientMemory((), {})], [()]
+    )
 
 
 def _runtime(module: nn.Module) -> Any:

@@ -25,6 +25,7 @@ from offbeat import (
     Vectorised,
     build,
     fadas,
+    trees,
 )
 from offbeat.algorithms.ca2fl import CA2FL
 from offbeat.algorithms.fadas import Shrink
@@ -305,3 +306,41 @@ def test_open_slots_give_the_model_of_synchronous_and_asynchronous_runs_to_the_b
         last(algorithm, OpenSlots(5)), last(algorithm, Asynchronous(5, eager=False))
     )
     assert not np.array_equal(last(algorithm, OpenSlots(5, 3)), last(algorithm, OpenSlots(5)))
+
+
+@pytest.mark.parametrize(
+    "method", ["adamasfl", "dude", "fedcm", "fednova", "masfl", "scaffold", "scaffold-m-vr"]
+)
+def test_a_minibatch_that_is_all_padding_changes_nothing(method: str) -> None:
+    """A method that divides by the number of local steps counts the real ones."""
+    algorithm = build(method, Setting(3, 2, 10), {})
+    x = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+    real = [Batch((torch.full((2, 3), value, dtype=torch.float64),)) for value in (1.0, 3.0)]
+    padding = Batch((torch.full((2, 3), 9.0, dtype=torch.float64),), torch.zeros(2, dtype=torch.bool))
+    masked = tuple(Batch(batch.data, torch.ones(2, dtype=torch.bool)) for batch in real)
+    visit = Visit(torch.tensor(0), torch.tensor(0))
+
+    class Quadratic:
+        def __call__(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
+            return x - batch.data[0].mean(0)
+
+        def with_loss(self, x: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+            return self(x, batch), x.sum()
+
+        def descend(self, x: torch.Tensor, batch: Batch, lr: float) -> torch.Tensor:
+            return x - lr * self(x, batch)
+
+    found = [
+        trees.leaves(
+            algorithm.local(
+                algorithm.broadcast(algorithm.init(x), 0),
+                algorithm.memory(x),
+                Batches(items, tuple(real)),
+                visit,
+                Quadratic(),
+            )
+        )
+        for items in (tuple(real), (*masked, padding, padding))
+    ]
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-14)

@@ -100,7 +100,7 @@ CHOSEN: tuple[tuple[str, str, str, str], ...] = (
     ("privacy", "privacy/ledger.py", "before = (Releases(self.noise, 1),) if start else ()", "before = ()"),
     ("privacy", "privacy/ledger.py", "count + self._start >= self._max", "count + self._start > self._max"),
     ("schedule", "schedule/rng.py", "self.choices += count", "pass"),
-    ("engines", "engines/simulation.py", "self._computed.pop(task, None)", "pass"),
+    ("engines", "engines/simulation.py", "self._ranks.forget(tasks)", "return self._ranks.forget(tasks)"),
     (
         "algorithms",
         "algorithms/fadas.py",
@@ -466,7 +466,7 @@ def page(records: Sequence[dict[str, str]]) -> str:
         "# Mutation testing\n\n`python tests/mutate.py --table` writes this page from `mutations.json`. Each "
         "mutant is one changed operator or constant; a mutant is caught if one of the fast tests that reach "
         f"its statement fails or hangs. Those of the seed {SEED}, and {len(CHOSEN)} mistakes that the tests "
-        f"once missed. {len(records)} of {len(chosen()) + len(drawn(SEED))} have been run, in a random order "
+        f"once missed. {len(records)} of {len(CHOSEN) + len(drawn(SEED))} have been run, in a random order "
         f"over the packages:\n\n{table(records)}\n"
     )
 

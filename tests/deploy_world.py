@@ -22,7 +22,7 @@ from offbeat.deploy.server.exchange import SessionConfig
 from offbeat.deploy.server.session import DeployedEngine
 from offbeat.deploy.site.site import Site
 from offbeat.engines.local import ClientMemory, SequentialExecutor, TaskStart
-from offbeat.schedule.dispatch import Dispatch
+from offbeat.schedule.dispatch import Dispatch, TimedDispatch
 from offbeat.schedule.staleness import Equal, StalenessWeights
 from offbeat.training import checkpoint
 from offbeat.training.build import RunSpec
@@ -258,7 +258,10 @@ class Deployment:
 
     def retold(self) -> Tensor:
         """The model of a plain loop over the trace: no session, no network, no journal."""
-        return retell(self.algorithm, self.world.problem, self.population(), self.trace(), self.weights)
+        nominal = self.buffer if isinstance(self.dispatch, TimedDispatch) else None
+        return retell(
+            self.algorithm, self.world.problem, self.population(), self.trace(), self.weights, nominal=nominal
+        )
 
     def population(self) -> Population:
         """The clients by their numbers, which sites get in the order of coming."""
@@ -296,8 +299,12 @@ def retell(
     lines: list[dict[str, Any]],
     weights: StalenessWeights = Equal(),
     seed: int = SEED,
+    nominal: int | None = None,
 ) -> Tensor:
-    """Each step of a trace: its tasks one by one from the versions they began with, and then their mean."""
+    """Each step of a trace: its tasks one by one from the versions they began with, and then their mean.
+
+    With a nominal cohort, by which the sum of their updates is divided.
+    """
     clients = len(population)
     x, statistics = problem.initial()
     state, work = algorithm.init(x), SequentialExecutor(problem, population)
@@ -318,7 +325,12 @@ def retell(
             memories[task.client] = done.memories
             uploads.append(done.uploads)
         cohort = describe_cohort(tuple(tasks), version, clients, Equal() if start else weights)
-        state = method.step(state, mean_of(uploads, cohort.weights), cohort)
+        if not uploads:
+            continue
+        mean = mean_of(uploads, cohort.weights)
+        if nominal is not None:
+            mean = trees.map(lambda leaf, count=len(uploads): leaf * count / nominal, mean)
+        state = method.step(state, mean, cohort)
     result: Tensor = state.x
     return result
 

@@ -257,7 +257,7 @@ class ByData:
         ({"participation": Participation(5, 1)}, {}, "leave the participation out"),
         ({"correlation": TreeNoise()}, {}, "correlated noise is not amplified"),
         ({"summation": Secure(minimum=2)}, {}, "tells who was drawn"),
-        ({}, {"availability": ByData()}, "ByData might depend on its data"),
+        ({}, {"availability": ByData()}, "ByData might depend on other clients"),
         ({}, {"dispatch": TimedPoisson(1.0, 0.01, lead=2)}, "works for a later one"),
         (
             {"participation": Participation(min_separation=1)},

@@ -66,7 +66,7 @@ from offbeat.privacy.mechanism import (
     subkey,
 )
 from offbeat.privacy.secure.terms import NOISE_ROOM
-from offbeat.schedule.availability import Always, Cycle
+from offbeat.schedule.availability import Always
 from offbeat.schedule.dispatch import Dispatch, Phases, Poisson, Queues, TimedDispatch, TimedPoisson
 from offbeat.schedule.participation import Participation
 from offbeat.schedule.staleness import Equal
@@ -548,10 +548,10 @@ class Private:
                 "with a lead above 1 a client may be late for one release because it works for a later one, "
                 "which Poisson sampling does not cover: use a lead of 1, or allocation dispatch."
             )
-        if not isinstance(opening.availability, Always | Cycle):
+        if not getattr(opening.availability, "by_client", False):
             raise InputError(
-                f"whether a client is available by {type(opening.availability).__name__} might depend on its "
-                "data, which timed releases do not cover: use Always or Cycle."
+                f"whether a client is available by {type(opening.availability).__name__} might depend on "
+                "other clients, which timed releases do not cover: use Always or Cycle."
             )
 
 

@@ -16,6 +16,7 @@ from offbeat.errors import InputError, naming_settings, unknown_name
 from offbeat.privacy.secure.terms import DEFAULT_MINIMUM
 from offbeat.renamed import check_name, check_part_of_task
 from offbeat.schedule.deadline import parse_deadline
+from offbeat.schedule.dispatch import TIMED_DISPATCH_NAMES
 from offbeat.training.experiment import Experiment
 from offbeat.training.schema import (
     COUNT,
@@ -319,12 +320,28 @@ def _read_privacy(given: Mapping[str, Any]) -> dict[str, Any]:
     values = _read_table(given, "privacy")
     if not values:
         return values
-    if "max_participations" not in values:
+    if given.get("training", {}).get("dispatch") in TIMED_DISPATCH_NAMES:
+        _check_timed(given)
+    elif "max_participations" not in values:
         raise InputError("[privacy] has no max_participations, how often a client may contribute: give it.")
     clip = values.get("clip")
     if isinstance(clip, dict):
         clip = ",".join(f"{name}={bound}" for name, bound in clip.items())
     return values if clip is None else values | {"clip": str(clip)}
+
+
+def _check_timed(given: Mapping[str, Any]) -> None:
+    """Refuse what would make the draw of timed releases known, or lateness depend on data."""
+    if "local_epochs" in given["training"]:
+        raise InputError(
+            "a site with more examples takes longer for local_epochs, so whether it is late for a release "
+            "would depend on its data: give local_steps."
+        )
+    if given.get("watch", {}).get("host", "127.0.0.1") not in ("127.0.0.1", "::1", "localhost"):
+        raise InputError(
+            "the live page tells who was drawn for a release, which must stay secret: leave host of [watch] "
+            "out, and reach the page from the server itself."
+        )
 
 
 def _build_experiment(training: dict[str, Any], privacy: dict[str, Any], secure: bool) -> Experiment:

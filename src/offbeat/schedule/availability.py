@@ -20,7 +20,11 @@ NextAvailable: TypeAlias = Callable[
 
 
 class Availability(Protocol):
-    """When clients can be given a task; `str` gives the text that `parse_availability` reads."""
+    """When clients can be given a task; `str` gives the text that `parse_availability` reads.
+
+    One that has a true attribute `by_client` says that when a client is there depends on this client alone,
+    on its earlier tasks and on chance: not on other clients, and not on what is drawn for it later.
+    """
 
     def bind(self, seed: int) -> NextAvailable: ...
 
@@ -42,6 +46,8 @@ class ListedAvailability(Availability, Protocol):
 class Always:
     """Every client is always available."""
 
+    by_client: ClassVar[bool] = True
+
     def __str__(self) -> str:
         return "always"
 
@@ -58,6 +64,7 @@ class Cycle:
         share: The part of each period in which a client is available, above 0 and at most 1.
     """
 
+    by_client: ClassVar[bool] = True
     period: float
     share: float
 

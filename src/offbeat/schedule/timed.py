@@ -14,7 +14,7 @@ import numpy as np
 
 from offbeat.core import Cohort, Task
 from offbeat.errors import InputError, setting_name
-from offbeat.schedule.availability import Availability
+from offbeat.schedule.availability import Availability, ListedAvailability
 from offbeat.schedule.clock import Arrival, Timeline
 from offbeat.schedule.dispatch import Dispatch, PooledDispatch, TimedDispatch
 from offbeat.schedule.participation import Participation
@@ -51,6 +51,7 @@ class TimedScheduler(TaskBook):
             )
         super().__init__(timeline, draws, population, buffer, availability, observe)
         self._dispatch = dispatch
+        self._listed = availability if isinstance(availability, ListedAvailability) else None
         self._origin = timeline.now  # when version 0 was published
         self._begun = -1  # the last version whose tasks were started
         self._releases: dict[tuple[int, int], int] = {}  # (client, visit) of each task -> its release
@@ -64,9 +65,12 @@ class TimedScheduler(TaskBook):
         """Start the tasks that begin with `version`, and wait for the next release."""
         timeline, release = self._timeline, version + 1
         if self._begun < version:
+            if self._begun < 0:
+                self._wait_for_sites()
             self._begun = version
+            is_there = self._find_present()
             for client, target in self._starters(version):
-                if self._back(client, timeline.now) <= timeline.now:
+                if is_there(client):
                     task = self._start_task(client, version, until=self._due(target))
                     self._releases[task.client, task.visit] = target
             self._observe()
@@ -107,6 +111,21 @@ class TimedScheduler(TaskBook):
         self._drawn = {}  # they follow from a secret that was just loaded
         self._origin, self._begun = data["origin"], data["begun"]
         self._releases = {(client, visit): release for client, visit, release in data["releases"]}
+
+    def _wait_for_sites(self) -> None:
+        """Over a network, the clock starts once a nominal cohort of clients is there."""
+        if self._listed is None:
+            return
+        while len(self._listed.there) < self.buffer:
+            self._timeline.wait(self._timeline.now + self._listed.pause)
+        self._origin = self._timeline.now
+
+    def _find_present(self) -> Callable[[int], bool]:
+        """Who can be given a task now."""
+        if self._listed is not None:
+            return frozenset(self._listed.there).__contains__
+        now = self._timeline.now
+        return lambda client: self._back(client, now) <= now
 
     def _due(self, release: int) -> float:
         return self._origin + release * self._dispatch.period

@@ -1,5 +1,6 @@
 """Tasks out, uploads in: what is sent to which client, what is accepted, and what is given up."""
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ _FIRST_LIMIT = 600.0  # seconds for a task, before enough were seen for a quanti
 _MAX_ANSWERED = 256  # answered messages that are remembered
 _MIN_UPLOAD_LIMIT = 64 * 1024  # bytes
 _UPLOAD_LIMIT_FACTOR = 4  # times the expected size of an upload
+_ANSWER_SHARE = 0.9  # of the time until a release, for a site; the rest is for network and server
 _NO_COOLDOWN = (Reason.GONE, Reason.AWAY)  # leaving is not a failure
 
 
@@ -67,6 +69,7 @@ class InFlightTask:
     task: Task
     started: float
     required: bool  # part of the full-participation start: must not be lost
+    until: float = math.inf  # when its upload is of no more use
     message_id: str | None = None
     node: int | None = None
     sent: float = 0.0
@@ -259,9 +262,11 @@ class Exchange:
             node = self._nodes.node(client)
             if pending.message_id is not None or node is None or not self._cooldown.is_over(client):
                 continue
-            pending.limit = self.deadline.limit()
+            if pending.until <= now:
+                continue
+            pending.limit = min(self.deadline.limit(), pending.until - now)
             payload = self._broadcasts[pending.task.version].payload
-            message = self._task_message(pending)
+            message = self._task_message(pending, now)
             header, pending.digest = messages.encode_message(message), self._broadcasts.digest(message)
             message_id = self._transport.push(node, "task", header, payload, pending.limit)
             if message_id is None:
@@ -277,7 +282,7 @@ class Exchange:
                 return
             self._nodes.greeted(node, message_id, now)
 
-    def _task_message(self, pending: InFlightTask) -> TaskMessage:
+    def _task_message(self, pending: InFlightTask, now: float) -> TaskMessage:
         broadcast = self._broadcasts[pending.task.version]
         return TaskMessage(
             run=self._journal.run,
@@ -285,7 +290,7 @@ class Exchange:
             start=pending.required,
             committed=self.committed.get(pending.task.client, -1),
             plan=self._config.plan,
-            seconds=pending.limit,
+            seconds=min(pending.limit, _ANSWER_SHARE * (pending.until - now)),
             form=broadcast.form,
             secure=broadcast.secure,
         )
@@ -340,7 +345,7 @@ class Exchange:
     def _expire(self, now: float) -> None:
         for pending in self.in_flight:
             if pending.message_id is None:
-                if not pending.required and now - pending.started > self._config.grace:
+                if not pending.required and now > min(pending.started + self._config.grace, pending.until):
                     self._give_up(pending, Rejected(Reason.AWAY, "it left before its task was sent."), now)
             elif now - pending.sent > pending.limit:
                 self.deadline.add(pending.limit, given_up=True)

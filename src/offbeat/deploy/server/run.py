@@ -211,6 +211,8 @@ def _serve(request: ServeRequest, connect: Callable[[int], Transport], bell: Doo
     _check_registry(config, request)
     run_id = known.get("run") or secrets.token_hex(16)
     stop = (request.folder / STOP_FILE).exists
+    if config.experiment.clip is not None:
+        (request.folder / "events.jsonl").touch(mode=0o600)  # it tells who contributed when
     with contextlib.closing(Monitor(_run_info(request.folder, config), request.folder)) as monitor:
         summation = secure_summation(config, bytes.fromhex(run_id), monitor)
         setup = set_up(config, known.get("noise"), summation)

@@ -47,6 +47,8 @@ from offbeat.trees import Tree
 class SiteAvailability:
     """The clients that can be given a task now: those that a session reports as idle."""
 
+    by_client = True  # a site is there, or busy with an earlier task, or not: others have no part in it
+
     def __init__(self) -> None:
         self._idle: Callable[[], set[int]] = set
         self.pause = 1.0
@@ -90,6 +92,7 @@ class DeployedSession:
         self._zero = clock()  # when the run began, by this clock
         self._idle: set[int] = set()  # the idle clients when `next` looked last
         self._active = 0.0  # when the last upload arrived
+        self._ended = -math.inf  # the last time to wait until that has passed
         self._epoch = 0  # the number of saves
         self._has_start = False  # whether a task of the full-participation start was seen
         self._gathered = 0  # clients whose upload of that start was gathered
@@ -125,13 +128,18 @@ class DeployedSession:
             arrival, orders = Arrival(task, self.now, self.now, False), self._journal.orders
             insort(self._exchange.arrivals, arrival, key=lambda each: orders[each.task])
         else:
-            self._exchange.in_flight.add(InFlightTask(task, self.now, sure))
+            self._exchange.in_flight.add(InFlightTask(task, self.now, sure, until))
 
     def next(self, until: float = math.inf) -> Arrival | None:
         if not self.busy and math.isinf(until):
             raise InputError("no task is in flight, so nothing can arrive: start a task first.")
         while not self._exchange.arrivals:
-            self._poll()
+            over = self.now >= until
+            if over and self._ended == until:
+                return None
+            self._poll(until)
+            if over:  # what this poll finds is in time, and what the next one would find is not
+                self._ended = until
             idle, before = self.idle(), self._idle
             self._idle = idle
             if not self._exchange.arrivals:
@@ -203,7 +211,8 @@ class DeployedSession:
         return SavedState(facts, {})
 
     def confirm(self) -> None:
-        # What the checkpoint before this one needs is kept, in case this one is damaged.
+        # What the checkpoint before this one needs is kept, in case this one is damaged. Under a timed
+        # dispatch that includes uploads in the scheduler's buffer that are for a later release.
         self._journal.drop(self._superfluous - _tasks_of(self._journal.last(self._epoch - 1)))
         self._journal.discard_before(self._epoch - 1)
         self._superfluous = set()
@@ -315,10 +324,10 @@ class DeployedSession:
         """The seconds until the next poll, which are few when uploads arrive often."""
         return polling_pause(self.now - self._active, self._config.poll, self._config.first_poll)
 
-    def _poll(self) -> None:
+    def _poll(self, until: float = math.inf) -> None:
         if self._stop():
             raise StopRequested
-        self._exchange.poll(self.now)
+        self._exchange.poll(min(self.now, until))
 
 
 def _tasks_of(line: dict[str, Any] | None) -> set[Task]:

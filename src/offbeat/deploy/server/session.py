@@ -43,6 +43,8 @@ from offbeat.schedule.deadline import deadline_state
 from offbeat.schedule.rng import Rng
 from offbeat.trees import Tree
 
+_MIN_SLEEP = 1e-3  # seconds: less might be too little to change the time, which is a float
+
 
 class SiteAvailability:
     """The clients that can be given a task now: those that a session reports as idle."""
@@ -146,14 +148,14 @@ class DeployedSession:
                 rest = until - self.now
                 if idle - before or rest <= 0:
                     return None
-                self._sleep(min(self._pause, rest))
+                self._sleep(max(_MIN_SLEEP, min(self._pause, rest)))
         self._active = self.now
         return self._exchange.arrivals.popleft()
 
     def wait(self, until: float) -> None:
         self._poll()
         while (rest := until - self.now) > 0:
-            self._sleep(min(self._pause, rest))
+            self._sleep(max(_MIN_SLEEP, min(self._pause, rest)))
             self._poll()
 
     def publish(self, version: int, algorithm: AnyAlgorithm, message: Tree, statistics: Statistics) -> None:

@@ -91,11 +91,13 @@ def audit(
     confidence: float = 0.95,
     delta: float | None = None,
     observe: Callable[[int, int], None] = lambda done, whole: None,
+    seed: int | None = None,
 ) -> AuditOutcome:
     """Attack the pipeline of an experiment; no data are needed.
 
     `trials` counts canaries, `replacements` the runs of the second attack, where there is one. The claim is
-    that of the run at `delta`, or at its own. `observe` is told how many runs are done.
+    that of the run at `delta`, or at its own. `observe` is told how many runs are done. With a `seed` the
+    samples and the noise of all runs follow from it, and the same audit gives the same outcome.
     """
     if experiment.clip is None:
         raise InputError("this run is not private, so there is no claim to audit: name a run with noise.")
@@ -108,7 +110,7 @@ def audit(
             "the noise of this run is scaled as for a larger cohort, so its epsilon is not its own: audit a "
             "run without a nominal cohort."
         )
-    pipeline = _Pipeline.of(experiment)
+    pipeline = _Pipeline.of(experiment, seed)
     if delta is not None:
         pipeline = dataclasses.replace(
             pipeline, private=dataclasses.replace(pipeline.private, delta=delta, epsilon=None)
@@ -160,9 +162,11 @@ class _Pipeline:
     algorithm: AnyAlgorithm
     bounds: dict[str, float]
     shares: dict[str, float]
+    draws: np.random.Generator
+    seeded: bool  # whether the noise follows from the draws as well
 
     @classmethod
-    def of(cls, experiment: Experiment) -> "_Pipeline":
+    def of(cls, experiment: Experiment, seed: int | None) -> "_Pipeline":
         dispatch, weights = build_dispatch(experiment), parse_weights(experiment.weights)
         availability = parse_availability(experiment.availability)
         context = dry_run(experiment, dispatch, weights, availability)
@@ -185,6 +189,8 @@ class _Pipeline:
             context.algorithm,
             bounds,
             noise_shares(fields, dict(private.shares) or traits.shares),
+            np.random.default_rng(seed),
+            seed is not None,
         )
 
     @property
@@ -197,7 +203,7 @@ class _Pipeline:
 
         Where it is public who contributes when, those that contribute most often are judged.
         """
-        taken = np.random.default_rng().permutation(count) % 2 == 1
+        taken = self.draws.permutation(count) % 2 == 1
         signs = torch.zeros(self.clients, count, dtype=torch.float64)
         signs[torch.arange(count), torch.arange(count)] = torch.from_numpy(taken.astype(np.float64))
         sums, steps, spent = self._run(self.clients, signs)
@@ -253,6 +259,8 @@ class _Pipeline:
         engine = _CanaryEngine(
             clients, signs, tuple(self.bounds.values()), self.delays, self.dropout, self.availability
         )
+        seed = int(self.draws.integers(2**31))
+        private = dataclasses.replace(self.private, noise_seed=seed) if self.seeded else self.private
         sums, steps, last = [], [], None
         for last in train(
             method,
@@ -262,8 +270,8 @@ class _Pipeline:
             rounds=self.rounds,
             weights=self.weights,
             max_staleness=self.max_staleness,
-            aggregate=self.private,
-            seed=int(np.random.default_rng().integers(2**31)),
+            aggregate=private,
+            seed=seed,
         ):
             if last.filled is not None:
                 parts = zip(last.state.means, self.bounds.values(), self.shares.values(), strict=True)

@@ -228,6 +228,7 @@ def test_the_settings_in_the_guide_are_read() -> None:
             {"training": {"local_epochs": 1, "examples": 100}},
             "a site with more examples takes longer for local_epochs",
         ),
+        ({"network": {"deadline": "quantile:0.9"}}, "follows how long all sites take"),
         ({"watch": {"port": 8000, "host": "0.0.0.0"}}, "the live page tells who was drawn"),
         ({"privacy": PRIVACY | {"max_participations": 3}}, "itself draws how often a client contributes"),
     ],

@@ -337,6 +337,11 @@ def _check_timed(given: Mapping[str, Any]) -> None:
             "a site with more examples takes longer for local_epochs, so whether it is late for a release "
             "would depend on its data: give local_steps."
         )
+    if isinstance(given.get("network", {}).get("deadline"), str):
+        raise InputError(
+            "deadline of [network] follows how long all sites take, and under timed releases whether one is "
+            "late must not depend on another: give a number of seconds, or leave it out."
+        )
     if given.get("watch", {}).get("host", "127.0.0.1") not in ("127.0.0.1", "::1", "localhost"):
         raise InputError(
             "the live page tells who was drawn for a release, which must stay secret: leave host of [watch] "

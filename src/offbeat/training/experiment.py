@@ -446,7 +446,19 @@ class Experiment:
                 f"{name('simulate_amplification')} is for clients that are drawn by {name('dispatch')} "
                 f"poisson, not {self.dispatch}: give that, or {name('max_participations')} in its place."
             )
-        if self.dispatch in ("allocation", "timed-poisson"):
+        timed = self.dispatch in ("allocation", "timed-poisson")
+        if timed and str(self.deadline).startswith("quantile"):
+            raise InputError(
+                f"{name('deadline')} {self.deadline} follows how long all clients take, and under timed "
+                "releases whether one is late must not depend on another: give a number of seconds."
+            )
+        for limit in ("max_bytes", "max_client_updates"):
+            if timed and getattr(self, limit) is not None:
+                raise InputError(
+                    f"when {name(limit)} ends a run tells how many clients were drawn, which must stay "
+                    f"secret: give {name('rounds')} or {name('max_time')} in its place."
+                )
+        if timed:
             for unused in ("max_participations", "min_separation"):
                 if getattr(self, unused) is not None:
                     raise InputError(

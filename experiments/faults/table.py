@@ -1,7 +1,7 @@
-"""The table of the fault campaign, from its records.
+"""The tables of the fault campaigns, from their records.
 
-python experiments/faults/table.py          shows it
-python experiments/faults/table.py --write  puts it into docs/deploy.md
+python experiments/faults/table.py          shows them
+python experiments/faults/table.py --write  puts them into docs/deploy.md
 """
 
 import argparse
@@ -13,7 +13,10 @@ from typing import Any
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent.parent / "docs" / "deploy.md"
-BEGIN, END = "<!-- fault campaign: table -->", "<!-- fault campaign: end -->"
+TABLES = {  # the name of each table on the page, and where its records are
+    "fault campaign": HERE / "records",
+    "fault campaign, sites in one process": HERE / "records-one-process",
+}
 
 
 def load(folder: Path = HERE / "records") -> list[dict[str, Any]]:
@@ -38,11 +41,12 @@ def table(lines: list[dict[str, Any]]) -> str:
     return "\n".join([*rows, "", _sentence(faults, runs)])
 
 
-def written(page: str, made: str) -> str:
+def written(page: str, made: str, name: str = "fault campaign") -> str:
     """The page with the table in its place."""
-    before, _, rest = page.partition(BEGIN)
-    _, found, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{made}\n{END}{after if found else rest}"
+    begin, end = f"<!-- {name}: table -->", f"<!-- {name}: end -->"
+    before, _, rest = page.partition(begin)
+    _, found, after = rest.partition(end)
+    return f"{before}{begin}\n{made}\n{end}{after if found else rest}"
 
 
 def _sentence(faults: list[dict[str, Any]], runs: list[dict[str, Any]]) -> str:
@@ -87,14 +91,16 @@ def _order(kind: str) -> tuple[int, str]:
 
 
 def main() -> None:
-    """Show it, or write it."""
+    """Show both tables, or write them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true")
-    made = table(load())
-    if parser.parse_args().write:
-        PAGE.write_text(written(PAGE.read_text(), made))
-    else:
-        print(made)
+    given = parser.parse_args()
+    for name, folder in TABLES.items():
+        made = table(load(folder))
+        if given.write:
+            PAGE.write_text(written(PAGE.read_text(), made, name))
+        else:
+            print(f"{name}\n\n{made}\n")
 
 
 if __name__ == "__main__":

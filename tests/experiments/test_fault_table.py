@@ -30,6 +30,24 @@ def test_no_accepted_upload_was_lost_and_no_bad_one_accepted() -> None:
         assert run["remains"] == []
 
 
+def test_the_same_holds_for_sites_in_one_process() -> None:
+    name = "fault campaign, sites in one process"
+    lines = table.load(table.TABLES[name])
+    assert table.written(PAGE, table.table(lines), name) == PAGE
+    faults = [line for line in lines if "kind" in line]
+    assert not [
+        fault for fault in faults if fault["bad"] or fault["seen"].startswith(("nothing", "the campaign"))
+    ]
+    assert {"a full disk", "200 silent connections", "SIGKILL of the SuperLink"} <= {
+        fault["kind"] for fault in faults
+    }
+    for run in (line["verdict"] for line in lines if "verdict" in line):
+        assert (run["missing"], run["used_twice"], run["remains"], run["surprises"]) == ([], 0, [], 0)
+        assert run["same"]
+        assert run["difference"] == 0
+        assert run["steps"] == run["asked"]
+
+
 def test_every_kind_of_fault_came() -> None:
     kinds = {line["kind"] for line in LINES if "kind" in line}
     for who in ("a SuperNode", "offbeat join", "the server", "offbeat serve", "the SuperLink"):

@@ -297,5 +297,5 @@ def test_a_kill_while_a_line_is_taken_back_leaves_a_whole_run(tmp_path, monkeypa
 def test_a_later_end_is_all_that_changes_in_the_settings(tmp_path):
     with RunFolder.begin(tmp_path, SETTINGS):
         before = settings_file.read(tmp_path)
-    settings_file.lengthen(tmp_path, 8)
+    settings_file.revise(tmp_path, rounds=8)
     assert settings_file.read(tmp_path) == before | {"rounds": 8}

@@ -70,7 +70,7 @@ _SHORT = frozenset(
     f"/v1/fleet/{name}".encode()
     for name in ("activate-node", "send-node-heartbeat", "pull-messages", "push-messages")
 )
-_SHORT_BYTES, _MAX_SHORT = 16 * 1024, 8
+_SHORT_BYTES, _MAX_SHORT, _PIECE_BYTES = 16 * 1024, 8, 64 * 1024
 _MAX_UPSTREAM = 100  # connections to the SuperLink; further requests wait
 _MAX_DISCARD = 1024 * 1024  # bytes of a refused request that are read, so that its sender gets the response
 _LOG_INTERVAL = 10.0  # seconds between two lines of the same kind
@@ -303,7 +303,15 @@ class Gateway:
             await self._refuse(_Refusal(502, "the SuperLink is unreachable."), receive, send)
         elif isinstance(response, httpx.Response):
             await send(_head(response.status_code, _returned_headers(response)))
-            await send(_body(response.content, more=False))
+            starts = range(0, len(response.content), _PIECE_BYTES)
+            pieces = [response.content[start : start + _PIECE_BYTES] for start in starts]
+            try:
+                for piece in [*pieces, b""]:
+                    async with asyncio.timeout(self._limits.grace):
+                        await send(_body(piece, more=bool(piece)))
+            except TimeoutError:
+                self._log("slow", f"{connection.address} does not read a response")
+                connection.close()
 
     async def _wait_for_message(
         self, scope: Any, receive: Any, connection: Connection, body: bytes, seconds: float

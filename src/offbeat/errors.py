@@ -59,11 +59,12 @@ def describe(value: object) -> str:
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
-    """An unknown name, with the known ones that share a word with it, or else those spelt most alike."""
+    """An unknown name, with the known ones spelt most alike, first among those that share a word with it."""
     names, name = sorted(known), str(name)
     bare = {each.strip("-"): each for each in names}
     words = _words(name)
-    near = [each for each in names if words & _words(each)][:_MAX_HINTS]
+    related = [each for each in names if words & _words(each)]
+    near = difflib.get_close_matches(name, related, n=_MAX_HINTS, cutoff=0.0)
     if not near:
         alike = difflib.get_close_matches(name.strip("-").lower(), bare, n=_MAX_HINTS, cutoff=0.5)
         near = [bare[each] for each in alike]

@@ -87,7 +87,7 @@ class HiddenSession:
                 leaves = secure_encode(upload, {}, task, facts, self._seed, None, None, facts["key"], 2)
                 sent[task] = self._engine.spoil(task, leaves)
         intake = secure_validator(self._told[version])
-        return intake.join([sent[task] for task in tasks])
+        return intake.join((sent[task] for task in tasks), len(tasks))
 
 
 @pytest.fixture
@@ -265,7 +265,9 @@ def test_reports_that_were_clipped_to_other_bounds_are_not_summed(desk: HelperSe
             hiding.examine(task, seed, b"")
     with pytest.raises(ShortBatchError, match="at least 2 distinct clients, not 1"):
         noised.collect(
-            secure_validator(hiding).join(sent).uploads, those, describe_cohort(those, 0, 50, Equal())
+            secure_validator(hiding).join(sent, len(sent)).uploads,
+            those,
+            describe_cohort(those, 0, 50, Equal()),
         )
 
 

@@ -290,7 +290,6 @@ def test_allocation_is_not_counted_by_rdp() -> None:
 @pytest.mark.parametrize(
     ("setting", "sentence"),
     [
-        ({"deadline": "quantile:0.9"}, "must not depend on another"),
         ({"max_bytes": 1e6}, "tells how many clients were drawn"),
         ({"max_client_updates": 100}, "tells how many clients were drawn"),
     ],

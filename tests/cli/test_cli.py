@@ -145,7 +145,7 @@ EARLY = {
     "algorithms fedav": "unknown algorithm 'fedav': did you mean fedavg",
     "rum": "unknown command 'rum': did you mean run?",
     "--verson": "unknown command '--verson'",
-    "": "name a command, one of run, compare, schedule, algorithms, ",
+    "": "name a command, one of run, compare, tune, schedule, advise, algorithms, ",
 }
 
 # These need the data.

@@ -124,7 +124,7 @@ REFUSED = {
     "--epsilon 2 --delta 1e-7 --population 100 --cohort 10 --rounds 0": "--rounds is 0",
     "--epsilon 2 --delta 1e-7 --population 1.5 --cohort 1 --rounds 9": "'1.5' is not a whole number",
     "--epsilon 2 --delta 1e-7 --population nan --cohort 1 --rounds 9": "'nan' is not a whole number",
-    "--epsilon 2 --delta 1e-7 --population 1e99 --cohort 1 --rounds 9": "whole number, or far too large",
+    "--epsilon 2 --delta 1e-7 --population 1e99 --cohort 1 --rounds 9": "'1e99' is too large",
     "--epsilon 2 --delta 1e-7 --population 10 --cohort 5 --rounds 9 --max-participations "
     "4": "more than 4 contributions",
     "--epsilon 2 --delta 1e-12 --population 100 --cohort 10 --rounds 9": "use rdp",

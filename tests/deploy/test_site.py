@@ -355,7 +355,7 @@ def test_a_payload_of_another_size_is_refused(tmp_path: Path) -> None:
         ({"algorithm": "fedbufff"}, "did you mean"),
         ({"algorithm": "os.system"}, "unknown algorithm"),
         ({"parameters": {"local_rl": 1}}, "local_lr"),
-        ({"parameters": {"local_lr": "1"}}, "TypeError"),
+        ({"parameters": {"local_lr": "1"}}, "must be a number"),
         ({"work": ["hours", 1, 1]}, "work"),
         ({"work": ["steps", 0, 1]}, "work"),
         ({"work": None}, "work"),

@@ -179,7 +179,10 @@ def test_clients_with_more_data_take_part_more_often(spec: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--availability", "by-examples:50"], "might depend on its data"),
+        (
+            ["--availability", "by-examples:50"],
+            "might depend on other clients, which timed releases do not cover",
+        ),
         (["--deadline", "quantile:0.9"], "lets other clients decide whether a client is late"),
         (["--delays", "phones:0.1", "--local-epochs", "1"], "tells how many examples a client has"),
     ],

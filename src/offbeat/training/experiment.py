@@ -447,11 +447,6 @@ class Experiment:
                 f"poisson, not {self.dispatch}: give that, or {name('max_participations')} in its place."
             )
         timed = self.dispatch in ("allocation", "timed-poisson")
-        if timed and str(self.deadline).startswith("quantile"):
-            raise InputError(
-                f"{name('deadline')} {self.deadline} follows how long all clients take, and under timed "
-                "releases whether one is late must not depend on another: give a number of seconds."
-            )
         for limit in ("max_bytes", "max_client_updates"):
             if timed and getattr(self, limit) is not None:
                 raise InputError(

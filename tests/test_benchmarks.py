@@ -105,6 +105,7 @@ def test_a_deployed_upload_touches_few_files_at_the_server() -> None:
     assert found["files"] < found["functions"] < 250
 
 
+@pytest.mark.slow
 def test_client_memory_ends_the_same_for_a_run_that_is_cut_off_and_resumed() -> None:
     words = ("--clients", "50", "--parameters", "100", "--rounds", "4", "--save-every", "2", "--kills", "1")
     found = facts("client_memory.py", *words)

@@ -126,6 +126,7 @@ def test_a_method_that_keeps_the_contract_passes() -> None:
         ),
     ],
 )
+@pytest.mark.slow
 def test_a_method_that_breaks_the_contract_is_found_out(method: type, check: str, words: str) -> None:
     Remembers.seen.clear()
     found = problems(method, dispatch="synchronous")
@@ -134,6 +135,7 @@ def test_a_method_that_breaks_the_contract_is_found_out(method: type, check: str
     assert all(text.count("\n") == 0 and text.endswith(".") for text in found.values())
 
 
+@pytest.mark.slow
 def test_the_command_lists_what_fails(capsys: pytest.CaptureFixture[str]) -> None:
     offbeat.register("mine", Stands)
     assert main(["check", "mine"]) == 1

@@ -223,6 +223,7 @@ def start(folder: Path, port: int) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_helper_process_that_is_killed_and_started_again_goes_on_where_it_was(tmp_path: Path) -> None:
     """TLS, signatures and a real kill: a request that waits is answered by the helper's next life."""
     keys.create_keys(tmp_path / "keys", ["localhost"], ["a", "b", "c"], ["127.0.0.1"], 2)

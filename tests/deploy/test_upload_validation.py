@@ -74,6 +74,7 @@ def good(n: int = 4, norm: float = 1.0, dtype: torch.dtype = torch.float32) -> l
     )
 
 
+@pytest.mark.slow
 def test_no_more_than_one_upload_is_in_memory_beside_the_stack_of_a_buffer() -> None:
     validator, alive = intake(), []
     expected = [good(norm=1.0 + number) for number in range(20)]

@@ -94,14 +94,14 @@ def test_a_deployed_server_is_weighed() -> None:
 @pytest.mark.slow
 def test_a_server_step_touches_few_files() -> None:
     found = facts("walk.py", "simulated")
-    assert 10 < found["files"] <= 25
+    assert 10 < found["files"] <= 27
     assert found["files"] < found["functions"] < 250
 
 
 @pytest.mark.slow
 def test_a_deployed_upload_touches_few_files_at_the_server() -> None:
     found = facts("walk.py", "deployed")
-    assert 5 < found["files"] <= 20
+    assert 5 < found["files"] <= 21
     assert found["files"] < found["functions"] < 250
 
 

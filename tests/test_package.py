@@ -17,18 +17,18 @@ pytestmark = pytest.mark.slow
 
 # Only the dependencies of the package itself can be imported, not those of its extras.
 WITHOUT_EXTRAS = """
-import sys
+from importlib.machinery import PathFinder
 EXTRAS = {"flwr", "msgspec", "uvicorn", "starlette", "httpx", "prometheus_client", "ray", "resvg_py", "wandb"}
 EXTRAS |= {"transformers", "peft", "tokenizers", "mlflow", "pandas", "polars", "datasets", "torchmetrics"}
+EXTRAS |= {"optuna"}
+found = PathFinder.find_spec
 
 
-class Missing:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in EXTRAS:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+def find_spec(cls, name, path=None, target=None):
+    return None if name.partition(".")[0] in EXTRAS else found(name, path, target)
 
 
-sys.meta_path.insert(0, Missing())
+PathFinder.find_spec = classmethod(find_spec)
 """
 
 

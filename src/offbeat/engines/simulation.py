@@ -118,6 +118,7 @@ class Sequential(SimulatedEngine):
         availability: When clients can be given a task.
         dropout: How often tasks are lost.
         memory: Where the memory of clients is kept.
+        limits: When tasks end before their work is done.
     """
 
     problem: Problem
@@ -150,6 +151,7 @@ class Vectorised(SimulatedEngine):
         memory: Where the memory of clients is kept.
         execution: How the clients are computed; None: what a trial finds to be fastest.
         ahead: How many tasks are computed at once, some ahead of their buffer; None: 64 on a GPU.
+        limits: When tasks end before their work is done.
     """
 
     problem: Problem

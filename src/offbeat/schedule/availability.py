@@ -87,7 +87,13 @@ class Cycle:
 
 @dataclass(frozen=True)
 class ClientCycle:
-    """As `Cycle`, with a share for each client: a sequence, or a function of the client's number."""
+    """As `Cycle`, with a share for each client.
+
+    Attributes:
+        period: The length of a cycle in seconds.
+        shares: The share of its cycle that each client is available: a sequence, or a function of the
+            client's number.
+    """
 
     period: float
     shares: Sequence[float] | Callable[[int], float]
@@ -204,6 +210,9 @@ class RecordedLinks:
     The path is a file or a folder of files, which may be compressed (.xz or .gz). Each line is the time in
     milliseconds at which the link could deliver a packet. A client has one of the links, which repeats, from
     a moment of its own on.
+
+    Attributes:
+        path: The file, or the folder of files.
     """
 
     path: str

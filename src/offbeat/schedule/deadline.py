@@ -45,7 +45,11 @@ class Deadline(Protocol):
 
 @dataclass(frozen=True)
 class FixedDeadline:
-    """The same limit for every task."""
+    """The same limit for every task.
+
+    Attributes:
+        seconds: The time that a task may take.
+    """
 
     seconds: float = inf
 
@@ -62,7 +66,12 @@ class FixedDeadline:
 
 @dataclass(frozen=True)
 class QuantileDeadline:
-    """A quantile of the durations seen so far, times a factor."""
+    """A quantile of the durations seen so far, times a factor.
+
+    Attributes:
+        quantile: The share of the tasks that shall end in time, above 0 and below 1.
+        factor: By which the quantile is multiplied.
+    """
 
     quantile: float
     factor: float = 1.0
@@ -136,11 +145,17 @@ class _QuantileTracker:
 
 @dataclass(frozen=True)
 class TaskLimits:
-    """When a simulated task ends before its work is done."""
+    """When a simulated task ends before its work is done.
+
+    Attributes:
+        deadline: The time limit of a task.
+        partial_work: Whether a client then returns the steps that it has done.
+        recall_stale: Whether it is asked for them before its update would be too stale.
+    """
 
     deadline: Deadline = FixedDeadline()
-    partial_work: bool = False  # whether a client then returns the steps that it has done
-    recall_stale: bool = False  # whether it is asked for them before its update would be too stale
+    partial_work: bool = False
+    recall_stale: bool = False
 
 
 DEADLINES: Mapping[str, type[QuantileDeadline]] = {"quantile": QuantileDeadline}

@@ -44,7 +44,14 @@ class WorkDelay(Protocol):
 
 
 class DeviceProfile(NamedTuple):
-    """One kind of device."""
+    """One kind of device.
+
+    Attributes:
+        seconds_per_step: The time of a local step.
+        download: Bytes per second from the server.
+        upload: Bytes per second to the server.
+        share: The share of the clients that have such a device, relative to the other kinds.
+    """
 
     seconds_per_step: float
     download: float  # bytes per second
@@ -54,7 +61,13 @@ class DeviceProfile(NamedTuple):
 
 @dataclass(frozen=True)
 class Devices:
-    """Clients with these kinds of devices; `jitter` is the standard deviation of the logarithm."""
+    """Clients with these kinds of devices.
+
+    Attributes:
+        profiles: The kinds of devices.
+        jitter: The standard deviation of the logarithm of a task's time.
+        work: The steps and bytes of a task; the engine sets them.
+    """
 
     profiles: Sequence[DeviceProfile]
     jitter: float = 0.0
@@ -161,7 +174,12 @@ PHONES = (
 
 @dataclass(frozen=True)
 class Phones:
-    """Fast, medium and slow phones; `seconds` is the time of a local step on a medium one."""
+    """Fast, medium and slow phones.
+
+    Attributes:
+        seconds: The time of a local step on a medium phone.
+        jitter: The standard deviation of the logarithm of a task's time.
+    """
 
     seconds: float
     jitter: float = 0.2

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("optuna")
-
 from offbeat.cli.main import main
 from offbeat.cli.tune import parse_search
 from offbeat.errors import InputError

@@ -2,6 +2,7 @@
 
     python benchmarks/deployed.py [--sizes 200000] [--updates 80] [--sites 2] [--bare 2]
     python benchmarks/deployed.py --memory [--updates 2000] [--sizes 100000]
+    python benchmarks/deployed.py --buffers 8 32 128 [--sizes 10000000]
 
 Without `--memory`: `offbeat serve --start` with TLS and keys, and its sites, as processes of this machine.
 Some sites are started by `offbeat join`; the others, in the same run, are deployment/bare_site.py, which is
@@ -12,23 +13,29 @@ first use of the model. `processes` and `MiB` are the largest of one site during
 
 With `--memory`: the same server and sites in one process and no network, for the resident memory over many
 updates, and for what an update costs without Flower. The slope leaves out the first fifth.
+
+With `--buffers`: the most memory of the server's process for buffers of these sizes, each in a new process,
+over two server steps. As many sites as the buffer holds answer each task with zeros, and no network is
+between. All uploads of two buffers are on the disk at once: 10 GB for 128 uploads of 10,000,000 weights.
 """
 
 import argparse
 import contextlib
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
-from deployment.in_memory import weigh
+from deployment.in_memory import peak, weigh
 from deployment.meter import descendants, resident_mib
 from deployment.wide import BUFFER, write_task
 
@@ -160,9 +167,21 @@ def main() -> None:
     parser.add_argument("--bare", type=int, default=2, help="sites by a bare client")
     parser.add_argument("--port", type=int, default=27100, help="of the server")
     parser.add_argument("--memory", action="store_true", help="no network: the memory of the server")
+    parser.add_argument("--buffers", type=int, nargs="+", help="no network: the most memory by buffer")
     parser.add_argument("--quick", action="store_true", help="the memory of few updates, to see that it runs")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    if given.buffers:
+        print(f"{'weights':>12}{'buffer':>8}{'peak MiB':>10}{'seconds a step':>16}")
+        peaks = []
+        for size in given.sizes or [10_000_000]:
+            for buffer in given.buffers:
+                with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as child:
+                    found = child.submit(peak, size, buffer, 2).result()
+                peaks.append(found)
+                print(f"{size:>12,}{buffer:>8}{found['peak_mib']:>10.0f}{found['seconds_a_step']:>16.2f}")
+        print(json.dumps({"peaks": peaks}))
+        return
     if given.memory or given.quick:
         size, updates = (1_000, 50) if given.quick else (100_000, 2_000)
         rows = [

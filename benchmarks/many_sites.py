@@ -4,13 +4,13 @@
 
 `offbeat serve --start` runs with TLS and one key for each site, all on this machine. The sites are light:
 each has its own key, its own connection and the code of `offbeat join` (`SiteConnection`), many threads to a
-process, but they answer every task with an update that was computed once, so that what is measured is the
-server, the SuperLink and the gateway and not the training. Updates are counted over `--seconds` seconds that
-begin once every site has joined and has had its first task, or after `--patience` seconds with those that
-have. The processor time of each process in that window is given in cores, beside the cores that were idle: a
-figure near 1 for a process is a full core, which Python does not exceed, and the process nearest to it is
-named. Where nothing was idle and no process is near 1, the machine is the limit. All figures of one row are
-of the same run.
+process, but they answer every task with an update that was computed once. What is measured is therefore the
+server and the SuperLink with its gateway, and not the training. Updates are counted over `--seconds` seconds
+that begin once every site has joined and has had its first task, or after `--patience` seconds with those
+that have. The processor time of each process in that window is given in cores, beside the cores that were
+idle: a figure near 1 for a process is a full core, which Python does not exceed, and the process nearest to
+it is named. Where nothing was idle and no process is near 1, the machine is the limit. All figures of one row
+are of the same run.
 """
 
 import argparse
@@ -18,9 +18,9 @@ import contextlib
 import json
 import logging
 import os
+import resource
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -31,31 +31,12 @@ from pathlib import Path
 from typing import Any
 
 from deployment.meter import descendants, resident_mib
-from deployment.wide import TASK
+from deployment.wide import write_task
 
-SETTINGS = """\
-[task]
-function = "wide_{size}:task"
-[training]
-algorithm = "fedbuff"
-parameters = {{ local_lr = 0.01, server_lr = 0.1 }}
-clients = {sites}
-concurrency = {sites}
-buffer = {buffer}
-rounds = 1000000
-eval_every = 1000000
-local_steps = 1
-batch_size = 4
-[network]
-poll = 0.5
-deadline = 300
-[watch]
-port = {page}
-"""
+UPDATES = 10**9  # more than there will be
 ROLES = {
     "server": "offbeat.deploy.flower.server",
-    "SuperLink": "flower-superlink",
-    "gateway": "offbeat.deploy.gateway",
+    "SuperLink": "offbeat.deploy.flower.superlink",
     "sites": "--worker",
 }
 
@@ -95,14 +76,16 @@ class LightSite:
 
 def work(folder: Path, address: str, names: list[str], size: int) -> None:
     """Serve as many sites as there are names, until the process is ended."""
+    from offbeat.deploy.config import import_user_code
     from offbeat.deploy.flower.commands import SuperLinkAddress
     from offbeat.deploy.flower.private_api import FleetClient
     from offbeat.deploy.flower.site import SiteConnection
     from offbeat.deploy.keys import load_site_key
     from offbeat.deploy.site.site import Site, SiteOptions
-    from offbeat.deploy.user_code import import_user_code
 
     logging.getLogger().setLevel(logging.CRITICAL)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     code = import_user_code(f"wide_{size}:task")
     real = Site("real", folder / f"real-{names[0]}", code.load, code.module, code.losses)
     link = SuperLinkAddress(address, folder / "keys" / "ca.crt")
@@ -122,26 +105,17 @@ def work(folder: Path, address: str, names: list[str], size: int) -> None:
         thread.join()
 
 
-def free_port() -> int:
-    """A port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def measure(sites: int, given: argparse.Namespace) -> dict[str, Any]:
     """One row: the rate, the processor time and the memory of each process."""
     from offbeat.deploy.keys import create_keys
+    from offbeat.deploy.network import free_port
 
     with tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as stack:
         folder = Path(place)
         names = [f"site-{number:04d}" for number in range(sites)]
         create_keys(folder / "keys", ["127.0.0.1"], names, ["127.0.0.1"], 3)
-        (folder / f"wide_{given.size}.py").write_text(TASK.format(size=given.size))
         page, port = free_port(), free_port()
-        buffer = max(2, sites // 10)
-        text = SETTINGS.format(size=given.size, sites=sites, buffer=buffer, page=page)
-        (folder / "serve.toml").write_text(text)
+        write_task(folder, given.size, sites, UPDATES, 0.5, max(2, sites // 10), page)
         environment = os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{Path(__file__).parent}"}
         command = ["-m", "offbeat", "serve", "serve.toml", "--start", "--certificates", "keys"]
         command += ["--host", "127.0.0.1", "--port", str(port), "--out", "run"]
@@ -268,13 +242,13 @@ def main() -> None:
     given = parser.parse_args()
     cores = os.cpu_count() or 1
     print(f"{cores} cores; model of {given.size:,} weights; {given.seconds:.0f} s")
-    columns = ("sites", "connected", "joined in", "updates/s", "server", "SuperLink", "gateway", "clients")
+    columns = ("sites", "connected", "joined in", "updates/s", "server", "SuperLink", "clients")
     print(f"| {' | '.join(columns)} | idle | nearest to a core |")
-    print("|---|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|")
     for sites in given.sites:
         row = measure(sites, given)
         used = row["cores"]
-        served = {role: used[role] for role in ("server", "SuperLink", "gateway")}
+        served = {role: used[role] for role in ("server", "SuperLink")}
         first = max(served, key=lambda role: served[role])
         shown = " | ".join(f"{used[role]:.2f}" for role in ROLES)
         begin = f"| {sites} | {row['connected']} | {row['join_seconds']} s | {row['updates_per_second']} "

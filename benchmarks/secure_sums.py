@@ -19,8 +19,15 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from offbeat.core import Task
-from offbeat.privacy.secure.client import make_report, subtract_share
-from offbeat.privacy.secure.encoding import check_range, encode, expand_seed, seal, unseal
+from offbeat.privacy.secure.encoding import (
+    check_range,
+    encode,
+    expand_seed,
+    make_report,
+    seal,
+    subtract_share,
+    unseal,
+)
 from offbeat.privacy.secure.servers import Helper, Leader, SumRequest, add_weighted_share
 from offbeat.privacy.secure.terms import SecureTerms
 

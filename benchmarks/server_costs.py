@@ -16,14 +16,13 @@ from pathlib import Path
 
 import torch
 
-from offbeat.aggregate.mean import PlainSum
+from offbeat.aggregate.mean import FiniteCheck, PlainSum
 from offbeat.algorithms import Setting, build
 from offbeat.algorithms.fedopt import Upload
 from offbeat.core import Task
-from offbeat.engines.engine import ClientUpdates
 from offbeat.schedule import Asynchronous, Clock, Scheduler, Tiers
 from offbeat.schedule.staleness import Equal
-from offbeat.training.loop import FiniteCheck, describe_cohort
+from offbeat.training.loop import describe_cohort
 
 METHODS = ("fedbuff", "fadas")
 
@@ -63,8 +62,7 @@ def uploads(size: int, buffer: int, turns: int) -> dict[str, float]:
     tasks = tuple(Task(client, 0, 0) for client in range(buffer))
     cohort = describe_cohort(tasks, 0, buffer, Equal())
     found = {
-        "check": least(lambda: FiniteCheck(ClientUpdates(stack, {}), tasks, 1).check_uploads(), turns)
-        / stack.numel(),
+        "check": least(lambda: check(stack, tasks), turns) / stack.numel(),
         "sum": least(lambda: PlainSum().total(stack, tasks, cohort), turns) / stack.numel(),
     }
     for name in METHODS:
@@ -72,6 +70,13 @@ def uploads(size: int, buffer: int, turns: int) -> dict[str, float]:
         state, mean = method.init(stack[0]), Upload(stack[0], ())
         found[name] = least(lambda m=method, s=state, u=mean: m.step(s, u, cohort), turns) / size
     return found
+
+
+def check(stack: torch.Tensor, tasks: tuple[Task, ...]) -> None:
+    """As a server step does."""
+    step = FiniteCheck(1)
+    step.add_uploads(stack, tasks)
+    step.check_uploads()
 
 
 def main() -> None:

@@ -15,11 +15,11 @@ from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supernode.fleet_http_connection import http_request_response
 
+from offbeat.deploy.config import import_user_code
 from offbeat.deploy.flower.content import KINDS, Content, ContentObjects, from_objects, to_objects
 from offbeat.deploy.flower.private_api import OutgoingReply, PendingMessage
 from offbeat.deploy.keys import load_site_key, reply_statement
 from offbeat.deploy.site.site import Site
-from offbeat.deploy.user_code import import_user_code
 
 PAUSE = 0.02  # seconds between two requests for a message
 

@@ -11,7 +11,15 @@ from typing import Any
 
 import numpy as np
 
+from deployment.meter import resident_mib
 from deployment.wide import BUFFER, write_task
+from offbeat.deploy.protocol.messages import (
+    HelloReply,
+    UploadMessage,
+    byte_size,
+    decode_task,
+    encode_message,
+)
 from offbeat.deploy.protocol.transport import Reply
 from offbeat.deploy.server.run import ServeRequest, serve
 from offbeat.deploy.site.site import Site
@@ -20,10 +28,10 @@ from offbeat.deploy.site.site import Site
 class InMemory:
     """A post whose sites answer at once; weighs the process as it goes."""
 
-    def __init__(self, sites: Sequence[Site], every: int) -> None:
+    def __init__(self, sites: "Sequence[Site | Parrot]", every: int, at_once: int | None = None) -> None:
         self._sites = dict(enumerate(sites, 1))
         self._letters: dict[str, tuple[int, str, str, bytes]] = {}
-        self._every, self._count = every, 0
+        self._every, self._count, self._at_once = every, 0, at_once
         self.weights: list[tuple[int, float]] = []  # updates, MiB
 
     def nodes(self) -> frozenset[int]:
@@ -38,11 +46,29 @@ class InMemory:
         return number
 
     def pull(self, message_ids: Sequence[str]) -> list[Reply]:
-        replies = []
-        for number in message_ids:
+        replies: list[Reply] = []
+        for number in message_ids[: self._at_once]:
             node, *asked = self._letters.pop(number)
             replies.append(Reply(number, node, *self._sites[node].answer(*asked), None))
         return replies
+
+
+class Parrot:
+    """A site without data and model, which answers every task with zeros."""
+
+    def __init__(self, number: int, size: int) -> None:
+        self._number, self._form = number, (("float32", (size,)),)
+
+    def answer(self, kind: str, header: str, payload: bytes) -> tuple[str, bytes]:
+        """Answer as a site does."""
+        if kind == "hello":
+            hello = HelloReply(f"site {self._number}", f"{self._number:032x}", 4, self._form, None, None)
+            return encode_message(hello), b""
+        if kind == "end":
+            return "{}", b""
+        asked = decode_task(header)
+        upload = UploadMessage(asked.run, asked.task, self._form, "none", 0.01, None)
+        return encode_message(upload), bytes(byte_size(self._form))
 
 
 def resident() -> float:
@@ -86,3 +112,18 @@ def weigh(size: int, nodes: int, updates: int) -> dict[str, Any]:
         "ms_an_update": 1000 * wall / updates,
         "cpu_ms_an_update": 1000 * cpu / updates,
     }
+
+
+def peak(size: int, buffer: int, steps: int) -> dict[str, Any]:
+    """The most memory of a server whose sites are no part of its process; call it in a new process."""
+    with tempfile.TemporaryDirectory(prefix="offbeat-") as name:
+        settings = write_task(Path(name), size, buffer, steps * buffer, 0.001, buffer)
+        sys.path.insert(0, name)
+        post = InMemory([Parrot(number, size) for number in range(buffer)], steps * buffer, at_once=1)
+        begun = time.perf_counter()
+        outcome = serve(ServeRequest(settings, Path(name) / "run", False, False), lambda most: post)
+        wall = time.perf_counter() - begun
+    if outcome.error or outcome.version != steps:
+        raise SystemExit(f"deployed: the run did not end well: {outcome}")
+    most = resident_mib(os.getpid(), "VmHWM")
+    return {"size": size, "buffer": buffer, "peak_mib": most, "seconds_a_step": wall / steps}

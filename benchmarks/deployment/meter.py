@@ -16,10 +16,10 @@ def descendants(pid: int) -> set[int]:
     return found
 
 
-def resident_mib(pid: int) -> float:
-    """The resident memory of a process; 0 if it has ended."""
+def resident_mib(pid: int, field: str = "VmRSS") -> float:
+    """The resident memory of a process, or with "VmHWM" the most that it had; 0 if it has ended."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
+            if line.startswith(f"{field}:"):
                 return int(line.split()[1]) / 1024
     return 0.0

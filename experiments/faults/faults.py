@@ -29,6 +29,7 @@ HARMED_FILES = (
 )
 FILE_HARMS: dict[str, Callable[[Path, bytes], object]] = {
     "deleted": lambda path, data: path.unlink(),
+    "emptied": lambda path, data: path.write_bytes(b""),
     "cut": lambda path, data: path.write_bytes(data[: len(data) // 2]),
     "flipped": lambda path, data: path.write_bytes(
         data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 2]) + data[len(data) // 2 + 1 :]
@@ -262,13 +263,12 @@ def kinds() -> Iterator[tuple[str, str, Act, int, int]]:
         yield f"{name} of offbeat join", "site", kill_join(number), 2, 1
         yield f"{name} of the server", "server", kill_server(number), 1, 1
         yield f"{name} of offbeat serve", "server", kill_serve(number), 1, 0
-        yield f"{name} of the SuperLink", "server", kill_started(number, "flower-superlink"), 1, 0
         yield (
-            f"{name} of the SuperLink's gate",
+            f"{name} of the SuperLink",
             "server",
-            kill_started(number, "offbeat.deploy.gateway"),
+            kill_started(number, "offbeat.deploy.flower.superlink"),
             1,
-            0,
+            1,
         )
         yield f"{name} of the secure-sum helper", "helper", kill_helper(number), 0, 2
     yield "200 silent connections", "server", connect_silently, 1, 0

@@ -1,7 +1,7 @@
-"""The tables of the fault campaigns, from their records.
+"""The tables of the fault campaign and of the harmed files, from their records.
 
 python experiments/faults/table.py          shows them
-python experiments/faults/table.py --write  puts them into docs/deploy.md
+python experiments/faults/table.py --write  puts them into README.md, from which docs/deploy.md includes them
 """
 
 import argparse
@@ -12,17 +12,44 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent.parent / "docs" / "deploy.md"
-TABLES = {  # the name of each table on the page, and where its records are
+PAGE = HERE / "README.md"
+TABLES = {  # the name of each table of a campaign on the page, and where its records are
     "fault campaign": HERE / "records",
     "fault campaign, sites in one process": HERE / "records-one-process",
 }
+FILES = HERE / "records-files" / "files.jsonl"
 
 
 def load(folder: Path = HERE / "records") -> list[dict[str, Any]]:
     """Every line of every campaign."""
     paths = sorted(folder.glob("*.jsonl"))
     return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+
+
+def load_files() -> list[dict[str, Any]]:
+    """What came of each file that was harmed, and how."""
+    return [json.loads(line) for line in FILES.read_text().splitlines()]
+
+
+def file_table(lines: list[dict[str, Any]]) -> str:
+    """What came of each kind of harm, by file; several uploads are one row."""
+    harms = list(dict.fromkeys(line["kind"].rpartition(" ")[2] for line in lines))
+    rows = [f"| file | {' | '.join(harms)} | seconds, median |", f"|---|{'---|' * len(harms)}--:|"]
+    for name in sorted({line["kind"].rpartition(" ")[0] for line in lines}):
+        cells = []
+        for harm in harms:
+            seen = Counter(line["seen"] for line in lines if line["kind"] == f"{name} {harm}")
+            cells.append(
+                "; ".join(f"{words} ({count})" if len(seen) > 1 else words for words, count in seen.items())
+            )
+        times = [line["seconds"] for line in lines if line["kind"].startswith(f"{name} ")]
+        rows.append(f"| `{name}` | {' | '.join(cells)} | {statistics.median(times):.1f} |")
+    accepted, lost, same = (sum(line[name] for line in lines) for name in ("accepted", "lost", "same"))
+    sentence = (
+        f"{len(lines)} harms. {accepted} uploads were accepted in these runs, and {lost} lost without being "
+        f"named; {same} of {len(lines)} runs ended with the model that a replay gives, bit for bit."
+    )
+    return "\n".join([*rows, "", sentence])
 
 
 def table(lines: list[dict[str, Any]]) -> str:
@@ -91,12 +118,12 @@ def _order(kind: str) -> tuple[int, str]:
 
 
 def main() -> None:
-    """Show both tables, or write them."""
+    """Show the tables, or write them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
-    for name, folder in TABLES.items():
-        made = table(load(folder))
+    tables = {name: table(load(folder)) for name, folder in TABLES.items()}
+    for name, made in (tables | {"harmed files": file_table(load_files())}).items():
         if given.write:
             PAGE.write_text(written(PAGE.read_text(), made, name))
         else:

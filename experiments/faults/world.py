@@ -137,7 +137,7 @@ class World:
 
     def revive(self) -> None:
         """Go on with the server where it ended without a model."""
-        wait_for(lambda: not self.pids("flower-superlink") + self.pids("offbeat.deploy.gateway"), 60)
+        wait_for(lambda: not self.pids("offbeat.deploy.flower.superlink"), 60)
         self.serve("--resume")
 
     def tend(self) -> None:

@@ -8,16 +8,13 @@ import pytest
 import torch
 
 from deploy_world import Deployment, Letter, ramdisk, site_plan
-from offbeat import Median, Sequential, TrimmedMean
-from offbeat.aggregate.compression import parse_compression
+from offbeat import Median, TrimmedMean
 from offbeat.aggregate.mean import Aggregator
 from offbeat.deploy.protocol.strict_json import Reason, Rejected
 from offbeat.deploy.protocol.transport import Reply
 from offbeat.deploy.server.session import StopRequested
 from offbeat.deploy.site.site import read_plan
 from offbeat.errors import InputError
-from offbeat.training.replay import replay
-from worlds import SEED
 
 PARAMETERS = 18  # in float64
 BYTES = {None: 8 * PARAMETERS, "8bit": PARAMETERS + 8, "topk:0.1": 2 * (4 + 8)}
@@ -27,22 +24,6 @@ BYTES = {None: 8 * PARAMETERS, "8bit": PARAMETERS + 8, "topk:0.1": 2 * (4 + 8)}
 def place() -> Iterator[Path]:
     with ramdisk() as folder:
         yield folder
-
-
-def simulated(run: Deployment) -> torch.Tensor:
-    """The model of the sequential simulator from the trace."""
-    shots = replay(
-        run.algorithm,
-        Sequential(run.world.problem, run.population()),
-        run.trace(),
-        dispatch=run.dispatch,
-        buffer=run.buffer,
-        rounds=run.rounds,
-        aggregate=run.aggregate,
-        compress=parse_compression(run.compress),
-        seed=SEED,
-    )
-    return list(shots)[-1].x
 
 
 def watch(run: Deployment) -> list[int]:
@@ -68,7 +49,7 @@ def test_sites_send_fewer_bytes_and_give_the_model_of_the_simulator(
     with run.joined():
         run.serve()
     assert set(sent) == {vectors * BYTES[compress]}
-    torch.testing.assert_close(run.model(), simulated(run), rtol=0, atol=1e-14)
+    torch.testing.assert_close(run.model(), run.simulated(), rtol=0, atol=1e-14)
     assert not run.log.reasons()
 
 
@@ -79,7 +60,7 @@ def test_a_start_of_everybody_is_whole_and_the_rest_compressed(place: Path) -> N
         run.serve()
     assert set(sent[5:]) == {3 * BYTES["topk:0.1"]}
     assert min(sent[:5]) > max(sent[5:])
-    torch.testing.assert_close(run.model(), simulated(run), rtol=0, atol=1e-14)
+    torch.testing.assert_close(run.model(), run.simulated(), rtol=0, atol=1e-14)
 
 
 def test_what_sites_left_out_survives_a_restart_of_the_server(place: Path) -> None:
@@ -89,7 +70,7 @@ def test_what_sites_left_out_survives_a_restart_of_the_server(place: Path) -> No
             run.serve(stop=lambda: run.clock.now > 1007)
         run.network.letters.clear()
         run.serve(resume=True)
-    torch.testing.assert_close(run.model(), simulated(run), rtol=0, atol=1e-14)
+    torch.testing.assert_close(run.model(), run.simulated(), rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +101,7 @@ def test_an_upload_that_cannot_be_decoded_or_is_huge_is_rejected(
     with run.joined():
         run.serve()
     assert run.log.reasons() == [reason]
-    torch.testing.assert_close(run.model(), simulated(run), rtol=0, atol=1e-14)
+    torch.testing.assert_close(run.model(), run.simulated(), rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("aggregate", [Median(), TrimmedMean(0.34)])
@@ -128,7 +109,7 @@ def test_a_deployment_has_robust_aggregation(place: Path, aggregate: Aggregator)
     run = Deployment(place, "fedbuff", aggregate=aggregate)
     with run.joined():
         run.serve()
-    torch.testing.assert_close(run.model(), simulated(run), rtol=0, atol=1e-14)
+    torch.testing.assert_close(run.model(), run.simulated(), rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,15 @@
 
 import base64
 import http.client
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
-from offbeat.deploy.gateway import Gateway, RefusalLog
+from offbeat.deploy.flower.superlink import Gateway, RefusalLog
 from offbeat.deploy.network import (
     Doorbell,
     HttpLimits,
@@ -26,33 +24,23 @@ KEYS = b"the key of one site", b"the key of another"
 LIMITS = HttpLimits(connections=50, per_address=50, per_identity=16, head=5.0)
 
 
-class SuperLink(ThreadingHTTPServer):
+class SuperLink:
     """One that has a message for some nodes, by key, and gives it out once."""
 
-    daemon_threads = True
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
         self.messages: dict[bytes, bytes] = {}
         self.asked: list[bytes] = []
         self.status = 200
 
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: SuperLink
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
-        key = base64.b64decode(self.headers.get("flwr-public-key", ""))
-        self.server.asked.append(key)
-        content = self.server.messages.pop(key, b"")
-        self.send_response(self.server.status)
-        self.send_header("content-length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *words: object) -> None: ...
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        while (await receive())["more_body"]:
+            pass
+        key = base64.b64decode(dict(scope["headers"]).get(b"flwr-public-key", b""))
+        self.asked.append(key)
+        content = self.messages.pop(key, b"")
+        headers = [(b"content-length", b"%d" % len(content))]
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        await send({"type": "http.response.body", "body": content})
 
 
 class World:
@@ -90,17 +78,12 @@ class World:
 @contextmanager
 def running(superlink: SuperLink) -> Iterator[World]:
     ours, theirs = Doorbell.pair()
-    app = Gateway(f"127.0.0.1:{superlink.server_port}", None, None, RefusalLog(print), bell=theirs)
-    thread = threading.Thread(target=superlink.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
+    app = Gateway(superlink, None, RefusalLog(print), bell=theirs)
     with (
         bind_socket("127.0.0.1", 0) as listener,
         running_in_thread(http_server(app, None, LIMITS), listener),
     ):
         yield World(superlink, ours, listener.getsockname()[1])
-    superlink.shutdown()
-    superlink.server_close()
-    thread.join()
     ours.close()
     theirs.close()
 

@@ -1,5 +1,6 @@
 """What offbeat relies on in Flower beyond its public API: a failure names the point that has changed."""
 
+import asyncio
 import threading
 import time
 import warnings
@@ -8,8 +9,10 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
+import httpx
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from offbeat.deploy.flower import private_api
 from offbeat.deploy.flower.private_api import FlowerError, Refusal
@@ -17,9 +20,22 @@ from offbeat.deploy.flower.private_api import FlowerError, Refusal
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # raised by what Flower imports
     from flwr.app.message.arraychunk import ArrayChunk
-    from flwr.common.constant import ISOLATION_MODE_PROCESS
+    from flwr.cli.build import build_fab_from_files
+    from flwr.common.constant import ISOLATION_MODE_PROCESS, SUPERLINK_NODE_ID
     from flwr.common.serde import message_from_proto
-    from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
+    from flwr.proto.control_pb2 import StartRunRequest, StartRunResponse
+    from flwr.proto.fab_pb2 import Fab
+    from flwr.proto.fleet_pb2 import (
+        ActivateNodeRequest,
+        ActivateNodeResponse,
+        PullMessagesRequest,
+        PullMessagesResponse,
+        PushMessagesRequest,
+        PushMessagesResponse,
+        RegisterNodeFleetRequest,
+        RegisterNodeFleetResponse,
+    )
+    from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
     from flwr.proto.message_pb2 import (
         ConfirmMessageReceivedRequest,
         Metadata,
@@ -27,20 +43,28 @@ with warnings.catch_warnings():
         PullObjectRequest,
         PullObjectResponse,
         PushObjectRequest,
+        PushObjectResponse,
     )
+    from flwr.proto.node_pb2 import Node
     from flwr.proto.runtime_pb2 import (
+        AcquireTaskRequest,
+        AcquireTaskResponse,
         PullAppMessagesRequest,
         PullAppMessagesResponse,
+        PullTaskInputRequest,
+        PullTaskInputResponse,
         PushAppMessagesRequest,
         PushAppMessagesResponse,
     )
     from flwr.server.utils.validator import validate_message
-    from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, TaskType
+    from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, TASK_TOKEN_HEADER, TaskType
     from flwr.supercore.error.base import ApiErrorCode
     from flwr.supercore.inflatable.inflatable_object import get_object_id
     from flwr.supercore.inflatable.inflatable_utils import validate_object_content
+    from flwr.supercore.protobuf.client import ProtobufRequestContext
     from flwr.supercore.runtime import RuntimeHttpClient
     from flwr.supernode.fleet_http_client import FleetHttpClient
+    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 
 RUNTIME_CALLS = ("AcquireTask", "PullTaskInput", "PushTaskOutput", "GetNodes", "PushMessages", "PushObject")
@@ -191,3 +215,120 @@ def test_the_app_of_a_run_can_be_built() -> None:
     content, _ = build_fab_from_files(private_api.APP_FILES)
     components = get_fab_config(content)["tool"]["flwr"]["app"]["components"]
     assert components.keys() == {"serverapp", "clientapp"}
+
+
+class AsgiFlower:
+    """Requests to a SuperLink in this process, in Flower's own way or in the short one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("sys.argv", ["pytest"])  # which the SuperLink changes
+        self.superlink = private_api.SuperLink(["--insecure"])
+        self.key = ec.generate_private_key(ec.SECP384R1())
+        self.pem = self.key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+    def ask(self, app: Any, path: str, message: Any, **headers: str) -> tuple[int, bytes]:
+        sent = httpx.Request("POST", f"http://flower{path}", content=message.SerializeToString())
+        sent.headers["content-type"] = "application/protobuf"
+        sent.headers.update({name.replace("_", "-"): text for name, text in headers.items()})
+        if "/fleet/" in path:
+            context = ProtobufRequestContext("", message, sent)
+            NodeAuthHttpInterceptor(self.key, self.key.public_key()).intercept(
+                context, lambda context: httpx.Response(200)
+            )
+
+        async def send() -> tuple[int, bytes]:
+            response = await httpx.ASGITransport(app).handle_async_request(sent)
+            return response.status_code, await response.aread()
+
+        return asyncio.run(send())
+
+    def call(self, path: str, message: Any, response: Any, **headers: str) -> Any:
+        status, body = self.ask(self.superlink, path, message, **headers)
+        assert status == 200, body
+        return response.FromString(body)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what Flower imports
+def test_what_an_update_needs_is_answered_as_flower_itself_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task to a site and its reply, each request once in either way; then what has to be refused."""
+    flower = AsgiFlower(monkeypatch)
+    superlink, fleet, runtime = flower.superlink, flower.superlink.fleet, flower.superlink.runtime
+    register = RegisterNodeFleetRequest(public_key=flower.pem)
+    node = flower.call("/v1/fleet/register-node", register, RegisterNodeFleetResponse).node_id
+    activate = ActivateNodeRequest(public_key=flower.pem, heartbeat_interval=30)
+    assert flower.call("/v1/fleet/activate-node", activate, ActivateNodeResponse).node_id == node
+    fab, _ = build_fab_from_files(private_api.APP_FILES)
+    start = StartRunRequest(fab=Fab(content=fab))
+    run = flower.call("/v1/control/start-run", start, StartRunResponse).run_id
+    acquire = AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
+    token = flower.call("/v1/runtime/acquire-task", acquire, AcquireTaskResponse).token
+    headers = {TASK_TOKEN_HEADER: token}
+    given = flower.call(
+        "/v1/runtime/pull-task-input", PullTaskInputRequest(), PullTaskInputResponse, **headers
+    )
+
+    def both(path: str, short: Any, message: Any) -> None:
+        """The answers to a request that changes nothing."""
+        assert flower.ask(short, path, message, **headers) == flower.ask(superlink, path, message, **headers)
+
+    server, site = Node(node_id=SUPERLINK_NODE_ID), Node(node_id=node)
+    ids = []
+    for way in (superlink, runtime):
+        wrapped = private_api.wrap_object(f"a task {way}".encode())
+        ids.append(private_api.object_id(wrapped))
+        message = private_api._message(
+            message_id=ids[-1],
+            run_id=run,
+            src_node_id=SUPERLINK_NODE_ID,
+            dst_node_id=node,
+            src_task_id=given.task_id,
+            message_type="train.task",
+            created_at=time.time(),
+            ttl=60,
+        )
+        tree = private_api._object_tree({ids[-1]: wrapped})
+        push = PushAppMessagesRequest(messages_list=[message], message_object_trees=[tree])
+        status, body = flower.ask(way, "/v1/runtime/push-messages", push, **headers)
+        pushed = PushAppMessagesResponse.FromString(body)
+        assert (status, list(pushed.message_ids), list(pushed.objects_to_push)) == (200, ids[-1:], ids[-1:])
+        both("/v1/runtime/pull-object", runtime, PullObjectRequest(node=server, object_id=ids[-1]))
+        put = PushObjectRequest(
+            node=server, run_id=run, object_id=ids[-1], object_content=wrapped, session_id=pushed.session_id
+        )
+        status, body = flower.ask(way, "/v1/runtime/push-object", put, **headers)
+        assert PushObjectResponse.FromString(body).stored
+    both("/v1/runtime/pull-messages", runtime, PullAppMessagesRequest(message_ids=ids))
+    both("/v1/fleet/pull-object", fleet, PullObjectRequest(node=site, run_id=run, object_id=ids[0]))
+    both("/v1/fleet/pull-object", fleet, PullObjectRequest(node=site, run_id=run, object_id="0" * 64))
+    both("/v1/fleet/send-node-heartbeat", fleet, SendNodeHeartbeatRequest(node=site, heartbeat_interval=30))
+    replies = []
+    for way, short in ((superlink, superlink), (fleet, runtime)):
+        status, body = flower.ask(way, "/v1/fleet/pull-messages", PullMessagesRequest(node=site))
+        pulled = PullMessagesResponse.FromString(body)
+        about = pulled.messages_list[0].metadata
+        pending = private_api.PendingMessage(about.message_id, run, about.message_type, 60, [], about)
+        wrapped = private_api.wrap_object(f"a reply {way}".encode())
+        replies.append(private_api.object_id(wrapped))
+        reply = private_api.OutgoingReply(pending, replies[-1], {replies[-1]: wrapped})
+        tree = private_api._object_tree(reply.objects)
+        answer = PushMessagesRequest(node=site, messages_list=[reply.message], message_object_trees=[tree])
+        status, body = flower.ask(way, "/v1/fleet/push-messages", answer)
+        session = PushMessagesResponse.FromString(body).session_id
+        put = PushObjectRequest(
+            node=site, run_id=run, object_id=replies[-1], object_content=wrapped, session_id=session
+        )
+        assert PushObjectResponse.FromString(flower.ask(way, "/v1/fleet/push-object", put)[1]).stored
+        wanted = PullAppMessagesRequest(message_ids=[about.message_id])
+        status, body = flower.ask(short, "/v1/runtime/pull-messages", wanted, **headers)
+        [found] = PullAppMessagesResponse.FromString(body).messages_list
+        assert found.metadata.message_id == replies[-1]
+        confirm = ConfirmMessageReceivedRequest(node=server, run_id=run, message_object_id=replies[-1])
+        assert flower.ask(short, "/v1/runtime/confirm-message-received", confirm, **headers)[0] == 200
+        gone = PullObjectRequest(node=server, object_id=replies[-1])
+        _, body = flower.ask(superlink, "/v1/runtime/pull-object", gone, **headers)
+        assert not PullObjectResponse.FromString(body).object_found
+    both("/v1/fleet/pull-messages", fleet, PullMessagesRequest(node=Node(node_id=node + 1)))
+    both("/v1/fleet/push-object", fleet, PushObjectRequest(node=Node(node_id=node + 1), run_id=run))
+    both("/v1/fleet/pull-object", fleet, PullObjectRequest(node=site, run_id=run + 1, object_id=ids[0]))
+    status, _ = flower.ask(runtime, "/v1/runtime/pull-messages", wanted)
+    assert status == flower.ask(superlink, "/v1/runtime/pull-messages", wanted)[0] == 401

@@ -32,10 +32,13 @@ class Site:
         self.key, self._sign = keys.read_signer(key)
         self.refusal: str | None = None
         self.work: Callable[[str], None] = lambda header: None
+        self.recalled: Callable[[], None] = lambda: None
 
     def answer(self, kind: str, header: str, payload: bytes) -> tuple[str, bytes]:
         if kind == "hello":
             self.refusal = header or None
+        elif kind == "recall":
+            self.recalled()
         else:
             self.work(header)
         return f"{kind} {header}", payload
@@ -311,6 +314,16 @@ def test_heartbeats_and_messages_do_not_wait_for_the_work(
 
     world.run(enough)
     assert "train.task 1" not in seen[:1]
+
+
+def test_a_recall_reaches_the_site_while_it_works(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "_BUSY_POLL", 0.01)
+    recalled = threading.Event()
+    world.site.work = lambda header: recalled.wait(20) and None
+    world.site.recalled = recalled.set
+    world.client.queue = [("train.task", Content("1", b"")), ("query.recall", Content("2", b""))]
+    world.run(lambda: "train.task 1" in world.client.replies)
+    assert list(world.client.replies) == ["query.recall 2", "train.task 1"]
 
 
 def test_a_stop_does_not_wait_for_the_work(world: World) -> None:

@@ -193,6 +193,23 @@ def test_an_upload_whose_pieces_are_still_on_their_way_is_not_waited_for() -> No
     assert [reply.header for reply in transport.pull([slow])] == ["slow"]
 
 
+def test_no_more_replies_are_fetched_at_a_time_than_memory_is_meant_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("offbeat.deploy.flower.server._MAX_PULLED", 1_500)
+    link, transport = make()
+    numbers = [transport.push(NODE, "task", note, b"", 9.0) for note in "abcde"]
+    for number in numbers:
+        link.answer(number, Content(number, bytes(1_000)))
+    found = []
+    for expected in (2, 2, 1, 0):
+        some = transport.pull([number for number in numbers if number not in found])
+        assert len(some) == expected
+        found += [reply.header for reply in some]
+        assert transport.backlog == set(numbers) - set(found)
+    assert found == numbers, "the others come next, in their order"
+
+
 def test_what_nobody_asks_for_any_more_is_let_go() -> None:
     link, transport = make()
     number = transport.push(NODE, "task", "a", b"", 9.0)

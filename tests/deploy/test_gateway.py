@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
@@ -23,7 +23,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbeat.deploy import gateway, keys
+from offbeat.deploy import keys
+from offbeat.deploy.flower import superlink
 from offbeat.deploy.flower.commands import (
     Certificates,
     SuperLinkAddress,
@@ -31,12 +32,11 @@ from offbeat.deploy.flower.commands import (
     superlink_problem,
 )
 from offbeat.deploy.flower.site import connection_problem
-from offbeat.deploy.flower.supervisor import GatewayProcess
-from offbeat.deploy.gateway import ALLOWED_REQUESTS, Gateway, RefusalLog, RequestLimits, SiteKeys
+from offbeat.deploy.flower.superlink import ALLOWED_REQUESTS, Gateway, RefusalLog, RequestLimits, SiteKeys
+from offbeat.deploy.flower.supervisor import ListenAddress, LocalSuperLink
 from offbeat.deploy.network import (
     Connection,
     ConnectionTable,
-    Doorbell,
     HttpLimits,
     TlsFiles,
     bind_socket,
@@ -47,76 +47,45 @@ from offbeat.deploy.network import (
 )
 
 PULL = "/v1/fleet/pull-messages"
-QUICK = RequestLimits(grace=0.5, rate=1e6, connect=2.0, response=2.0)
+QUICK = RequestLimits(grace=0.5, rate=1e6, response=2.0)
 LINES = HttpLimits(connections=50, per_address=50, per_identity=50, head=0.5, linger=0.5)
 
 
-class Upstream(ThreadingHTTPServer):
+class Upstream:
     """A SuperLink that says what it was asked."""
 
-    daemon_threads = True
-    request_queue_size = 64
-
-    def __init__(self, port: int = 0, certificates: Certificates | None = None) -> None:
-        super().__init__(("127.0.0.1", port), Echo)
-        if certificates is not None:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(certificates.server, certificates.key)
-            self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
+    def __init__(self) -> None:
         self.asked: list[tuple[str, str]] = []
-        self.connections = 0
         self.begun = threading.Event()  # a megabyte of a body has come
         self.answer: bytes | None = None
         self.breaks = False
-        self.lines: list[socket.socket] = []
 
-    def process_request(self, request: socket.socket, client_address: object) -> None:
-        self.lines.append(request)
-        super().process_request(request, client_address)  # type: ignore[arg-type]
-
-    def hang_up(self) -> None:
-        """On all connections."""
-        for line in self.lines:
-            with suppress(OSError):
-                line.shutdown(socket.SHUT_RDWR)
-
-    def handle_error(self, *words: object) -> None: ...
-
-
-class Echo(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: Upstream
-
-    def setup(self) -> None:
-        super().setup()
-        self.server.connections += 1
-
-    def do_GET(self) -> None:
-        self.do_POST()
-
-    def do_POST(self) -> None:
-        self.server.asked.append((self.command, self.path))
-        left, body = int(self.headers.get("content-length", 0)), bytearray()
-        while len(body) < left:
-            piece = self.rfile.read(min(65536, left - len(body)))
-            if not piece:
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.asked.append((scope["method"], scope["path"]))
+        headers, body, more = dict(scope["headers"]), bytearray(), True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
                 return
-            body += piece
+            body += message["body"]
+            more = message["more_body"]
             if len(body) > 2**20:
-                self.server.begun.set()
-        told = {"path": self.path, "headers": list(self.headers.items()), "sum": sum(body), "size": len(body)}
-        answer = self.server.answer or json.dumps(told).encode()
-        self.send_response(int(self.headers.get("wanted", 200)))
-        self.send_header("content-length", str(len(answer)))
-        self.send_header("flwr-said", "so")
-        self.end_headers()
-        if self.server.breaks:
-            self.wfile.write(answer[: len(answer) // 2])
-            self.close_connection = True
-            return
-        self.wfile.write(answer)
-
-    def log_message(self, *words: object) -> None: ...
+                self.begun.set()
+        told = {
+            "path": scope["path"],
+            "headers": [[name.decode(), text.decode()] for name, text in scope["headers"]],
+            "sum": sum(body),
+            "size": len(body),
+        }
+        answer = self.answer or json.dumps(told).encode()
+        own = [(b"content-length", b"%d" % len(answer)), (b"flwr-said", b"so")]
+        status = int(headers.get(b"wanted", b"200"))
+        await send({"type": "http.response.start", "status": status, "headers": own})
+        if self.breaks:
+            half = answer[: len(answer) // 2]
+            await send({"type": "http.response.body", "body": half, "more_body": True})
+            raise RuntimeError("half an answer")
+        await send({"type": "http.response.body", "body": answer})
 
 
 class World:
@@ -162,10 +131,9 @@ class World:
 
 @contextmanager
 def gate(
-    upstream: int,
+    upstream: Upstream,
     limits: RequestLimits = QUICK,
     certificates: Certificates | None = None,
-    authority: Path | None = None,
     lines: HttpLimits = LINES,
     site_keys: SiteKeys | None = None,
 ) -> Iterator[World]:
@@ -173,9 +141,7 @@ def gate(
     said: list[str] = []
     tally = RefusalLog(said.append)
     tls = None if certificates is None else TlsFiles(certificates.server, certificates.key)
-    known = authority or (certificates and certificates.authority)
-    back = None if known is None else ssl.create_default_context(cafile=str(known))
-    app = Gateway(format_address("127.0.0.1", upstream), back, site_keys, tally, limits)
+    app = Gateway(upstream, site_keys, tally, limits)
     with (
         bind_socket("127.0.0.1", 0) as listener,
         running_in_thread(http_server(app, tls, lines, tally), listener),
@@ -183,27 +149,14 @@ def gate(
         yield World(listener.getsockname()[1], said, tally, certificates)
 
 
-@contextmanager
-def up(server: Upstream) -> Iterator[Upstream]:
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
 @pytest.fixture
-def upstream() -> Iterator[Upstream]:
-    with up(Upstream()) as server:
-        yield server
+def upstream() -> Upstream:
+    return Upstream()
 
 
 @pytest.fixture
 def world(upstream: Upstream) -> Iterator[World]:
-    with gate(upstream.server_port) as made:
+    with gate(upstream) as made:
         yield made
 
 
@@ -343,7 +296,8 @@ PASSED_TEXT = {(method.decode(), path.decode()) for method, path in ALLOWED_REQU
 
 @pytest.fixture(scope="module")
 def lasting() -> Iterator[tuple[World, Upstream]]:
-    with up(Upstream()) as server, gate(server.server_port) as made:
+    server = Upstream()
+    with gate(server) as made:
         yield made, server
 
 
@@ -357,13 +311,6 @@ def test_noise_neither_passes_nor_harms(lasting: tuple[World, Upstream], first: 
     world.raw(first + rest + b"\r\n\r\n", hang_up=True)
     assert set(upstream.asked) <= PASSED_TEXT
     assert world.ask("GET", "/health")[0] == 200
-
-
-def test_whoever_asks_cannot_pass_for_another_address(world: World) -> None:
-    claims = {"X_Forwarded_For": "192.0.2.7", "X_Forwarded_Proto": "https", "Forwarded": "for=192.0.2.7"}
-    _, answer, _ = world.ask("POST", PULL, b"", **claims)
-    told = [(name.lower(), text) for name, text in json.loads(answer)["headers"]]
-    assert [pair for pair in told if "forwarded" in pair[0]] == [("x-forwarded-for", "127.0.0.1")]
 
 
 def test_a_body_goes_on_while_it_comes(world: World, upstream: Upstream) -> None:
@@ -384,49 +331,28 @@ def test_a_large_answer_comes_back_whole(world: World, upstream: Upstream) -> No
     assert world.ask("POST", PULL, b"a")[1] == upstream.answer
 
 
-def test_a_connection_carries_many_requests_and_so_does_the_one_behind_it(
-    world: World, upstream: Upstream
-) -> None:
+def test_a_connection_carries_many_requests(world: World) -> None:
     line = world.connect()
     for number in range(20):
         line.request("POST", PULL, b"a" * number)
         assert json.loads(line.getresponse().read())["size"] == number
     line.close()
-    assert upstream.connections == 1
-
-
-def test_a_connection_behind_it_that_has_ended_is_replaced(world: World, upstream: Upstream) -> None:
-    line = world.connect()
-    for _ in range(2):
-        line.request("POST", PULL, b"a", {"connection": "keep-alive"})
-        answer = line.getresponse()
-        assert answer.status == 200
-        answer.read()
-        upstream.hang_up()
-        time.sleep(0.05)
-    line.close()
-    assert upstream.connections == 2
-
-
-@pytest.mark.parametrize("secure", [False, True])
-def test_a_superlink_that_is_away_is_a_502_until_it_is_back(secure: bool, made: Certificates) -> None:
-    certificates = made if secure else None
-    port = free_port()
-    with gate(port, certificates=certificates) as world:
-        status, answer, _ = world.ask("POST", PULL, b"a" * 5 * 2**20)
-        assert (status, json.loads(answer)) == (502, {"detail": "the SuperLink is unreachable."})
-        with up(Upstream(port, certificates)) as server:
-            assert world.ask("POST", PULL, b"a")[0] == 200
-            server.hang_up()
-        assert world.ask("POST", PULL, b"a")[0] == 502
-    assert world.tally.counts == {"away": 2}
 
 
 def test_half_an_answer_is_not_taken_for_a_whole_one(world: World, upstream: Upstream) -> None:
     upstream.breaks = True
-    assert world.ask("POST", PULL, b"a")[0] == 502
-    with pytest.raises(ConnectionResetError):
-        world.ask("POST", "/v1/fleet/pull-object", b"a")
+    with pytest.raises((ConnectionResetError, http.client.IncompleteRead)):
+        world.ask("POST", PULL, b"a")
+
+
+def test_a_superlink_that_does_not_answer_is_not_waited_for(upstream: Upstream) -> None:
+    async def hang(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    with gate(hang, QUICK._replace(response=0.2)) as world:  # type: ignore[arg-type]
+        status, answer, _ = world.ask("POST", PULL, b"a" * 5 * 2**20)
+        assert (status, json.loads(answer)) == (504, {"detail": "the request took too long."})
 
 
 def test_a_request_that_is_too_long_is_refused_before_it_is_read(world: World, upstream: Upstream) -> None:
@@ -475,7 +401,7 @@ def test_an_answer_that_is_not_read_is_given_up(world: World, upstream: Upstream
 
 def test_a_silent_connection_makes_room_for_another_of_its_address(upstream: Upstream) -> None:
     lines = LINES._replace(head=20.0, per_address=3)
-    with gate(upstream.server_port, lines=lines) as world, ExitStack() as stack:
+    with gate(upstream, lines=lines) as world, ExitStack() as stack:
         silent = [
             stack.enter_context(socket.create_connection(("127.0.0.1", world.port), timeout=10))
             for _ in range(3)
@@ -492,7 +418,7 @@ def test_a_silent_connection_makes_room_for_another_of_its_address(upstream: Ups
 def test_a_connection_with_a_request_under_way_does_not_make_room(upstream: Upstream) -> None:
     lines = LINES._replace(head=20.0, per_address=1)
     slow = QUICK._replace(grace=20.0)
-    with gate(upstream.server_port, slow, lines=lines) as world:
+    with gate(upstream, slow, lines=lines) as world:
         line = world.connect()
         line.putrequest("POST", PULL)
         line.putheader("content-length", str(2**21 + 1))
@@ -532,7 +458,8 @@ def test_a_few_addresses_cannot_occupy_every_connection() -> None:
 
 @pytest.fixture(scope="module")
 def identified(made: Certificates) -> Iterator[tuple[World, Upstream]]:
-    with up(Upstream()) as server, gate(server.server_port, site_keys=SiteKeys(made.sites)) as world:
+    server = Upstream()
+    with gate(server, site_keys=SiteKeys(made.sites)) as world:
         yield world, server
 
 
@@ -560,8 +487,8 @@ def test_flower_signs_as_the_gateway_verifies(made: Certificates) -> None:
     headers = {name.lower(): text for name, text in sent.request.headers.raw}
     assert SiteKeys(made.sites).identify(headers) == keys.fingerprint(private.public_key())
     assert (-SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE) == (
-        gateway.MIN_AGE,
-        gateway.MAX_AGE,
+        superlink.MIN_AGE,
+        superlink.MAX_AGE,
     )
 
 
@@ -611,10 +538,10 @@ def test_a_stranger_is_refused_before_a_byte_of_the_body_is_read(
 def test_keys_that_are_added_or_removed_count_soon(
     tmp_path: Path, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway, "_KEY_INTERVAL", 0.0)
+    monkeypatch.setattr(superlink, "_KEY_INTERVAL", 0.0)
     folder = tmp_path / "keys"
     keys.create_keys(folder, ["127.0.0.1"], ["a"], ["localhost"], 3)
-    with gate(upstream.server_port, site_keys=SiteKeys(folder / "sites")) as world:
+    with gate(upstream, site_keys=SiteKeys(folder / "sites")) as world:
         keys.add_site_keys(folder, "b")
         assert world.ask("POST", PULL, b"", **proof(folder / "sites" / "b" / "key"))[0] == 200
         for name in ("a", "b"):
@@ -625,7 +552,7 @@ def test_keys_that_are_added_or_removed_count_soon(
 def test_one_key_has_only_so_many_connections(made: Certificates, upstream: Upstream) -> None:
     lines = LINES._replace(head=20.0, per_identity=2)
     with (
-        gate(upstream.server_port, lines=lines, site_keys=SiteKeys(made.sites)) as world,
+        gate(upstream, lines=lines, site_keys=SiteKeys(made.sites)) as world,
         ExitStack() as stack,
     ):
         signed = {name.replace("_", "-"): text for name, text in proof(made.sites / "a" / "key").items()}
@@ -640,7 +567,7 @@ def test_one_key_has_only_so_many_connections(made: Certificates, upstream: Upst
 
 def test_all_of_it_goes_over_tls(made: Certificates) -> None:
     body = bytes(range(256)) * 2**13
-    with up(Upstream(certificates=made)) as server, gate(server.server_port, certificates=made) as world:
+    with gate(Upstream(), certificates=made) as world:
         told = json.loads(world.ask("POST", PULL, body)[1])
         assert (told["size"], told["sum"]) == (len(body), sum(body))
         assert world.ask("POST", "/v1/control/start-run", body[: 2**19])[0] == 403
@@ -658,60 +585,51 @@ def test_without_tls_it_says_so_to_whoever_wants_it(world: World, made: Certific
     assert "does not speak TLS" in str(connection_problem(link, superlink_problem(link)))
 
 
-def test_a_superlink_that_another_authority_vouches_for_is_not_led_to(
+@pytest.mark.slow
+def test_as_a_process_it_is_started_again_and_ends_with_whoever_started_it(
     made: Certificates, tmp_path: Path
 ) -> None:
-    keys.create_keys(tmp_path / "keys", ["127.0.0.1"], ["a"], ["localhost"], 3)
-    other = find_certificates(tmp_path / "keys")
-    with up(Upstream(certificates=other)) as server, gate(server.server_port, certificates=made) as world:
-        assert world.ask("GET", "/health")[0] == 502
-        assert server.asked == []
-
-
-def test_as_a_process_it_is_started_again_and_ends_with_whoever_started_it(
-    upstream: Upstream, made: Certificates, tmp_path: Path
-) -> None:
-    link = SuperLinkAddress(format_address("127.0.0.1", upstream.server_port), None)
-    with bind_socket("127.0.0.1", 0) as listener:
-        listener.listen()
-        world = World(listener.getsockname()[1], [], RefusalLog(print), None)
-        bells = Doorbell.pair()
-        child = GatewayProcess(listener, bells[0], tmp_path, None)
-        try:
-            child.forward_to(link)
-            assert world.ask("GET", "/health")[0] == 200
-            child.check_started()
-            first = child._child
-            assert first is not None
-            with socket.create_connection(("127.0.0.1", world.port), timeout=10) as line:
-                line.sendall(HEAD)
-                time.sleep(0.2)
-                first.process.kill()
-                while first.is_alive():
-                    time.sleep(0.01)
-                with pytest.raises(ConnectionResetError):  # no end that TLS would take for a broken one
-                    line.recv(1)
-            late: list[int] = []
-            asker = threading.Thread(target=lambda: late.append(world.ask("GET", "/health")[0]))
-            asker.start()
-            while asker.is_alive():
-                child.keep_alive()
-                time.sleep(0.02)
-            assert late == [200]  # it waited at the socket
-            assert world.ask("POST", "/v1/control/start-run", b"a")[0] == 403
-            assert (
-                "forbidden (1 so far): 'POST /v1/control/start-run' from 127.0.0.1" in child.log.read_text()
-            )
-            second = child._child
-            assert second is not None
-            assert second.process.stdin is not None
-            second.process.stdin.close()
-            limit = time.monotonic() + 10
-            while second.is_alive():
-                assert time.monotonic() < limit
+    port = free_port()
+    world, local = (
+        World(port, [], RefusalLog(print), made),
+        LocalSuperLink(ListenAddress("127.0.0.1", port), tmp_path, made),
+    )
+    try:
+        local.start()
+        assert superlink_problem(local.link) is None
+        local.open()
+        assert world.ask("GET", "/health")[0] == 200
+        first = local._child
+        assert first is not None
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as line:
+            line.sendall(HEAD)
+            time.sleep(0.2)
+            first.process.kill()
+            while first.is_alive():
                 time.sleep(0.01)
-            assert second.returncode == 0
-        finally:
-            for bell in bells:
-                bell.close()
-            child.stop()
+            with pytest.raises(ConnectionResetError):  # no end that TLS would take for a broken one
+                line.recv(1)
+        late: list[int] = []
+        asker = threading.Thread(target=lambda: late.append(world.ask("GET", "/health")[0]))
+        asker.start()
+        assert local.keep_alive()
+        local.open()
+        asker.join()
+        assert late == [200]  # it waited at the socket
+        key = made.sites / "a" / "key"
+        assert world.ask("POST", PULL, b"a")[0] == 401
+        assert world.ask("POST", PULL, b"", **proof(key), content_type="application/protobuf")[0] == 401
+        assert world.ask("POST", "/v1/control/start-run", b"a")[0] == 403
+        log = (tmp_path / "superlink.log").read_text()
+        assert "forbidden (1 so far): 'POST /v1/control/start-run' from 127.0.0.1" in log
+        second = local._child
+        assert second is not None
+        assert second.process.stdin is not None
+        second.process.stdin.close()
+        limit = time.monotonic() + 10
+        while second.is_alive():
+            assert time.monotonic() < limit
+            time.sleep(0.01)
+        assert second.returncode == 0
+    finally:
+        local.stop()

@@ -24,7 +24,7 @@ from offbeat.deploy.keys import read_signer, signed_statement
 from offbeat.deploy.network import bind_socket, is_loopback
 from offbeat.deploy.site.secure_encode import read_helper_key
 from offbeat.errors import InputError
-from offbeat.privacy.secure.client import make_report
+from offbeat.privacy.secure.encoding import make_report
 from offbeat.privacy.secure.servers import SealedSeed, SumRequest
 from offbeat.privacy.secure.terms import RefusedError, ReplayError, ShortBatchError
 from secure_world import TOKEN, asked, new_desk, new_terms, served, tasks

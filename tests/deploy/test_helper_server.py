@@ -31,8 +31,7 @@ from offbeat.deploy.helper.server import open_key_and_store
 from offbeat.deploy.keys import read_signer, read_site_keys, signed_statement
 from offbeat.deploy.network import TlsFiles, bind_socket, check_tls
 from offbeat.errors import InputError
-from offbeat.privacy.secure.client import make_report
-from offbeat.privacy.secure.encoding import decode
+from offbeat.privacy.secure.encoding import decode, make_report
 from offbeat.privacy.secure.servers import Leader, SealedSeed, SumRequest
 from offbeat.privacy.secure.terms import (
     BindingError,

@@ -13,10 +13,12 @@ from offbeat.deploy.protocol.messages import (
     MAX_MESSAGE_CHARS,
     MAX_PLAN_CHARS,
     HelloReply,
+    RecallMessage,
     TaskMessage,
     UploadMessage,
     decode_greeting,
     decode_hello,
+    decode_recall,
     decode_task,
     decode_upload,
     encode_greeting,
@@ -39,9 +41,27 @@ PLANS = st.dictionaries(
     max_size=5,
 )
 TASKS = st.builds(Task, st.integers(0, 2**31 - 1), COUNTS, COUNTS)
-READERS = {TaskMessage: decode_task, UploadMessage: decode_upload, HelloReply: decode_hello}
+STEPS = st.none() | st.integers(1, 2**31 - 1)
+READERS = {
+    TaskMessage: decode_task,
+    UploadMessage: decode_upload,
+    RecallMessage: decode_recall,
+    HelloReply: decode_hello,
+}
 NOTES = (
-    st.builds(TaskMessage, LINES, TASKS, st.booleans(), st.just(-1), PLANS, SECONDS, FORMS, st.none() | PLANS)
+    st.builds(
+        TaskMessage,
+        LINES,
+        TASKS,
+        st.booleans(),
+        st.just(-1),
+        PLANS,
+        SECONDS,
+        FORMS,
+        st.none() | PLANS,
+        st.none() | SECONDS,
+    )
+    | st.builds(RecallMessage, LINES, TASKS)
     | st.builds(
         UploadMessage,
         LINES,
@@ -50,13 +70,15 @@ NOTES = (
         st.sampled_from(["none", "kept", "new"]),
         SECONDS,
         st.none() | LINES,
+        STEPS,
     )
     | st.builds(HelloReply, LINES, HEXADECIMAL, COUNTS, FORMS, st.none() | LINES, st.none() | HEXADECIMAL)
 )
 FORM = (("float32", (3, 4)), ("int64", ()))
 GOOD = {
-    TaskMessage: TaskMessage("r", Task(1, 2, 3), False, 2, {"seed": 0}, 60.0, FORM, {"length": 5}),
-    UploadMessage: UploadMessage("r", Task(1, 2, 3), FORM, "kept", 0.5, None),
+    TaskMessage: TaskMessage("r", Task(1, 2, 3), False, 2, {"seed": 0}, 60.0, FORM, {"length": 5}, 50.0),
+    UploadMessage: UploadMessage("r", Task(1, 2, 3), FORM, "kept", 0.5, None, 2),
+    RecallMessage: RecallMessage("r", Task(1, 2, 3)),
     HelloReply: HelloReply("hospital-a", "0123456789abcdef" * 2, 10, FORM, None, "00ff"),
 }
 DEEP: Any = 0
@@ -102,7 +124,9 @@ ODD: dict[type, dict[str, list[Any]]] = {
         "seconds": [True, -1, 1e10, "1", None, [1.0]],
         "form": NOT_FORM,
         "secure": [odd for odd in NOT_RECORD if odd is not None],
+        "work": [True, -1, 1e10, "1", [1.0]],
     },
+    RecallMessage: {"run": NOT_WORDS, "task": NOT_TASK},
     UploadMessage: {
         "run": NOT_WORDS,
         "task": NOT_TASK,
@@ -110,6 +134,7 @@ ODD: dict[type, dict[str, list[Any]]] = {
         "memory": ["", "KEPT", None, 1, ["kept"], {}],
         "seconds": [True, -0.5, 1e10, "1", None],
         "error": ["", "a" * (MAX_ERROR_CHARS + 1), "a\r\nb", "\udfff", 5, False],
+        "steps": [True, 1.0, 0, -1, 2**31, "1", [1]],
     },
     HelloReply: {
         "name": NOT_WORDS,
@@ -158,7 +183,10 @@ def test_a_note_that_is_written_can_be_read(note: Any) -> None:
 def test_a_note_has_all_its_fields_and_no_others(kind: type) -> None:
     for name in kind.__struct_fields__:  # type: ignore[attr-defined]
         rest = {key: value for key, value in facts(kind).items() if key != name}
-        assert name in reject(kind, json.dumps(rest))
+        if name in ("work", "steps"):  # of a task that ends early
+            assert getattr(READERS[kind](json.dumps(rest)), name) is None
+        else:
+            assert name in reject(kind, json.dumps(rest))
     assert "`more`" in reject(kind, json.dumps(facts(kind) | {"more": 1}))
 
 

@@ -11,7 +11,7 @@ PAGE = (ROOT / "docs" / "operations.md").read_text()
 EXPLAINED = re.findall(r"^\| `([^`]+)` \|", PAGE, re.MULTILINE)
 FILES = (
     *("server/run", "server/session", "server/journal", "server/registry", "server/validation"),
-    *("server/exchange", "flower/supervisor", "flower/server", "protocol/transport", "gateway"),
+    *("server/exchange", "flower/supervisor", "flower/server", "protocol/transport", "flower/superlink"),
 )
 CALLS = {"InputError", "message", "_refused", "_Refusal", "Rejected", "ValueError"}
 INNER = {"a site has no name", "its checksum does not match"}  # parts of other messages

@@ -3,7 +3,7 @@
 import json
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from deploy_world import Deployment, Letter, ramdisk
-from offbeat import Examples, Problem, Sequential, trees
+from offbeat import ClientData, Examples, LearningTask, Problem, Sequential, evaluate, trees
 from offbeat.core import Task
 from offbeat.deploy.protocol.messages import TaskMessage, encode_message, specs_of
 from offbeat.deploy.protocol.transport import Reply
@@ -159,3 +159,56 @@ def test_a_site_refuses_a_server_that_asks_for_its_personal_layers(place: Path) 
         assert "task of this site keeps 2 here, and the server asks for none" in answer
     finally:
         site.close()
+
+
+def test_a_site_evaluates_its_own_model_and_tells_nobody(place: Path) -> None:
+    run = PersonalDeployment(place, name="fedbuff", buffer=3, rounds=6)
+    data = run.world.population.data
+    assert isinstance(data, Examples)
+
+    def site(client: int) -> Site:
+        plain = Deployment.site(run, client)
+        plain._test = data  # as `offbeat join` gives it
+        return plain
+
+    run.site = site  # type: ignore[method-assign]
+    with run.joined():
+        run.serve()
+    engine = Sequential(run.world.problem, run.population())
+    shots = list(
+        replay(run.algorithm, engine, run.trace(), dispatch=run.dispatch, buffer=3, rounds=6, seed=SEED)
+    )
+    pieces, lines = run.everything_at_the_server(), 0
+    for client in range(run.clients):
+        path = place / f"site-{client}" / "evaluations.jsonl"
+        found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        lines += len(found)
+        for each_line in found:
+            assert not any(str(each_line["loss"]).encode() in piece for piece in pieces)
+            assert not any(struct.pack("<d", each_line["loss"]) in piece for piece in pieces)
+        if found:  # its first model has the initial layers
+            truth = evaluate(run.world.problem, shots[found[0]["version"]].x, data)
+            assert found[0]["loss"] == pytest.approx(truth["loss"], abs=1e-12)
+            assert found[0]["examples"] == data.total
+        if len(found) > 1:
+            plain = evaluate(run.world.problem, shots[found[-1]["version"]].x, data)
+            assert found[-1]["loss"] != pytest.approx(plain["loss"], abs=1e-9)  # its own layers differ
+    assert lines >= 18
+
+
+def test_a_site_finds_test_data_under_its_own_name_alone() -> None:
+    def part(seed: int) -> Examples:
+        inputs = torch.randn(5, FEATURES, generator=torch.Generator().manual_seed(seed)).double()
+        return Examples(inputs, torch.zeros(5, dtype=torch.int64))
+
+    data = ClientData.from_dict({"a": part(0), "b": part(1)})
+    own = LearningTask(
+        module=network(0), data=data, test=ClientData.from_dict({"a": part(2)}), personal=["2"]
+    )
+    mine = own.site_test("a")
+    assert mine is not None
+    assert torch.equal(mine.inputs, part(2).inputs)
+    assert own.site_test("b") is None
+    assert replace(own, personal=()).site_test("a") is None
+    assert replace(own, test=part(3)).site_test("a") is None
+    assert replace(own, test=None).site_test("a") is None

@@ -25,8 +25,7 @@ from offbeat.deploy.helper.server import HelperService, open_key_and_store
 from offbeat.deploy.helper.store import HelperStore
 from offbeat.deploy.keys import create_keys, read_signer, read_site_keys, signed_statement
 from offbeat.errors import InputError
-from offbeat.privacy.secure.client import Report, make_report
-from offbeat.privacy.secure.encoding import decode
+from offbeat.privacy.secure.encoding import Report, decode, make_report
 from offbeat.privacy.secure.servers import Leader, SealedSeed, SumRequest
 from offbeat.privacy.secure.terms import (
     BindingError,

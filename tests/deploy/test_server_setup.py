@@ -12,10 +12,9 @@ from offbeat import Examples, LearningTask
 from offbeat.aggregate.mean import Mean
 from offbeat.aggregate.private import Private
 from offbeat.aggregate.secure import Secure
-from offbeat.deploy.config import ServeConfig
+from offbeat.deploy.config import ServeConfig, frozen_weights_digest
 from offbeat.deploy.server.setup import set_up
 from offbeat.deploy.site import site
-from offbeat.deploy.user_code import frozen_weights_digest
 from offbeat.errors import InputError
 from offbeat.training.task import seeded_module
 

@@ -1,6 +1,9 @@
 """A site gives what the sequential engine gives, to the bit, and says in one sentence what is wrong."""
 
-from collections.abc import Sequence
+import pickle
+import sys
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from offbeat.aggregate.secure import read_terms
 from offbeat.aggregate.uploads import clients_read_staleness
 from offbeat.core import AnyAlgorithm, Task, Vector
 from offbeat.data.client_store import Anywhere
+from offbeat.deploy.config import frozen_weights_digest
 from offbeat.deploy.keys import fingerprint, signed_statement, verify_signature
 from offbeat.deploy.protocol import messages
 from offbeat.deploy.protocol.messages import (
@@ -32,7 +36,6 @@ from offbeat.deploy.protocol.messages import (
 )
 from offbeat.deploy.server.validation import plain_validator, validate_upload
 from offbeat.deploy.site.site import Site
-from offbeat.deploy.user_code import frozen_weights_digest
 from offbeat.engines.local import TaskResults, TaskStart
 from offbeat.engines.simulation import Simulation
 from offbeat.errors import InputError
@@ -392,7 +395,7 @@ def test_a_note_that_cannot_be_read_is_answered_all_the_same(text: str, tmp_path
 
 def test_another_kind_of_request_is_answered_with_an_error(tmp_path: Path) -> None:
     answer, _ = Asking(tmp_path).site.answer("dance", "{}", b"")
-    assert "hello and task" in str(decode_upload(answer).error)
+    assert "hello, task and recall" in str(decode_upload(answer).error)
 
 
 def test_what_a_users_code_says_stays_in_the_sites_log(
@@ -589,3 +592,74 @@ def test_running_statistics_never_leave_beside_a_secure_upload(tmp_path: Path) -
     down = (asking.algorithm.broadcast(asking.algorithm.init(x), 0), statistics)
     secure = secure_facts(len(x), helper)
     assert "GroupNorm" in asking.error(pack(down), form=specs_of(down), secure=secure)
+
+
+FORBIDDEN = (
+    "pickle.find_class",
+    "marshal.loads",
+    "exec",
+    "compile",
+    "import",
+    "subprocess.Popen",
+    "os.system",
+)
+_EVENTS: list[tuple[str, str]] = []
+_WATCHING = threading.Event()
+
+
+def _watch(event: str, given: tuple[Any, ...]) -> None:
+    if _WATCHING.is_set() and event in FORBIDDEN:
+        _EVENTS.append((event, str(given[0])[:80]))
+
+
+@pytest.fixture
+def executed() -> Iterator[list[tuple[str, str]]]:
+    """What was executed, imported, unpickled or started meanwhile; a hook of Python's stays for good."""
+    if not hasattr(_watch, "added"):
+        sys.addaudithook(_watch)
+        _watch.added = True  # type: ignore[attr-defined]
+    _EVENTS.clear()
+    _WATCHING.set()
+    yield _EVENTS
+    _WATCHING.clear()
+
+
+class Bomb:
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.marker,)
+
+
+def test_a_site_runs_only_its_own_code_whatever_the_server_sends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executed: list[tuple[str, str]]
+) -> None:
+    """A server could once have every site run any code: it was in the app that the SuperLink sent."""
+    marker = tmp_path / "ran"
+    (tmp_path / "evil.py").write_text(f"open({str(marker)!r}, 'w')\ndef task(): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    asking = Asking(tmp_path / "site", "fedbuff")
+    wanted = asking.ask()[1]  # whatever a task needs is imported now
+    executed.clear()
+    pickled = pickle.dumps(Bomb(marker))
+    executed.clear()  # of pickling
+    plan = asking.plan
+    code = f"__import__('pathlib').Path({str(marker)!r}).touch()"
+    names = ("evil:task", "evil", "evil.task", "os.system", code)
+    asked = [("task", messages.encode_message(asking.note()), pickled), ("app", code, pickled)]
+    for name in names:
+        changed = [plan | {"algorithm": name}, plan | {"task": name}, plan | {"work": [name, 3, 4]}]
+        changed += [plan | {"precision": name}, plan | {"parameters": {"local_lr": name}}]
+        asked += [
+            ("task", messages.encode_message(asking.note(plan=each)), asking.payload()) for each in changed
+        ]
+        asked += [(name, name, pickled), ("hello", name, pickled), ("task", name, pickled)]
+    for kind, header, payload in asked:
+        answer, data = asking.site.answer(kind, header, payload)
+        assert data == b""
+        assert kind == "hello" or decode_upload(answer).error
+    assert not marker.exists()
+    assert "evil" not in sys.modules
+    assert [each for each in executed if not each[1].startswith("<")] == []
+    assert asking.ask()[1] == wanted

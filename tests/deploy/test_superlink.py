@@ -2,6 +2,8 @@
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,8 +18,10 @@ from offbeat.errors import InputError
 
 
 class Process:
-    def __init__(self) -> None:
+    def __init__(self, events: list[Any]) -> None:
         self.lives, self.how = True, ""
+        self.process = SimpleNamespace(stdin=self)
+        self.write, self.flush = events.append, lambda: None
 
     def is_alive(self) -> bool:
         return self.lives
@@ -29,36 +33,6 @@ class Process:
         self.lives, self.how = False, "kill"
 
 
-class Gate:
-    """Where it led to, one after another."""
-
-    def __init__(
-        self, listener: object, bell: object, folder: Path, certificates: Certificates | None
-    ) -> None:
-        self.led: list[str] = []
-        self.tended = 0
-        self.lives = True
-        GATES.append(self)
-
-    def forward_to(self, link: SuperLinkAddress) -> None:
-        self.led.append(link.address)
-        WORLDS[0].events.append("open")
-
-    def check_started(self) -> None:
-        if not self.lives:
-            raise InputError("the gateway ended during its start.")
-
-    def keep_alive(self) -> None:
-        self.tended += 1
-
-    def stop(self) -> None:
-        self.lives = False
-
-
-GATES: list[Gate] = []
-WORLDS: list["World"] = []
-
-
 class World:
     """What was started and asked."""
 
@@ -66,19 +40,15 @@ class World:
         self.processes: list[Process] = []
         self.places: list[str] = []
         self.keys: dict[bytes, int] = {}  # those that may connect
-        self.events: list[str] = []
+        self.events: list[Any] = []
         self.answers = True
         self.now = 100.0
         self.commands: list[list[str]] = []
-        WORLDS[:] = [self]
-        GATES.clear()
-        monkeypatch.setattr(supervisor, "GatewayProcess", Gate)
-        monkeypatch.setattr(supervisor, "start_superlink", self._start)
         monkeypatch.setattr(supervisor, "wait_for_superlink", self._await)
         monkeypatch.setattr(supervisor, "Backoff", lambda *given: Backoff(*given, clock=lambda: self.now))
         monkeypatch.setattr(supervisor.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(supervisor, "ControlClient", lambda address, authority: self)
-        monkeypatch.setattr(supervisor, "ChildProcess", self._server)
+        monkeypatch.setattr(supervisor, "ChildProcess", self._start)
 
     def registered_keys(self) -> dict[bytes, int]:
         return dict(self.keys)
@@ -95,24 +65,19 @@ class World:
         known = find_certificates(folder).public_keys()
         return sorted(known.get(key, "?") for key in self.keys)
 
-    def _server(
-        self, command: list[str], environment: object, log: Path, pass_fds: tuple[int, ...]
+    def _start(
+        self, command: list[str], environment: object, log: Path, pass_fds: tuple[int, ...], stdin: Any = None
     ) -> Process:
-        self.commands.append(command)
-        return Process()
-
-    @property
-    def gate(self) -> Gate:
-        (only,) = GATES
-        return only
-
-    def _start(self, host: str, port: int, folder: Path, certificates: Certificates | None) -> Process:
-        assert folder.is_dir()
-        self.places.append(f"{host}:{port}")
-        self.processes.append(Process())
-        return self.processes[-1]
+        process = Process(self.events)
+        if "offbeat.deploy.flower.superlink" in command:
+            assert log.parent.is_dir()
+            self.processes.append(process)
+        else:
+            self.commands.append(command)
+        return process
 
     def _await(self, link: SuperLinkAddress, seconds: float, alive: object, log: Path | None = None) -> None:
+        self.places.append(link.address)
         if not self.answers:
             raise InputError("the SuperLink does not answer.")
 
@@ -144,33 +109,19 @@ def test_one_of_ours_is_started_and_ended(world: World, tmp_path: Path) -> None:
     assert Path(told["--settings"]).is_absolute()
     assert told["--superlink"] == world.places[0]
     assert "--sites" not in told
-    assert [process.how for process in world.processes] == ["stop"]
-    assert not world.gate.lives
+    assert [process.how for process in world.processes] == ["kill"]
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
-def test_only_its_gate_is_where_sites_look(world: World, tmp_path: Path, host: str) -> None:
+def test_only_its_gateway_is_where_sites_look(world: World, tmp_path: Path, host: str) -> None:
     port = free_port()
     with running_backend(tmp_path, Path("serve.toml"), ListenAddress(host, port), None):
         (own,) = world.places
         assert own.startswith("127.0.0.1:")
         assert own != f"127.0.0.1:{port}"
-        assert world.gate.led == [own]
         with pytest.raises(InputError, match=f"port {port} of {host} is in use"):
             bind_socket(host, port)
     bind_socket(host, port).close()
-
-
-def test_a_gate_that_does_not_come_up_is_a_sentence(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Gate, "forward_to", lambda self, link: self.stop())
-    with (
-        pytest.raises(InputError, match="the gateway ended"),
-        running_backend(tmp_path, Path("s"), somewhere(), None),
-    ):
-        pass
-    assert [process.lives for process in world.processes] == [False]
 
 
 def test_one_of_others_is_only_asked(world: World, tmp_path: Path) -> None:
@@ -203,21 +154,20 @@ def test_one_that_died_is_started_again(world: World, tmp_path: Path) -> None:
         backend.keep_alive()
         assert [process.lives for process in world.processes] == [False, True]
         assert len(set(world.places)) == 1  # where a server that outlived it looks for it
-        assert (len(world.gate.led), world.gate.tended) == (1, 2)
+        assert world.events == [b"open", b"open"]
 
 
-def test_one_that_does_not_come_up_again_moves_and_its_gate_follows(world: World, tmp_path: Path) -> None:
+def test_one_that_starts_and_does_not_answer_is_ended_and_tried_again(world: World, tmp_path: Path) -> None:
     with running_backend(tmp_path, Path("s"), somewhere(), None) as backend:
         world.processes[0].lives, world.answers = False, False
         with pytest.raises(FlowerError):
             backend.keep_alive()
-        world.processes[1].lives, world.answers = False, True
+        assert not world.processes[1].lives
+        world.answers = True
         world.now += 60
         backend.keep_alive()
-        first, second, third = world.places
-        assert first == second != third
-        assert world.gate.led == [first, third]
-        assert backend.link.address == third
+        assert [process.lives for process in world.processes] == [False, False, True]
+        assert world.events == [b"open", b"open"]
 
 
 def test_keys_are_not_registered_with_one_that_is_away(
@@ -269,8 +219,11 @@ def test_sites_are_registered_also_those_that_come_later(
 def test_all_keys_are_registered_before_sites_can_connect(
     world: World, tmp_path: Path, made: Certificates
 ) -> None:
-    with running_backend(tmp_path, Path("s"), somewhere(), made):
-        assert world.events == ["register", "register", "open"]
+    with running_backend(tmp_path, Path("s"), somewhere(), made) as backend:
+        assert world.events == ["register", "register", b"open"]
+        world.processes[0].lives, world.keys = False, {}
+        backend.keep_alive()
+        assert world.events == ["register", "register", b"open"] * 2
 
 
 def test_a_key_that_is_taken_out_of_the_folder_is_revoked(
@@ -314,8 +267,6 @@ def test_a_renewed_certificate_is_used_without_a_new_run(
         world.now += 60
         backend.keep_alive()
         assert [process.how for process in world.processes] == ["kill", ""]
-        assert len(set(world.gate.led)) == 1
-        assert len(world.gate.led) == 2
         backend.keep_alive()
         assert len(world.processes) == 2
 

@@ -226,9 +226,9 @@ def test_the_settings_in_the_guide_are_read() -> None:
         ({"training": {"release_period": 0.0}}, "release_period"),
         (
             {"training": {"local_epochs": 1, "examples": 100}},
-            "a site with more examples takes longer for local_epochs",
+            "with local_epochs the time on a device tells how many examples a client has",
         ),
-        ({"network": {"deadline": "quantile:0.9"}}, "follows how long all sites take"),
+        ({"network": {"deadline": "quantile:0.9"}}, "lets other clients decide whether a client is late"),
         ({"watch": {"port": 8000, "host": "0.0.0.0"}}, "the live page tells who was drawn"),
         ({"privacy": PRIVACY | {"max_participations": 3}}, "itself draws how often a client contributes"),
     ],

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from offbeat.deploy.user_code import import_user_code
+from offbeat.deploy.config import import_user_code
 from offbeat.errors import InputError
 from offbeat.training.task import import_function
 

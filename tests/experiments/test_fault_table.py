@@ -16,6 +16,22 @@ def test_the_guide_shows_the_table_of_the_records() -> None:
     assert table.written(PAGE, made.replace("SIGKILL", "SIGHUP", 1)) != PAGE
 
 
+def test_no_harm_to_a_file_was_silent_or_cost_an_accepted_upload() -> None:
+    lines = table.load_files()
+    assert table.written(PAGE, table.file_table(lines), "harmed files") == PAGE
+    assert {line["kind"].rpartition(" ")[2] for line in lines} == {"deleted", "emptied", "cut", "flipped"}
+    names = {line["kind"].rpartition(" ")[0] for line in lines}
+    assert {"settings.json", "roster.json", "trace.jsonl", "records.jsonl", "journal/*.upload"} <= names
+    assert {"journal/kept.jsonl", "journal/run", "checkpoint/state.safetensors"} <= names
+    for line in lines:
+        assert not line["bad"], line
+        assert line["same"]
+        assert line["lost"] == 0
+    refused = {line["kind"] for line in lines if line["seen"].startswith("refused in one sentence")}
+    for harm in ("deleted", "emptied", "cut", "flipped"):
+        assert f"journal/*.upload {harm}" in refused  # of one that waited in the buffer
+
+
 def test_no_accepted_upload_was_lost_and_no_bad_one_accepted() -> None:
     faults = [line for line in LINES if "kind" in line]
     runs = [line["verdict"] for line in LINES if "verdict" in line]

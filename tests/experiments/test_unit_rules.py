@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from experiments.tuning_free import unit_rules, unit_table
+from experiments.tuning_free import unit_rules, unit_table, unit_tasks
 from experiments.tuning_free.steady import Steady
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,12 +21,13 @@ from offbeat.core import Batch, Batches, Cohort, Visit
 VISIT = Visit(torch.tensor(0), torch.tensor(0))
 
 FOLDER = Path(unit_table.__file__).parent
-SECTION, _, TWELFTH = (
+SECTION, _, REST = (
     (FOLDER / "README.md")
     .read_text()
     .partition("## Eleventh exploration")[2]
     .partition("## Twelfth exploration")
 )
+TWELFTH, _, THIRTEENTH = REST.partition("## Thirteenth exploration")
 
 
 def table(number: int, section: str = SECTION) -> list[list[str]]:
@@ -103,6 +104,54 @@ def test_the_table_of_the_old_bench_is_that_of_its_records() -> None:
         f"{100 * each['last']:.1f}" for each in bench if each["method"] == "cadence" and each["seed"] == 0
     }
     assert [row for row in rows if row[2] not in again | first] == []
+
+
+def test_the_table_of_the_panel_is_printed_from_the_records(capsys: pytest.CaptureFixture[str]) -> None:
+    given = argparse.Namespace(
+        records=FOLDER / "unit_rules.jsonl", draw="panel", set="thirteenth", words=[], systems=False
+    )
+    unit_table.show(given)
+    lines = capsys.readouterr().out.splitlines()[2:]
+    found = [[cell.strip() for cell in line.strip("|").split("|")][1:6] for line in lines]
+    assert [row[1:] for row in table(1, THIRTEENTH)] == found
+    assert len(found) == len(unit_rules.SETS["thirteenth"])
+    _, systems, best = unit_table.read(given.records)
+    panel = {unit_tasks.label(system) for system in unit_tasks.panel()}
+    assert {each["system"] for each in systems if each["set"] == "thirteenth"} == panel
+    assert {("panel", name) for name in panel} <= best.keys()
+
+
+def test_the_table_of_the_cnn_is_that_of_its_records() -> None:
+    records = [json.loads(line) for line in (FOLDER / "exploration13.jsonl").read_text().splitlines()]
+    made = [
+        [
+            ", ".join([each["method"], *(f"{name} {value:g}" for name, value in each["words"].items())]),
+            f"{100 * each['last']:.1f}",
+            f"{each['unit']:g}",
+        ]
+        for each in records
+    ]
+    assert table(0, THIRTEENTH) == made
+    grid = json.loads((FOLDER / "exploration13.json").read_text())
+    assert all([each["method"], each["words"]] in [entry[:2] for entry in grid] for each in records)
+
+
+def test_the_page_of_cadence_has_the_scales_and_the_short_and_long_runs_of_the_records(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    page = (FOLDER.parents[1] / "docs" / "cadence.md").read_text()
+    given = argparse.Namespace(records=FOLDER / "unit_rules.jsonl")
+    unit_table.show_scales(given)
+    assert capsys.readouterr().out in page
+    rules, systems, _ = unit_table.read(given.records)
+    (digits,) = (each for each in systems if (each["draw"], each["system"]) == ("long", "digits, mlp"))
+    for curve in digits["curves"][rules[digits["set"]].index({"rule": "agreement"})]:
+        *most, last = (f"{value:.1f}" for value in curve)
+        assert f"{', '.join(most)} and {last} on" in page
+    short = [row for row in printed("short", "final", capsys) if row[3] == "10 of 20"]
+    said = re.search(r"In 40 server steps Cadence is (\S+) points behind .* fails in 10,", page)
+    assert said is not None
+    assert said[1] in [row[0] for row in short]
 
 
 @pytest.mark.parametrize("method", [Cadence, Steady])

@@ -1,8 +1,9 @@
-"""The pages on malicious clients and on smaller uploads are those of their records."""
+"""The pages on malicious clients, on smaller uploads and on tuning are those of their records."""
 
 import torch
 from experiments.attacks import study as attacks
 from experiments.compression import study as compression
+from experiments.tuning import study as tuning
 
 from offbeat import Asynchronous, Constant, FedOpt, Sequential
 from worlds import make_world, play
@@ -11,6 +12,7 @@ from worlds import make_world, play
 def test_the_tables_on_the_pages_are_those_of_the_records() -> None:
     assert attacks.PAGE.read_text() == attacks.page()
     assert compression.PAGE.read_text() == compression.page()
+    assert tuning.PAGE.read_text() == tuning.page()
 
 
 def test_every_run_has_one_record() -> None:
@@ -50,3 +52,19 @@ def test_attackers_are_a_share_of_the_clients_and_fast_ones_answer_at_once() -> 
     delay = attacks.FastAttackers(Constant(7.0), few).bind(rng, 100)
     assert {delay(client, 0, 0.5) for client in few} == {attacks.FAST}
     assert delay(next(iter(more - few)), 0, 0.5) == 7.0
+
+
+def test_a_killed_study_is_the_one_that_was_not_and_saves_at_the_accuracy_of_the_grid() -> None:
+    found = tuning.records()
+    seeds = [seed for kind, seed in found if kind == "grid"]
+    assert seeds == list(tuning.SEEDS)
+    for seed in seeds:
+        grid, halving, search = (found[kind, seed] for kind in tuning.STUDIES)
+        assert len(grid["trials"]) == 15
+        assert all(state != "pruned" for _, state, *_ in grid["trials"])
+        assert halving["best"] >= grid["best"]
+        assert halving["client_updates"] < grid["client_updates"]
+        assert found[tuning.KILLED, seed]["trials"] == search["trials"]
+        needed = found[tuning.NEEDED, seed]
+        assert needed["best"] >= grid["best"]
+        assert needed["trials"] == search["trials"][: len(needed["trials"])]

@@ -1,23 +1,30 @@
-"""A deployment's settings file, `serve.toml`: its tables and keys, read and checked."""
+"""What a deployment is given: `serve.toml`, read and checked, and the user's functions for data and model."""
 
 import dataclasses
+import hashlib
 import math
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType, NoneType, UnionType
-from typing import Any, Self, TypeVar, get_args
+from typing import Any, NamedTuple, Self, TypeAlias, TypeVar, get_args
+
+import torch
+from torch import nn
 
 from offbeat.algorithms import Setting, find
+from offbeat.data.population import Examples, check_examples
 from offbeat.errors import InputError, naming_settings, unknown_name
+from offbeat.nn.problem import Loss
 from offbeat.privacy.secure.terms import DEFAULT_MINIMUM
 from offbeat.renamed import check_name, check_part_of_task
-from offbeat.schedule.deadline import parse_deadline
+from offbeat.schedule.clock import parse_deadline
 from offbeat.schedule.dispatch import TIMED_DISPATCH_NAMES
-from offbeat.training.experiment import Experiment
+from offbeat.training.evaluate import Metric
+from offbeat.training.experiment import Experiment, check_limits_private
 from offbeat.training.schema import (
     COUNT,
     KINDS,
@@ -28,6 +35,7 @@ from offbeat.training.schema import (
     setting,
     settings_of,
 )
+from offbeat.training.task import MakeModule, first_line, load_task, seeded_module
 
 _MAX_FILE_BYTES = 1 << 20
 _MAX_DEFAULT_BUFFER = 10  # where none is given
@@ -68,6 +76,12 @@ class NetworkConfig:
         "SECONDS",
         "time limit of a task: a number, or quantile:Q[:FACTOR] of the durations seen so far",
         kind=ValueKind.DEADLINE,
+    )
+    partial_work: bool = _network(
+        False, "", "before the time limit a site sends the local steps that it has done"
+    )
+    recall_stale: bool = _network(
+        False, "", "a site whose update is about to be too stale is asked for the steps that it has done"
     )
     poll: float = _seconds(0.5, help="between two polls")
     patience: float = _seconds(600.0, help="without a network before the run ends, saved")
@@ -181,6 +195,8 @@ class ServeConfig:
                     "max_update_norm of [network] would reject uploads that [privacy] clips, and the noise "
                     "does not cover which ones: leave it out."
                 )
+            _check_recall(network, experiment)
+            check_limits_private(experiment, parse_deadline(network.deadline), varying=True)
             return cls(folder, code, experiment, examples, secure, network, page, prepare)
 
     def __post_init__(self) -> None:
@@ -295,6 +311,8 @@ def _read_table(given: Mapping[str, Any], table: str) -> dict[str, Any]:
     for name, value in values.items():
         if name in _REFUSED:
             raise InputError(f"{place} has '{name}', {_REFUSED[name]}: leave it out.")
+        if name in simulated and name in table_keys("network"):
+            raise InputError(f"{place} has '{name}', which belongs to [network]: move it there.")
         if name in simulated:
             raise InputError(f"{place} has '{name}', which is for simulations only: leave it out.")
         if name not in known:
@@ -331,21 +349,27 @@ def _read_privacy(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_timed(given: Mapping[str, Any]) -> None:
-    """Refuse what would make the draw of timed releases known, or lateness depend on data."""
-    if "local_epochs" in given["training"]:
-        raise InputError(
-            "a site with more examples takes longer for local_epochs, so whether it is late for a release "
-            "would depend on its data: give local_steps."
-        )
-    if isinstance(given.get("network", {}).get("deadline"), str):
-        raise InputError(
-            "deadline of [network] follows how long all sites take, and under timed releases whether one is "
-            "late must not depend on another: give a number of seconds, or leave it out."
-        )
+    """Refuse what would make the draw of timed releases known."""
     if given.get("watch", {}).get("host", "127.0.0.1") not in ("127.0.0.1", "::1", "localhost"):
         raise InputError(
             "the live page tells who was drawn for a release, which must stay secret: leave host of [watch] "
             "out, and reach the page from the server itself."
+        )
+
+
+def _check_recall(network: NetworkConfig, experiment: Experiment) -> None:
+    """Refuse to recall tasks where none is ever too stale."""
+    if not network.recall_stale:
+        return
+    if experiment.dispatch in TIMED_DISPATCH_NAMES:
+        raise InputError(
+            "recall_stale of [network] follows what other sites have sent, and under timed releases nothing "
+            "that a site is asked for may depend on others: leave it out, or use another dispatch."
+        )
+    if experiment.max_staleness is None:
+        raise InputError(
+            "recall_stale of [network] is for updates that would be discarded: give max_staleness of "
+            "[training], too."
         )
 
 
@@ -423,3 +447,66 @@ def _shorten(value: Any) -> str:
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+LoadData: TypeAlias = Callable[[str], Examples]  # from the site's name
+
+
+class UserCode(NamedTuple):
+    """What a site needs of the user's task."""
+
+    load: LoadData
+    module: MakeModule
+    losses: Loss
+    personal: tuple[str, ...] = ()  # layers that stay at the site
+    test: Callable[[str], Examples | None] = lambda name: None  # of the site's own, for its personal model
+    metrics: Mapping[str, Metric] | None = None
+
+
+def import_user_code(task: str) -> UserCode:
+    """The task that the function `package.module:function` returns, as a site needs it."""
+    loaded = load_task(task, option="--task")
+
+    def make() -> nn.Module:
+        seed = torch.initial_seed()  # the module is made after torch was seeded
+        return load_task(task, seed, "--task").make_module(seed)
+
+    personal = tuple(loaded.personal)
+    return UserCode(loaded.site_examples, make, loaded.loss, personal, loaded.site_test, loaded.metrics)
+
+
+def load_examples(load: LoadData, name: str) -> Examples:
+    """Load a site's examples; any problem is raised as an `InputError`."""
+    try:
+        given = load(name)
+    except Exception as error:
+        raise InputError(f"the data of site '{name}' could not be loaded: {first_line(error)}") from error
+    data = check_examples(given)
+    if not data.total:
+        raise InputError(f"the data of site '{name}' is empty: a site needs at least one example.")
+    return data
+
+
+def frozen_weights_digest(module: nn.Module) -> str | None:
+    """Return a digest of the frozen weights, which are not sent; None if all weights are trained."""
+    frozen = [(name, weight) for name, weight in module.named_parameters() if not weight.requires_grad]
+    digest = hashlib.sha256()
+    for name, weight in frozen:
+        digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
+        digest.update(weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest() if frozen else None
+
+
+def prepare_module(
+    module: nn.Module, make: MakeModule, seed: int, frozen: str | None, personal: bool = False
+) -> nn.Module:
+    """Return a site's model for a run; its frozen weights must have the digest `frozen` of the server's."""
+    # frozen weights and personal layers are not sent, so they must follow from the seed
+    if personal or frozen_weights_digest(module) is not None:
+        module = seeded_module(make, seed)
+    if frozen_weights_digest(module) != frozen:
+        raise InputError(
+            "the frozen weights differ from the server's: load them from copies of one file on both, "
+            "or draw them from torch's generator."
+        )
+    return module

@@ -73,7 +73,7 @@ def bind_socket(host: str, port: int, option: str = "--port") -> socket.socket:
     except (OSError, OverflowError, UnicodeError):
         raise InputError(f"port {port} of {host} cannot be used (unknown host): change {option}.") from None
     family, _, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
-    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # else asyncio sets no TCP_NODELAY
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
@@ -376,6 +376,8 @@ def http_server(
         uvicorn.Config(
             app,
             loop="asyncio",
+            interface="asgi3",
+            proxy_headers=False,
             ws="none",
             lifespan="auto",
             log_config=None,

@@ -3,7 +3,6 @@
 import contextlib
 import ctypes
 import os
-import shutil
 import signal
 import ssl
 import subprocess
@@ -124,19 +123,9 @@ def _die_with_parent(parent: int) -> Callable[[], None] | None:
     return request_signal
 
 
-def find_command(name: str) -> str:
-    """Return the path of one of Flower's commands."""
-    found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
-    if found is None:
-        raise InputError(f"Flower's command {name} was not found: install 'offbeat[deploy]'.")
-    return found
-
-
 def flower_environment(home: Path) -> dict[str, str]:
-    """Return the environment of Flower's commands, which start each other by name."""
-    own = dict(os.environ)
-    path = [str(Path(sys.executable).parent), *filter(None, [own.get("PATH")])]
-    return _DEFAULT_ENVIRONMENT | own | {"FLWR_HOME": str(home.absolute()), "PATH": os.pathsep.join(path)}
+    """Return the environment of processes that use Flower."""
+    return _DEFAULT_ENVIRONMENT | dict(os.environ) | {"FLWR_HOME": str(home.absolute())}
 
 
 class Certificates(NamedTuple):
@@ -195,24 +184,6 @@ def check_readable(path: Path, remedy: str) -> None:
             pass
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror or error}): {remedy}.") from None
-
-
-def start_superlink(host: str, port: int, folder: Path, certificates: Certificates | None) -> ChildProcess:
-    """Start a SuperLink whose log is in `folder`.
-
-    It keeps its state in memory, which takes a third of the time of a database on disk. All that has to
-    outlast it is in the server's journal.
-    """
-    command = [find_command("flower-superlink"), "--host", host, "--port", str(port)]
-    command += ["--database", ":flwr-in-memory:", "--disable-runtime-dependency-installation"]
-    command += ["--isolation", "process"]  # the server acquires its task itself, so Flower starts no process
-    if certificates is None:
-        command += ["--insecure"]
-    else:
-        command += ["--ssl-ca-certfile", str(certificates.authority.absolute())]
-        command += ["--ssl-certfile", str(certificates.server.absolute())]
-        command += ["--ssl-keyfile", str(certificates.key.absolute()), "--enable-supernode-auth"]
-    return ChildProcess(command, flower_environment(folder / "home"), folder / "superlink.log")
 
 
 def superlink_problem(link: SuperLinkAddress) -> str | None:

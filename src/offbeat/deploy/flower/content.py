@@ -3,7 +3,8 @@
 A message has a header, which is text, optionally a payload of plain bytes, and in a site's reply a signature.
 Flower moves the content of a message as objects, and each object is a request at each end. A message of
 offbeat is therefore one object, in which a long payload is replaced by the IDs of further objects. These
-depend on the payload alone, so a model that many sites are sent is sent to the SuperLink once.
+depend on the payload alone: a model that many sites are sent is sent to the SuperLink once, for which shorter
+payloads of tasks are objects of their own, too.
 
 Objects are fetched one by one, because what is sent by others may be too large, incomplete or malformed.
 """
@@ -16,8 +17,14 @@ from typing import NamedTuple
 
 from offbeat.deploy.flower import private_api
 
-KINDS = {"query.hello": "hello", "train.task": "task", "query.end": "end"}  # by Flower's message type
+KINDS = {  # by Flower's message type
+    "query.hello": "hello",
+    "train.task": "task",
+    "query.recall": "recall",
+    "query.end": "end",
+}
 _INLINE_BYTES = 2 * 1024 * 1024  # of a payload that needs no objects of its own
+_SHARED_BYTES = 64 * 1024  # the same, of one that is sent to many
 _PART_BYTES = 4 * 1024 * 1024  # of a longer payload, in each object
 _FIXED = struct.Struct("<16sII")  # random bytes, since two messages may say the same, and two lengths
 _NUMBER = struct.Struct("<Q")  # of a part, since two parts may have the same bytes
@@ -45,10 +52,10 @@ class ContentObjects(NamedTuple):
     objects: dict[str, bytes]
 
 
-def to_objects(content: Content) -> ContentObjects:
-    """Return content as Flower's objects."""
+def to_objects(content: Content, *, shared: bool = False) -> ContentObjects:
+    """Return content as Flower's objects; the payload of one that is `shared` is sent to many."""
     payload, parts = content.payload, {}
-    if len(payload) > _INLINE_BYTES:
+    if len(payload) > (_SHARED_BYTES if shared else _INLINE_BYTES):
         view = memoryview(payload)
         for number, start in enumerate(range(0, len(payload), _PART_BYTES)):
             part = b"".join((_NUMBER.pack(number), view[start : start + _PART_BYTES]))

@@ -6,6 +6,9 @@ relied on, one test for each point, against the installed version.
 - `FleetClient` is the client with which a SuperNode talks to its SuperLink, with the same authentication. A
   site uses it in its own process. Flower's own loop around it, `http_request_response`, ends the process when
   the SuperLink is away or refuses a node, and would start another process for every message.
+- `SuperLink` is Flower's SuperLink as an ASGI application. Each of the nine layers of Flower's middleware
+  starts tasks and copies for each request, so the requests that an update consists of are given to Flower's
+  handlers directly.
 - `ControlClient` is the client of Flower's command line. One connection registers all keys; each call of the
   command takes seconds.
 - `ServerTask` is the task of a ServerApp, acquired in the server's own process, as Flower's SuperExec would
@@ -14,13 +17,18 @@ relied on, one test for each point, against the installed version.
   call if one of them cannot be read, and ends the process when the SuperLink does not know its token.
 """
 
+import base64
 import contextlib
+import functools
 import hashlib
+import importlib
 import json
+import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -52,6 +60,14 @@ clientapp = "offbeat_run:client"
 [tool.flwr.app.config]
 """
 APP_FILES: Mapping[str, Any] = {"pyproject.toml": _PROJECT.encode(), "offbeat_run.py": b""}
+
+
+@functools.cache
+def _proto() -> Any:
+    """Flower's requests and responses, by name."""
+    files = ("control", "fab", "fleet", "heartbeat", "message", "node", "recorddict", "runtime")
+    modules = [importlib.import_module(f"flwr.proto.{name}_pb2") for name in files]
+    return SimpleNamespace(**{name: value for module in modules for name, value in vars(module).items()})
 
 
 class Refusal(Enum):
@@ -158,40 +174,35 @@ class FleetClient:
 
     def register(self) -> None:
         """Register the key of this node, which a SuperLink without registered keys allows."""
-        from flwr.proto.fleet_pb2 import RegisterNodeFleetRequest
-
         try:
             with _flower_errors():
-                self._client.RegisterNode(RegisterNodeFleetRequest(public_key=self._public_key))
+                self._client.RegisterNode(_proto().RegisterNodeFleetRequest(public_key=self._public_key))
         except FlowerError as error:
             if error.refusal is not Refusal.KEY_IN_USE:
                 raise
 
     def activate(self) -> int:
         """Connect this node; return its ID."""
-        from flwr.proto.fleet_pb2 import ActivateNodeRequest
-        from flwr.proto.node_pb2 import Node
-
         with _flower_errors():
             response = self._client.ActivateNode(
-                ActivateNodeRequest(public_key=self._public_key, heartbeat_interval=_HEARTBEAT_INTERVAL)
+                _proto().ActivateNodeRequest(
+                    public_key=self._public_key, heartbeat_interval=_HEARTBEAT_INTERVAL
+                )
             )
-        self._node = Node(node_id=response.node_id)
+        self._node = _proto().Node(node_id=response.node_id)
         return int(response.node_id)
 
     def deactivate(self, node: int) -> None:
         """Say that a node with this key has ended; only for a caller that knows that it has."""
-        from flwr.proto.fleet_pb2 import DeactivateNodeRequest
-
         with _flower_errors():
-            self._client.DeactivateNode(DeactivateNodeRequest(node_id=node))
+            self._client.DeactivateNode(_proto().DeactivateNodeRequest(node_id=node))
 
     def heartbeat(self) -> bool:
         """Say that this node is alive; return whether the SuperLink knows it."""
-        from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-
         with _flower_errors():
-            request = SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=_HEARTBEAT_INTERVAL)
+            request = _proto().SendNodeHeartbeatRequest(
+                node=self._node, heartbeat_interval=_HEARTBEAT_INTERVAL
+            )
             return bool(self._client.SendNodeHeartbeat(request).success)
 
     def pull(self, wait: float = 0.0) -> PendingMessage | None:
@@ -199,11 +210,9 @@ class FleetClient:
 
         The gateway of `offbeat serve` waits for one so many seconds; a SuperLink alone answers at once.
         """
-        from flwr.proto.fleet_pb2 import PullMessagesRequest
-
         self._wait.seconds = wait
         with _flower_errors():
-            response = self._client.PullMessages(PullMessagesRequest(node=self._node))
+            response = self._client.PullMessages(_proto().PullMessagesRequest(node=self._node))
         if not response.messages_list:
             return None
         about = response.messages_list[0].metadata
@@ -219,12 +228,10 @@ class FleetClient:
 
     def send(self, reply: "OutgoingReply", seconds: float) -> None:
         """Send a reply after `seconds` of work; a repetition goes on where the last call failed."""
-        from flwr.proto.fleet_pb2 import PushMessagesRequest
-
         with _flower_errors():
             if reply.session is None:
                 response = self._client.PushMessages(
-                    PushMessagesRequest(
+                    _proto().PushMessagesRequest(
                         node=self._node,
                         messages_list=[reply.message],
                         message_object_trees=[_object_tree(reply.objects)],
@@ -267,25 +274,21 @@ class OutgoingReply:
 
 def _message(**metadata: Any) -> Any:
     """Return a message whose content is only in its objects."""
-    from flwr.proto.message_pb2 import Message, Metadata
-    from flwr.proto.recorddict_pb2 import RecordDict
-
-    return Message(metadata=Metadata(**metadata), content=RecordDict())
+    return _proto().Message(metadata=_proto().Metadata(**metadata), content=_proto().RecordDict())
 
 
 def _object_tree(objects: Mapping[str, bytes]) -> Any:
-    from flwr.proto.message_pb2 import ObjectTree
-
     first, *others = objects
-    return ObjectTree(object_id=first, children=[ObjectTree(object_id=each) for each in others])
+    return _proto().ObjectTree(
+        object_id=first, children=[_proto().ObjectTree(object_id=each) for each in others]
+    )
 
 
 def _push_object(client: Any, node: Any, run_id: int, session: str, object_id: str, content: bytes) -> None:
-    from flwr.proto.message_pb2 import PushObjectRequest
 
     # Whether it was stored is not looked at: an object that is sent again, after a response was lost, is not.
     client.PushObject(
-        PushObjectRequest(
+        _proto().PushObjectRequest(
             node=node, run_id=run_id, object_id=object_id, object_content=content, session_id=session
         )
     )
@@ -298,9 +301,8 @@ def _object_ids(tree: Any) -> list[str]:
 
 
 def _pull_object(client: Any, node: Any, run_id: int, object_id: str) -> bytes | None:
-    from flwr.proto.message_pb2 import PullObjectRequest
 
-    response = client.PullObject(PullObjectRequest(node=node, run_id=run_id, object_id=object_id))
+    response = client.PullObject(_proto().PullObjectRequest(node=node, run_id=run_id, object_id=object_id))
     if not response.object_found:
         raise MissingObjectError("one of its objects is missing.")
     return bytes(response.object_content) if response.object_available else None
@@ -326,24 +328,19 @@ class ServerTask:
 
     def __init__(self, client: Any, run_id: int, task_id: int, heartbeat: Any = None) -> None:
         from flwr.common.constant import SUPERLINK_NODE_ID
-        from flwr.proto.node_pb2 import Node
 
         self.run_id = run_id
         self._client, self._task_id, self._heartbeat = client, task_id, heartbeat
-        self._node = Node(node_id=SUPERLINK_NODE_ID)
+        self._node = _proto().Node(node_id=SUPERLINK_NODE_ID)
 
     def nodes(self) -> dict[int, bytes]:
         """Return the nodes that are connected, and their public keys as PEM."""
-        from flwr.proto.runtime_pb2 import GetNodesRequest
-
         with _flower_errors():
-            nodes = self._client.GetNodes(GetNodesRequest()).nodes
+            nodes = self._client.GetNodes(_proto().GetNodesRequest()).nodes
         return {int(node.node_id): bytes(node.public_key) for node in nodes}
 
     def push(self, node: int, kind: str, message_id: str, objects: Mapping[str, bytes], ttl: float) -> bool:
         """Send a message to a node; return whether the SuperLink accepted it."""
-        from flwr.proto.runtime_pb2 import PushAppMessagesRequest
-
         message = _message(
             message_id=message_id,
             run_id=self.run_id,
@@ -356,7 +353,9 @@ class ServerTask:
         )
         with _flower_errors():
             response = self._client.PushMessages(
-                PushAppMessagesRequest(messages_list=[message], message_object_trees=[_object_tree(objects)])
+                _proto().PushAppMessagesRequest(
+                    messages_list=[message], message_object_trees=[_object_tree(objects)]
+                )
             )
             for each in response.objects_to_push:
                 _push_object(self._client, self._node, self.run_id, response.session_id, each, objects[each])
@@ -383,10 +382,9 @@ class ServerTask:
         return found
 
     def _list_replies(self, message_ids: Sequence[str]) -> list[PendingReply]:
-        from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 
         with _flower_errors():
-            response = self._client.PullMessages(PullAppMessagesRequest(message_ids=message_ids))
+            response = self._client.PullMessages(_proto().PullAppMessagesRequest(message_ids=message_ids))
         replies = []
         for message, tree in zip(response.messages_list, response.message_object_trees, strict=True):
             metadata, error = message.metadata, None
@@ -410,11 +408,9 @@ class ServerTask:
 
     def delete(self, message_id: str) -> None:
         """Let the SuperLink delete the objects of a message, which it would keep until the run ends."""
-        from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
-
         with _flower_errors():
             self._client.ConfirmMessageReceived(
-                ConfirmMessageReceivedRequest(
+                _proto().ConfirmMessageReceivedRequest(
                     node=self._node, run_id=self.run_id, message_object_id=message_id
                 )
             )
@@ -422,11 +418,12 @@ class ServerTask:
     def finish(self, error: str | None) -> None:
         """Say how the task ended, and disconnect; a SuperLink that is away is not waited for."""
         from flwr.common.constant import SubStatus
-        from flwr.proto.runtime_pb2 import PushTaskOutputRequest
 
         status = SubStatus.COMPLETED if error is None else SubStatus.FAILED
         with contextlib.suppress(FlowerError), _flower_errors():
-            self._client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=error or ""))
+            self._client.PushTaskOutput(
+                _proto().PushTaskOutputRequest(sub_status=status, details=error or "")
+            )
         if self._heartbeat.is_running:
             self._heartbeat.stop()
         self._client.close()
@@ -437,19 +434,18 @@ def acquire_server_task(address: str, authority: Path | None) -> ServerTask | No
 
     All runs that offbeat submits are alike, so it does not matter which one a server gets.
     """
-    from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest
     from flwr.supercore.constant import TaskType
     from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
     from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
 
     with contextlib.closing(_runtime_client(address, authority, "SuperExec")) as client, _flower_errors():
-        acquired = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
+        acquired = client.AcquireTask(_proto().AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
     if not acquired.token:
         return None
     token = RuntimeTokenHttpInterceptor(token=acquired.token)
     client = _runtime_client(address, authority, "flwr-serverapp", token)
     with _flower_errors():
-        given = client.PullTaskInput(PullTaskInputRequest())
+        given = client.PullTaskInput(_proto().PullTaskInputRequest())
     heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
     heartbeat.start()
     return ServerTask(client, int(given.run.run_id), int(given.task_id), heartbeat)
@@ -485,6 +481,107 @@ def object_id(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+_Handler = Callable[[Any, Any], Any]  # of a request and its caller
+
+
+class SuperLink:
+    """Flower's SuperLink in this process, as three ASGI applications.
+
+    The object itself is Flower's own. `fleet` is for requests of nodes whose signature somebody has verified,
+    and `runtime` for those of a server; both answer without Flower's middleware what each update needs.
+    """
+
+    def __init__(self, options: Sequence[str]) -> None:
+        from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, _parse_superlink_lifespan_config
+        from flwr.superlink.main import create_app
+        from flwr.superlink.servicer.fleet import fleet_handlers as fleet
+        from flwr.superlink.servicer.runtime import runtime_handlers as runtime
+
+        # Flower starts no process, and keeps its state in memory, which takes a third of the time of a
+        # database on disk. All that has to outlast it is in the server's journal.
+        fixed = ["--isolation", "process", "--database", ":flwr-in-memory:"]
+        sys.argv = ["flower-superlink", *fixed, "--disable-runtime-dependency-installation", *options]
+        self._app: Any = create_app(_parse_superlink_lifespan_config(), SuperLinkLifespan)
+        self._state = state = self._app.state.linkstate_factory.state()
+        self._fleet: dict[str, _Handler] = {
+            "pull-messages": lambda request, _: fleet.pull_messages(request, state, state.object_store),
+            "push-messages": lambda request, _: fleet.push_messages(request, state),
+            "push-object": lambda request, _: fleet.push_object(request, state),
+            "pull-object": lambda request, _: fleet.pull_object(request, state),
+            "send-node-heartbeat": lambda request, _: fleet.send_node_heartbeat(request, state),
+        }
+        self._runtime: dict[str, _Handler] = {
+            "push-messages": lambda request, task: runtime.push_messages(request, state, task),
+            "pull-messages": lambda request, task: runtime.pull_messages(request, state, task),
+            "push-object": lambda request, task: runtime.push_object(request, state, task),
+            "pull-object": lambda request, task: runtime.pull_object(request, state, task),
+            "confirm-message-received": lambda request, task: runtime.confirm_message_received(
+                request, state, task
+            ),
+        }
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self._app(scope, receive, send)
+
+    async def fleet(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer a request whose signature was verified."""
+        await self._answer("/v1/fleet/", self._fleet, self._check_node, scope, receive, send)
+
+    async def runtime(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer a request of a server."""
+        await self._answer("/v1/runtime/", self._runtime, self._check_task, scope, receive, send)
+
+    async def _answer(
+        self,
+        prefix: str,
+        handlers: Mapping[str, _Handler],
+        check: _Handler,
+        scope: Any,
+        receive: Any,
+        send: Any,
+    ) -> None:
+        from flwr.supercore.error import http_error_translator
+        from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
+        from flwr.supercore.protobuf.translation import (
+            PROTOBUF_REQUEST_TYPES,
+            ProtobufTranslationMiddleware,
+        )
+        from starlette.requests import Request
+        from starlette.responses import Response
+
+        path = scope.get("path", "")
+        handler = handlers.get(path.removeprefix(prefix)) if path.startswith(prefix) else None
+        if handler is None or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        body = await request.body()
+
+        async def handle(request: Any) -> Response:
+            kind = PROTOBUF_REQUEST_TYPES["POST", path]
+            message = ProtobufTranslationMiddleware._parse_request(body, kind)
+            result = handler(message, check(request, message))
+            return Response(result.SerializeToString(), media_type=PROTOBUF_MEDIA_TYPE)
+
+        response = await http_error_translator(request, handle)
+        await response(scope, receive, send)
+
+    def _check_node(self, request: Any, message: Any) -> None:
+        """Refuse a node that is not the one of its key, as Flower's own check of signatures does."""
+        from fastapi import HTTPException
+
+        key = base64.b64decode(request.headers["flwr-public-key"])
+        if self._state.get_node_id_by_public_key(key) != message.node.node_id:
+            raise HTTPException(401, "Invalid SuperNode authentication")
+
+    def _check_task(self, request: Any, message: Any) -> Any:
+        """Return the task whose token a request has."""
+        from flwr.supercore.constant import TASK_TOKEN_HEADER
+        from flwr.supercore.dependencies.task import authenticate_task
+
+        return authenticate_task(request, request.headers.get(TASK_TOKEN_HEADER), self._state)
+
+
 class ControlClient:
     """The calls of Flower's command line; each raises a `FlowerError` if it fails."""
 
@@ -502,46 +599,38 @@ class ControlClient:
 
     def registered_keys(self) -> dict[bytes, int]:
         """Return the public keys that may connect, as PEM, and the IDs of their nodes."""
-        from flwr.proto.control_pb2 import ListNodesRequest
-
         with _flower_errors():
-            nodes = self._client.ListNodes(ListNodesRequest()).nodes_info
+            nodes = self._client.ListNodes(_proto().ListNodesRequest()).nodes_info
         return {bytes(node.public_key): int(node.node_id) for node in nodes if node.status != "unregistered"}
 
     def register_key(self, public_key: bytes) -> None:
         """Let a node with this public key, as PEM, connect; one that was unregistered stays so."""
-        from flwr.proto.control_pb2 import RegisterNodeRequest
-
         try:
             with _flower_errors():
-                self._client.RegisterNode(RegisterNodeRequest(public_key=public_key))
+                self._client.RegisterNode(_proto().RegisterNodeRequest(public_key=public_key))
         except FlowerError as error:
             if error.refusal is not Refusal.KEY_IN_USE:
                 raise
 
     def unregister_key(self, node: int) -> None:
         """Do not let the key of a node connect any more."""
-        from flwr.proto.control_pb2 import UnregisterNodeRequest
-
         with _flower_errors():
-            self._client.UnregisterNode(UnregisterNodeRequest(node_id=node))
+            self._client.UnregisterNode(_proto().UnregisterNodeRequest(node_id=node))
 
     def submit_run(self) -> int:
         """Submit a run whose code is not in its app; return its ID."""
         from flwr.cli.build import build_fab_from_files
-        from flwr.proto.control_pb2 import StartRunRequest
-        from flwr.proto.fab_pb2 import Fab
 
         content, _ = build_fab_from_files(APP_FILES)
         with _flower_errors():
-            return int(self._client.StartRun(StartRunRequest(fab=Fab(content=content))).run_id)
+            return int(
+                self._client.StartRun(_proto().StartRunRequest(fab=_proto().Fab(content=content))).run_id
+            )
 
     def stop_run(self, run_id: int) -> None:
         """End a run, so that sites do not go on working for it."""
-        from flwr.proto.control_pb2 import StopRunRequest
-
         with _flower_errors():
-            self._client.StopRun(StopRunRequest(run_id=run_id))
+            self._client.StopRun(_proto().StopRunRequest(run_id=run_id))
 
     def close(self) -> None:
         self._client.close()

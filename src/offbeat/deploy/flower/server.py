@@ -49,7 +49,9 @@ from offbeat.errors import InputError
 _MESSAGE_TYPES = {kind: name for name, kind in KINDS.items()}
 _ACQUIRE_TIMEOUT, _ACQUIRE_PAUSE = 30.0, 0.2  # seconds
 _MAX_THREADS = 4  # for torch: the server has little to compute between two steps
+_MAX_FETCHED = 8  # replies at a time: their sites are sent new tasks before others are fetched
 _TTL_MARGIN = 60.0  # seconds that Flower keeps a message after it has to be answered
+_MAX_PULLED = 2**26  # bytes of replies at a time: the rest waits at the SuperLink, not in memory here
 _RUN_FILE = "flower/run"  # in the folder of the run: Flower's ID of its run
 _LOG = logging.getLogger("offbeat")
 
@@ -74,6 +76,7 @@ class FlowerTransport:
         self._keys: dict[int, bytes] = {}  # public keys of the nodes that were connected
         self._arriving: dict[str, _Arriving] = {}  # by the ID of the message that is answered
         self._sent: set[str] = set()  # messages whose objects the SuperLink has
+        self.backlog: frozenset[str] = frozenset()
         self._pool, self._deletions = ThreadPoolExecutor(PARALLEL_PULLS), ThreadPoolExecutor(1)
 
     def nodes(self) -> frozenset[int]:
@@ -87,7 +90,7 @@ class FlowerTransport:
 
     def push(self, node: int, kind: str, header: str, payload: bytes, timeout: float) -> str:
         with _transport_errors():
-            message_id, objects = to_objects(Content(header, payload))
+            message_id, objects = to_objects(Content(header, payload), shared=True)
             accepted = self._task.push(node, _MESSAGE_TYPES[kind], message_id, objects, timeout + _TTL_MARGIN)
         if not accepted:
             raise TransportError(f"the SuperLink accepted no message for node {node}")
@@ -104,7 +107,9 @@ class FlowerTransport:
         for message_id in self._arriving.keys() - wanted:
             self._delete(self._arriving.pop(message_id).reply.message_id)
         replies = self._list_replies([key for key in message_ids if key not in self._arriving])
+        pulled, untried = 0, set(self._arriving)
         for message_id, arriving in list(self._arriving.items()):
+            untried.remove(message_id)
             try:
                 reply = self._fetch(arriving)
             except TransportError:
@@ -114,6 +119,10 @@ class FlowerTransport:
             if reply is not None:
                 del self._arriving[message_id]
                 replies.append(reply)
+                pulled += len(reply.payload)
+                if pulled >= _MAX_PULLED or len(replies) >= _MAX_FETCHED:
+                    break
+        self.backlog = frozenset(untried)
         return replies
 
     def _list_replies(self, message_ids: list[str]) -> list[Reply]:

@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+from offbeat.deploy.config import import_user_code
 from offbeat.deploy.flower.commands import SuperLinkAddress
 from offbeat.deploy.flower.content import (
     KINDS,
@@ -43,7 +44,6 @@ from offbeat.deploy.protocol import messages
 from offbeat.deploy.protocol.strict_json import Rejected
 from offbeat.deploy.protocol.transport import Backoff, polling_pause
 from offbeat.deploy.site.site import Site, SiteOptions
-from offbeat.deploy.user_code import import_user_code
 from offbeat.errors import InputError
 
 _FIRST_PAUSE, _MAX_PAUSE = 0.5, 10.0  # seconds between two attempts to connect
@@ -84,6 +84,8 @@ def run_site(
             options.helper_key,
             options.minimum,
             code.personal,
+            test=code.test(options.name),
+            metrics=code.metrics,
         )
         with contextlib.closing(site):
             on_ready(site)

@@ -1,12 +1,11 @@
-"""Keeps a deployed run going: restarts the SuperLink, the gateway in front of it, and the server.
+"""Keeps a deployed run going: restarts the SuperLink and the server.
 
-A SuperLink that is started here listens on loopback only, behind a gateway for sites. One that was running
+A SuperLink that is started here listens on loopback only, and has a gateway for sites. One that was running
 already is only given requests. The server is a child process; it is started again, from what was saved, until
 it finishes, is stopped, or has failed many times without progress.
 """
 
 import contextlib
-import socket
 import subprocess
 import sys
 import time
@@ -22,11 +21,10 @@ from offbeat.deploy.flower.commands import (
     ChildProcess,
     SuperLinkAddress,
     flower_environment,
-    start_superlink,
     wait_for_superlink,
 )
 from offbeat.deploy.flower.private_api import ControlClient, FlowerError, Refusal
-from offbeat.deploy.network import Doorbell, bind_socket, format_address, free_port
+from offbeat.deploy.network import Doorbell, bind_socket, format_address
 from offbeat.deploy.protocol.transport import Backoff
 from offbeat.deploy.server.run import (
     STOP_FILE,
@@ -37,8 +35,6 @@ from offbeat.deploy.server.run import (
 from offbeat.errors import InputError
 from offbeat.files import JsonlTail, disk_full
 
-_FIRST_GATEWAY_PAUSE, _MAX_GATEWAY_PAUSE = 0.5, 30.0  # seconds between two starts
-_GATEWAY_STABLE = 60.0  # seconds after which a start counts as successful
 _FIRST_SUPERLINK_PAUSE, _MAX_SUPERLINK_PAUSE = 2.0, 30.0
 _SUPERLINK_TIMEOUT = 60.0  # seconds for a SuperLink to answer
 _KEY_INTERVAL = 5.0  # seconds between two searches for new and revoked keys
@@ -56,115 +52,64 @@ class ListenAddress(NamedTuple):
     port: int
 
 
-class GatewayProcess:
-    """The gateway, kept alive; connections that arrive while it restarts wait at the listening socket."""
-
-    def __init__(
-        self, listener: socket.socket, bell: Doorbell, folder: Path, certificates: Certificates | None
-    ) -> None:
-        self._listener, self._bell = listener, bell
-        self._folder, self._certificates = folder, certificates
-        self._link: SuperLinkAddress | None = None
-        self._child: ChildProcess | None = None
-        self._backoff = Backoff(_FIRST_GATEWAY_PAUSE, _MAX_GATEWAY_PAUSE)
-
-    @property
-    def log(self) -> Path:
-        """The log of refused requests."""
-        return self._folder / "gate.log"
-
-    def forward_to(self, link: SuperLinkAddress) -> None:
-        """Start it, or start it anew, in front of this SuperLink."""
-        self.stop()
-        self._link = link
-        self._child = self._start(link)
-
-    def check_started(self) -> None:
-        """Raise an `InputError` if it has ended already."""
-        if self._child is None or not self._child.is_alive():
-            raise InputError(f"the gateway of the SuperLink ended during its start; see {self.log}.")
-
-    def keep_alive(self) -> None:
-        """Start it again if it has ended."""
-        if self._link is None:
-            return
-        if self._child is not None and not self._child.is_alive():
-            if time.monotonic() - self._child.started > _GATEWAY_STABLE:
-                self._backoff.reset()
-            self._child = None
-            self._backoff.fail()
-        if self._child is None and self._backoff.due:
-            self._child = self._start(self._link)
-
-    def stop(self) -> None:
-        """Kill it: it has nothing to save."""
-        if self._child is not None:
-            self._child.kill()
-            self._child = None
-
-    def _start(self, link: SuperLinkAddress) -> ChildProcess:
-        listener, bell = self._listener.fileno(), self._bell.socket.fileno()
-        command = [sys.executable, "-P", "-m", "offbeat.deploy.gateway", "--listener", str(listener)]
-        command += ["--superlink", link.address, "--doorbell", str(bell)]
-        if self._certificates is not None:
-            command += ["--authority", str(self._certificates.authority.absolute())]
-            command += ["--certificate", str(self._certificates.server.absolute())]
-            command += ["--key", str(self._certificates.key.absolute())]
-            command += ["--sites", str(self._certificates.sites.absolute())]
-        environment = flower_environment(self._folder / "home")
-        return ChildProcess(command, environment, self.log, stdin=subprocess.PIPE, pass_fds=(listener, bell))
-
-
 class LocalSuperLink:
-    """A SuperLink that is started here, with its gateway.
+    """A SuperLink that is started here, in one process with its gateway.
 
-    A restart keeps its port where possible, because the server survives a short absence of the SuperLink.
+    Both of its sockets are bound here, so connections that arrive while it restarts wait.
     """
 
     def __init__(self, listen: ListenAddress, folder: Path, certificates: Certificates | None) -> None:
         self._folder, self._certificates = folder, certificates
-        self._listener = bind_socket(*listen)
+        self._listener, self._own = bind_socket(*listen), bind_socket(LOOPBACK, 0)
         self.bell, self._gateway_bell = Doorbell.pair()  # of the server, and of the gateway
-        self._gateway = GatewayProcess(self._listener, self._gateway_bell, folder, certificates)
-        self._port = free_port()
         self._child: ChildProcess | None = None
         self._certificate = 0
-        self._change_port = False  # after a failed start, another process may use the port
         self._backoff = Backoff(_FIRST_SUPERLINK_PAUSE, _MAX_SUPERLINK_PAUSE)
 
     @property
     def link(self) -> SuperLinkAddress:
         """How this machine reaches it, without the gateway."""
         authority = None if self._certificates is None else self._certificates.authority
-        return SuperLinkAddress(format_address(LOOPBACK, self._port), authority)
+        return SuperLinkAddress(format_address(*self._own.getsockname()), authority)
 
     def start(self) -> None:
-        """Start it for the first time, without its gateway; a failure is an `InputError`."""
-        self._start()
+        """Start it, closed for sites; a failure is an `InputError`."""
+        self.kill()
+        self._certificate = self._certificate_date()
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # its log may name sites
+        (self._folder / "superlink.address").write_text(self.link.address)  # for another 'offbeat serve'
+        log = self._folder / "superlink.log"
+        sockets = [each.fileno() for each in (self._own, self._listener, self._gateway_bell.socket)]
+        command = [sys.executable, "-P", "-m", "offbeat.deploy.flower.superlink"]
+        for option, number in zip(("--own", "--listener", "--doorbell"), sockets, strict=True):
+            command += [option, str(number)]
+        if self._certificates is not None:
+            options = ("--authority", "--certificate", "--key", "--sites")
+            for option, path in zip(options, self._certificates, strict=True):
+                command += [option, str(path.absolute())]
+        environment = flower_environment(self._folder / "home")
+        self._child = ChildProcess(command, environment, log, stdin=subprocess.PIPE, pass_fds=sockets)
+        wait_for_superlink(self.link, _SUPERLINK_TIMEOUT, self._child.is_alive, log)
 
     def open(self) -> None:
-        """Start the gateway, where sites connect."""
-        self._gateway.forward_to(self.link)
-        self._gateway.check_started()
+        """Let sites connect."""
+        if self._child is not None and self._child.process.stdin is not None:
+            with contextlib.suppress(OSError, ValueError):  # it has ended: `keep_alive` starts it again
+                self._child.process.stdin.write(b"open")
+                self._child.process.stdin.flush()
 
     def keep_alive(self) -> bool:
-        """Restart what has ended or has an old certificate; return whether the SuperLink was restarted."""
-        if self._child is not None and self._certificate_date() != self._certificate:
-            self._child.kill()
-            self._gateway.forward_to(self.link)
-        self._gateway.keep_alive()
+        """Restart it if it has ended or has an old certificate; return whether it was restarted."""
+        if self._certificate_date() != self._certificate:
+            self.kill()
         if self.is_alive() or not self._backoff.due:
             return False
         self._backoff.fail()
-        if self._change_port:
-            self._port = free_port()
-            self._gateway.forward_to(self.link)
-        self._change_port = True
         try:
-            self._start()
+            self.start()
         except InputError as error:
+            self.kill()
             raise FlowerError(Refusal.AWAY, str(error)) from None
-        self._change_port = False
         self._backoff.reset()
         return True
 
@@ -172,9 +117,15 @@ class LocalSuperLink:
         return self._child is not None and self._child.is_alive()
 
     def kill(self) -> None:
-        """End the SuperLink alone; `keep_alive` starts it again."""
+        """End it, which has nothing to save; `keep_alive` starts it again."""
         if self._child is not None:
             self._child.kill()
+
+    def stop(self) -> None:
+        """End it for good."""
+        self.kill()
+        for each in (self._listener, self._own, self.bell, self._gateway_bell):
+            each.close()
 
     def _certificate_date(self) -> int:
         """When the certificate was issued, by its file; it is renewed while the run goes on."""
@@ -182,24 +133,6 @@ class LocalSuperLink:
             return 0 if self._certificates is None else self._certificates.server.stat().st_mtime_ns
         except OSError:
             return self._certificate
-
-    def stop(self, *, kill: bool) -> None:
-        self._gateway.stop()
-        for each in (self._listener, self.bell, self._gateway_bell):
-            each.close()
-        if self._child is not None:
-            self._child.kill() if kill else self._child.stop()
-
-    def _start(self) -> None:
-        if self._child is not None:
-            self._child.kill()
-        self._certificate = self._certificate_date()
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # its log may name sites
-        (self._folder / "superlink.address").write_text(self.link.address)  # for another 'offbeat serve'
-        self._child = start_superlink(LOOPBACK, self._port, self._folder, self._certificates)
-        wait_for_superlink(
-            self.link, _SUPERLINK_TIMEOUT, self._child.is_alive, self._folder / "superlink.log"
-        )
 
 
 class SuperLinkBackend:
@@ -223,7 +156,7 @@ class SuperLinkBackend:
         self._control: tuple[SuperLinkAddress, ControlClient] | None = None
         self._server: ChildProcess | None = None
         self._next_key_search = 0.0
-        self._was_restarted = False  # the SuperLink, which then knows neither keys nor nodes
+        self._is_open = True  # a SuperLink that was restarted is opened once it knows the keys
         self._missing: set[bytes] = set()  # registered keys that the last search did not find
 
     @property
@@ -249,16 +182,16 @@ class SuperLinkBackend:
         now = time.monotonic()
         if self._local is not None:
             if self._local.keep_alive():
-                self._next_key_search, self._was_restarted = now, True
+                self._next_key_search, self._is_open = now, False
             if not self._local.is_alive():
                 return
         if now >= self._next_key_search:
             self._next_key_search = now + _KEY_INTERVAL
             with contextlib.suppress(InputError, FlowerError):  # it is tried again
                 self._update_keys()
-                if self._was_restarted and self._local is not None:
-                    self._local.bell.ring()  # for sites that wait for a message, and have to connect again
-                    self._was_restarted = False
+                if not self._is_open and self._local is not None:
+                    self._local.open()
+                    self._is_open = True
 
     def restart_superlink(self) -> None:
         """End a SuperLink that was started here: `keep_alive` starts it again."""
@@ -297,7 +230,7 @@ class SuperLinkBackend:
         if self._server is not None:
             self._server.kill() if kill else self._server.stop()
         if self._local is not None:
-            self._local.stop(kill=kill)
+            self._local.stop()
 
     def _update_keys(self) -> None:
         """Register the keys of all sites at once, and unregister those that are no longer in the folder."""

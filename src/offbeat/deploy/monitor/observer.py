@@ -1,4 +1,4 @@
-"""What observers of a session are told, and the `Monitor` that logs, counts and keeps the status of a run.
+"""The events of a session for observers, and the `Monitor` that logs, counts and keeps the status of a run.
 
 The session and the training loop call a monitor; the thread that serves the live page reads it. It never
 raises and waits for nothing but its own lock, so a run is the same with and without it.
@@ -21,7 +21,7 @@ from offbeat.training.runner import Progress
 
 
 class Observer:
-    """Is told what happens in a session; nothing of the run depends on it. The methods here do nothing."""
+    """Receives the events of a session; no result of the run depends on it. The methods here do nothing."""
 
     def joined(self, node: int, name: str, client: int) -> None:
         """A site was admitted as this client."""
@@ -32,8 +32,16 @@ class Observer:
     def sent(self, client: int, task: Task, size: int) -> None:
         """A task with a payload of so many bytes was sent."""
 
-    def accepted(self, client: int, task: Task, seconds: float, size: int, work: float) -> None:
-        """An upload passed every check and is on disk, `seconds` after its task was sent."""
+    def recalled(self, client: int, task: Task) -> None:
+        """A client was asked to send what it has done of a task."""
+
+    def accepted(
+        self, client: int, task: Task, seconds: float, size: int, work: float, steps: int | None = None
+    ) -> None:
+        """An upload passed every check and is on disk, `seconds` after its task was sent.
+
+        `steps` are those of a task that ended early.
+        """
 
     def rejected(self, node: int, client: int | None, reason: Reason, sentence: str) -> None:
         """A reply, a greeting or a task came to nothing."""
@@ -128,7 +136,7 @@ class Metrics:
             "staleness_versions", "Versions between a task and its use", _STALENESS_BUCKETS
         )
         self.seconds = histogram("task_seconds", "Seconds from a task to its upload", _SECONDS_BUCKETS)
-        self.work = histogram("work_seconds", "Seconds of local work, as the site tells", _SECONDS_BUCKETS)
+        self.work = histogram("work_seconds", "Seconds of local work, as the site reports", _SECONDS_BUCKETS)
         for reason in reasons:
             self.rejected.labels(reason)  # starts at 0, so that a rate can be computed
 
@@ -202,7 +210,13 @@ class Monitor(Observer):
             self._metrics.sent_bytes.inc(size)
             self._events.tell("sent", client=client, version=task.version, visit=task.visit, bytes=size)
 
-    def accepted(self, client: int, task: Task, seconds: float, size: int, work: float) -> None:
+    def recalled(self, client: int, task: Task) -> None:
+        with self._lock:
+            self._events.tell("recalled", client=client, version=task.version, visit=task.visit)
+
+    def accepted(
+        self, client: int, task: Task, seconds: float, size: int, work: float, steps: int | None = None
+    ) -> None:
         with self._lock:
             now, board = self._now(), self._board
             self._set_working(client, False)
@@ -226,6 +240,7 @@ class Monitor(Observer):
                 seconds=seconds,
                 work=work,
                 bytes=size,
+                **({} if steps is None else {"steps": steps}),
             )
 
     def rejected(self, node: int, client: int | None, reason: Reason, sentence: str) -> None:

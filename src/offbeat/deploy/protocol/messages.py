@@ -61,6 +61,7 @@ class TaskMessage(Struct, frozen=True, forbid_unknown_fields=True):
     seconds: _Seconds  # the deadline
     form: TensorSpecs  # of the payload: leaves of (message, statistics)
     secure: dict[str, Any] | None  # the terms of secure aggregation
+    work: _Seconds | None = None  # after which the site ends its work and sends what it has; None: never
 
 
 class UploadMessage(Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,6 +73,14 @@ class UploadMessage(Struct, frozen=True, forbid_unknown_fields=True):
     memory: Literal["none", "kept", "new"]  # none: the method has none; new: the first visit, or it was lost
     seconds: _Seconds  # of local work
     error: _Error | None  # why the site failed, in one sentence; then there is no payload
+    steps: Annotated[int, Meta(ge=1, lt=2**31)] | None = None  # that it did, if it ended early; None: all
+
+
+class RecallMessage(Struct, frozen=True, forbid_unknown_fields=True):
+    """Server to client: end this task now, and send what there is of it."""
+
+    run: _Name
+    task: Task
 
 
 class HelloReply(Struct, frozen=True, forbid_unknown_fields=True):
@@ -89,13 +98,15 @@ class _Greeting(Struct, frozen=True, forbid_unknown_fields=True):
     refused: _Error
 
 
-AnyMessage: TypeAlias = TaskMessage | UploadMessage | HelloReply
+AnyMessage: TypeAlias = TaskMessage | UploadMessage | RecallMessage | HelloReply
+_OPTIONAL = ("work", "steps")  # are left out where they are None
 _Kind = TypeVar("_Kind", bound=Struct)
 
 
 def encode_message(message: AnyMessage) -> str:
     """A header that its decoder accepts; an error is put on one line and shortened."""
     fields = structs.asdict(message)
+    fields = {name: each for name, each in fields.items() if each is not None or name not in _OPTIONAL}
     if fields.get("error") is not None:
         fields["error"] = _one_line(fields["error"])
     try:
@@ -117,6 +128,11 @@ def decode_task(text: str) -> TaskMessage:
 def decode_upload(text: str) -> UploadMessage:
     """What a site sent in reply to a task."""
     return _decode(text, UploadMessage)
+
+
+def decode_recall(text: str) -> RecallMessage:
+    """Which task a server wants to end."""
+    return _decode(text, RecallMessage)
 
 
 def decode_hello(text: str) -> HelloReply:
@@ -151,7 +167,12 @@ def decode_end(text: str) -> RunEnd:
     return _decode(text, RunEnd)
 
 
-_DECODERS = {TaskMessage: decode_task, UploadMessage: decode_upload, HelloReply: decode_hello}
+_DECODERS = {
+    TaskMessage: decode_task,
+    UploadMessage: decode_upload,
+    RecallMessage: decode_recall,
+    HelloReply: decode_hello,
+}
 
 
 def _decode(text: str, kind: type[_Kind]) -> _Kind:

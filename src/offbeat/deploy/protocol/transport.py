@@ -57,6 +57,16 @@ class KeyedTransport(Protocol):
         ...
 
 
+@runtime_checkable
+class BacklogTransport(Protocol):
+    """A transport that returns no more replies at a time than memory is meant for."""
+
+    @property
+    def backlog(self) -> frozenset[str]:
+        """The messages whose replies have arrived, and are left for the next call of `pull`."""
+        ...
+
+
 def polling_pause(idle: float, longest: float, first: float = FIRST_POLL) -> float:
     """The seconds until the next poll after `idle` seconds without news: a tenth of them, within limits."""
     return min(longest, max(first, _POLL_FRACTION * idle))
@@ -128,6 +138,11 @@ class RetryingTransport:
     def reachable(self) -> bool:
         """Whether the last call succeeded."""
         return self._since is None
+
+    @property
+    def backlog(self) -> frozenset[str]:
+        """The messages whose replies are left for the next call of `pull`."""
+        return self._transport.backlog if isinstance(self._transport, BacklogTransport) else frozenset()
 
     def nodes(self) -> frozenset[int] | None:
         return self._call(self._transport.nodes)

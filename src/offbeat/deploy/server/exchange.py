@@ -24,15 +24,15 @@ from offbeat.deploy.server.validation import (
     validate_upload,
 )
 from offbeat.nn.problem import Statistics
-from offbeat.schedule.clock import Arrival
-from offbeat.schedule.deadline import parse_deadline
+from offbeat.schedule.clock import Arrival, parse_deadline
 from offbeat.trees import Tree
 
 _FIRST_LIMIT = 600.0  # seconds for a task, before enough were seen for a quantile
 _MAX_ANSWERED = 256  # answered messages that are remembered
 _MIN_UPLOAD_LIMIT = 64 * 1024  # bytes
 _UPLOAD_LIMIT_FACTOR = 4  # times the expected size of an upload
-_ANSWER_SHARE = 0.9  # of the time until a release, for a site; the rest is for network and server
+_ANSWER_SHARE = 0.9  # of a time limit, for a site; the rest is for network and server
+_OVERHEAD_FACTOR = 2.0  # times the seconds beside its work that a client's last upload took
 _NO_COOLDOWN = (Reason.GONE, Reason.AWAY)  # leaving is not a failure
 
 
@@ -43,6 +43,8 @@ class SessionConfig:
     plan: dict[str, Any]  # all that a site needs beyond its own code: part of every task's header
     clients: int
     deadline: float | str = 600.0  # for a task, as `parse_deadline` reads it
+    partial_work: bool = False  # sites send before the deadline what they have done
+    recall_stale: bool = False  # and before their update would be too stale
     greeting_timeout: float = 120.0
     poll: float = 0.5  # at most, between two polls of the transport
     first_poll: float = FIRST_POLL  # at least
@@ -75,6 +77,8 @@ class InFlightTask:
     sent: float = 0.0
     digest: bytes = b""  # of the message that was sent
     limit: float = _FIRST_LIMIT  # seconds that it may take
+    recalled: bool = False  # the site is to send what it has done
+    recall_id: str | None = None  # the message that says so
 
 
 class InFlightTasks:
@@ -83,6 +87,7 @@ class InFlightTasks:
     def __init__(self) -> None:
         self._by_client: dict[int, InFlightTask] = {}
         self._by_message: dict[str, InFlightTask] = {}
+        self._by_recall: dict[str, InFlightTask] = {}
         self._recent: deque[str] = deque(maxlen=_MAX_ANSWERED)
         self._answered: set[str] = set()
 
@@ -98,7 +103,8 @@ class InFlightTasks:
     @property
     def message_ids(self) -> list[str]:
         """The messages that wait for a reply."""
-        return list(self._by_message)
+        recalls = (key for key, each in self._by_recall.items() if each.message_id in self._by_message)
+        return [*self._by_message, *recalls]
 
     def add(self, pending: InFlightTask) -> None:
         self._by_client[pending.task.client] = pending
@@ -106,6 +112,16 @@ class InFlightTasks:
     def mark_sent(self, pending: InFlightTask, message_id: str, node: int, now: float) -> None:
         pending.message_id, pending.node, pending.sent = message_id, node, now
         self._by_message[message_id] = pending
+
+    def mark_recalled(self, pending: InFlightTask, message_id: str) -> None:
+        pending.recall_id = message_id
+        self._by_recall[message_id] = pending
+        if len(self._by_recall) > _MAX_ANSWERED:
+            del self._by_recall[next(iter(self._by_recall))]
+
+    def take_recall(self, message_id: str) -> bool:
+        """Whether this message recalled a task; its reply may come with that to the task, or after it."""
+        return self._by_recall.pop(message_id, None) is not None
 
     def find(self, message_id: str) -> InFlightTask | None:
         """The task that a message was sent for."""
@@ -218,6 +234,7 @@ class Exchange:
         self._refreshed: float | None = None  # when the list of nodes was requested last
         self.in_flight = InFlightTasks()
         self.arrivals: deque[Arrival] = deque()  # not yet taken by the session
+        self._overheads: dict[int, float] = {}  # seconds beside the work of each client's last upload
         self.committed: dict[int, int] = {}  # each client's last visit whose upload is certain to be used
 
     @property
@@ -273,6 +290,32 @@ class Exchange:
                 return
             self.in_flight.mark_sent(pending, message_id, node, now)
             self._observer.sent(client, pending.task, len(payload))
+        self._send_recalls(now)
+
+    def recall(self, version: int, now: float) -> list[Task]:
+        """Ask for what was done of the tasks that started from this version or an earlier one."""
+        recalled = [
+            each
+            for each in self.in_flight
+            if each.task.version <= version and each.message_id is not None and not each.required
+        ]
+        for pending in recalled:
+            pending.recalled = True
+        self._send_recalls(now)
+        return [pending.task for pending in recalled]
+
+    def _send_recalls(self, now: float) -> None:
+        for pending in self.in_flight:
+            if not pending.recalled or pending.recall_id is not None or pending.node is None:
+                continue
+            message = messages.RecallMessage(self._journal.run, pending.task)
+            rest = max(1.0, pending.sent + pending.limit - now)
+            header = messages.encode_message(message)
+            message_id = self._transport.push(pending.node, "recall", header, b"", rest)
+            if message_id is None:
+                return
+            self.in_flight.mark_recalled(pending, message_id)
+            self._observer.recalled(pending.task.client, pending.task)
 
     def _greet(self, now: float) -> None:
         for node in self._nodes.to_greet():
@@ -284,21 +327,29 @@ class Exchange:
 
     def _task_message(self, pending: InFlightTask, now: float) -> TaskMessage:
         broadcast = self._broadcasts[pending.task.version]
+        seconds = min(pending.limit, _ANSWER_SHARE * (pending.until - now))
+        work = None
+        if self._config.partial_work and not pending.required and math.isfinite(seconds):
+            overhead = _OVERHEAD_FACTOR * self._overheads.get(pending.task.client, 0.0)
+            work = max(0.0, min(_ANSWER_SHARE * seconds, seconds - overhead))
         return TaskMessage(
             run=self._journal.run,
             task=pending.task,
             start=pending.required,
             committed=self.committed.get(pending.task.client, -1),
             plan=self._config.plan,
-            seconds=min(pending.limit, _ANSWER_SHARE * (pending.until - now)),
+            seconds=seconds,
             form=broadcast.form,
             secure=broadcast.secure,
+            work=work,
         )
 
     def _take(self, reply: Reply, now: float) -> None:
         if reply.message_id in self._nodes.greetings:
             self._nodes.take_reply(reply)
             return
+        if self.in_flight.take_recall(reply.message_id):
+            return  # the reply that counts is that to the task
         pending = self.in_flight.find(reply.message_id)
         if pending is None or (reply.error is None and reply.node != pending.node):
             repeated = pending is None and self.in_flight.was_answered(reply.message_id)
@@ -328,26 +379,42 @@ class Exchange:
             raise Rejected(
                 Reason.SETTINGS, "the site has lost its memory of this run: restore the site's folder."
             )
+        self._check_steps(pending, message.steps)
         norms = validator.norms(leaves)
         if pending.required:  # the start may upload something else under the same names
             norms = norms._replace(kind=f"start {norms.kind}")
         self.norms.check(norms)
         if isinstance(validator, SecureUploadValidator):
             validator.examine(task, leaves, pending.digest)
-        self._journal.accept(AcceptedUpload(task, now, validator.form, reply.payload))
+        self._journal.accept(AcceptedUpload(task, now, validator.form, reply.payload, message.steps))
         self.norms.add(norms)
         self.in_flight.remove(pending)
-        self.deadline.add(now - pending.sent, given_up=False)
+        seconds = now - pending.sent
+        self.deadline.add(seconds, given_up=message.steps is not None)
+        self._overheads[task.client] = max(0.0, seconds - message.seconds)
         self._cooldown.reset(task.client)
-        self.arrivals.append(Arrival(task, pending.started, now, False))
-        self._observer.accepted(task.client, task, now - pending.sent, len(reply.payload), message.seconds)
+        self.arrivals.append(Arrival(task, pending.started, now, False, message.steps))
+        self._observer.accepted(
+            task.client, task, seconds, len(reply.payload), message.seconds, message.steps
+        )
+
+    def _check_steps(self, pending: InFlightTask, steps: int | None) -> None:
+        """Reject a task that ended early without being asked to, or after more steps than it has."""
+        if steps is None:
+            return
+        if pending.required or not (self._config.partial_work or pending.recalled):
+            raise Rejected(Reason.RANGE, f"the task ended after {steps} steps, which nobody asked for.")
+        kind, count, _ = self._config.plan["work"]
+        if kind == "steps" and steps >= count:
+            raise Rejected(Reason.RANGE, f"the task ended early after {steps} steps, and it has {count}.")
 
     def _expire(self, now: float) -> None:
+        backlog = self._transport.backlog  # what has arrived in time is not late
         for pending in self.in_flight:
             if pending.message_id is None:
                 if not pending.required and now > min(pending.started + self._config.grace, pending.until):
                     self._give_up(pending, Rejected(Reason.AWAY, "it left before its task was sent."), now)
-            elif now - pending.sent > pending.limit:
+            elif now - pending.sent > pending.limit and pending.message_id not in backlog:
                 self.deadline.add(pending.limit, given_up=True)
                 self._give_up(pending, Rejected(Reason.LATE, "it did not answer in time."), now)
             elif pending.node is not None and pending.node not in self._nodes:

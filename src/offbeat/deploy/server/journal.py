@@ -32,6 +32,7 @@ class AcceptedUpload(NamedTuple):
     arrived: float
     form: TensorSpecs
     payload: bytes
+    steps: int | None = None  # that the site did, if its task ended early
 
 
 class Journal:
@@ -40,6 +41,7 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._path = folder / "kept.jsonl"
+        self._latest: dict[int, bytes] | None = None  # the last line of each epoch, once it was read
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # nobody else may read a client's update
             for part in folder.glob(f"*{files.PART_SUFFIX}"):
@@ -73,7 +75,7 @@ class Journal:
             "arrived": upload.arrived,
             "form": upload.form,
             "checksum": zlib.crc32(upload.payload),
-        }
+        } | ({} if upload.steps is None else {"steps": upload.steps})
         files.write_atomic(
             self._upload_path(upload.task), [json.dumps(header).encode(), b"\n", upload.payload]
         )
@@ -90,7 +92,7 @@ class Journal:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise _unreadable(path, error) from None
         form = tuple((name, tuple(shape)) for name, shape in facts["form"])
-        return AcceptedUpload(task, facts["arrived"], form, payload)
+        return AcceptedUpload(task, facts["arrived"], form, payload, facts.get("steps"))
 
     def damaged(self, tasks: Iterable[Task]) -> dict[Task, str]:
         """Of these accepted uploads, the ones that are missing or damaged, each with a sentence."""
@@ -129,7 +131,7 @@ class Journal:
             json.dumps(files.with_checksum(facts | {"epoch": epoch}), separators=(",", ":")).encode() + b"\n"
         )
         if self._lines >= _MAX_LINES:  # a step that loses most of its tasks may take any number of lines
-            self._rewrite([*(self._last_lines() | {epoch: line}).values()])
+            self._rewrite(self._last_lines() | {epoch: line})
             return
         try:
             self._file.write(line)
@@ -137,6 +139,8 @@ class Journal:
         except OSError as error:
             raise files.unwritable(self._path, error) from None
         self._lines += 1
+        if self._latest is not None:
+            self._latest[epoch] = line
 
     def last(self, epoch: int) -> dict[str, Any] | None:
         """The last line of this epoch."""
@@ -150,21 +154,23 @@ class Journal:
     def discard_before(self, epoch: int) -> None:
         """Remove the lines of earlier epochs, which two checkpoints have made superfluous."""
         if self._lines:
-            self._rewrite([line for each, line in self._last_lines().items() if each >= epoch])
+            self._rewrite({each: line for each, line in self._last_lines().items() if each >= epoch})
 
     def discard_after(self, epoch: int) -> None:
         """Remove the lines of later epochs: the run continues from an earlier checkpoint."""
-        self._rewrite([line for each, line in self._last_lines().items() if each <= epoch])
+        self._rewrite({each: line for each, line in self._last_lines().items() if each <= epoch})
 
     def clear(self) -> None:
         """Remove all lines, whether they can be read or not."""
-        self._rewrite([])
+        self._rewrite({})
 
     def close(self) -> None:
         self._file.close()
 
     def _last_lines(self) -> dict[int, bytes]:
-        """The last line of each epoch."""
+        """The last line of each epoch, which is read from the file once."""
+        if self._latest is not None:
+            return self._latest
         found = {}
         for number, line in enumerate(self._path.read_bytes().splitlines(keepends=True), 1):
             try:
@@ -172,6 +178,7 @@ class Journal:
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 problem = "was missing" if line == _MISSING else f"is damaged in line {number}"
                 raise self._unusable(problem) from None
+        self._latest = found
         return found
 
     def _unusable(self, problem: str) -> InputError:
@@ -180,11 +187,11 @@ class Journal:
             "continue from the last checkpoint without the uploads that were accepted since."
         )
 
-    def _rewrite(self, lines: list[bytes]) -> None:
+    def _rewrite(self, latest: dict[int, bytes]) -> None:
         self._file.close()
-        files.write_atomic(self._path, lines)
+        files.write_atomic(self._path, latest.values())
         self._file = files.open_jsonl(self._path)
-        self._lines = len(lines)
+        self._lines, self._latest = len(latest), latest
 
     def _upload_path(self, task: Task) -> Path:
         return self._folder / f"{task.client}-{task.version}-{task.visit}{_UPLOAD_SUFFIX}"

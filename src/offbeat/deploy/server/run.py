@@ -1,7 +1,7 @@
 """One run at the server: the loop of a simulation, with sites at the other end of a transport.
 
-The run's folder also tells how the run ended (`outcome.json`); a file `stop` in it asks the server to save
-and end. Sites are told when the server ends.
+The run's folder also records how the run ended (`outcome.json`); a file `stop` in it asks the server to save
+and end. Sites are informed when the server ends.
 """
 
 import contextlib
@@ -212,7 +212,7 @@ def _serve(request: ServeRequest, connect: Callable[[int], Transport], bell: Doo
     run_id = known.get("run") or secrets.token_hex(16)
     stop = (request.folder / STOP_FILE).exists
     if config.experiment.clip is not None:
-        (request.folder / "events.jsonl").touch(mode=0o600)  # it tells who contributed when
+        (request.folder / "events.jsonl").touch(mode=0o600)  # it shows who contributed when
     with contextlib.closing(Monitor(_run_info(request.folder, config), request.folder)) as monitor:
         summation = secure_summation(config, bytes.fromhex(run_id), monitor)
         setup = set_up(config, known.get("noise"), summation)
@@ -415,6 +415,8 @@ def _session_config(
         setup.site_plan,
         config.experiment.clients,
         deadline=network.deadline,
+        partial_work=network.partial_work,
+        recall_stale=network.recall_stale,
         poll=network.poll,
         first_poll=FIRST_POLL if bell is None else network.poll,
         patience=network.patience,

@@ -38,8 +38,7 @@ from offbeat.files import disk_full
 from offbeat.nn.layers import SCALING
 from offbeat.nn.problem import Problem, Statistics
 from offbeat.schedule.availability import NextAvailable
-from offbeat.schedule.clock import Arrival
-from offbeat.schedule.deadline import deadline_state
+from offbeat.schedule.clock import Arrival, deadline_state
 from offbeat.schedule.rng import Rng
 from offbeat.trees import Tree
 
@@ -109,6 +108,17 @@ class DeployedSession:
     @property
     def busy(self) -> int:
         return len(self._exchange.in_flight) + len(self._exchange.arrivals)
+
+    @property
+    def streams(self) -> bool:
+        return True  # uploads wait on the disk until they are added to the sum
+
+    @property
+    def recalls(self) -> bool:
+        return self._config.recall_stale
+
+    def recall(self, version: int) -> Sequence[Task]:
+        return self._exchange.recall(version, self.now)
 
     def idle(self) -> set[int]:
         """The clients that can be given a task now."""
@@ -318,7 +328,8 @@ class DeployedSession:
     def _recover(self, task: Task, started: float) -> Arrival:
         """A task that was in flight at a kill: it has arrived if its upload is on disk, else it is lost."""
         if task in self._journal.orders:
-            return Arrival(task, started, self._journal.read(task).arrived, False)
+            upload = self._journal.read(task)
+            return Arrival(task, started, upload.arrived, False, upload.steps)
         return Arrival(task, started, self.now, True)
 
     @property
@@ -413,7 +424,7 @@ class DeployedEngine:
 
 
 def _own_statistics(statistics: Statistics, plan: dict[str, Any]) -> Statistics:
-    """Those of the module that a site has; it is told with a task to scale its inputs."""
+    """The statistics of the module that a site has; a task asks the site to scale its inputs."""
     scaled = SCALING if plan.get("standardise") else ()
     return {name: value for name, value in statistics.items() if name not in scaled}
 

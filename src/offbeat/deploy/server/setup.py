@@ -26,27 +26,26 @@ from offbeat.aggregate.uploads import clients_read_staleness
 from offbeat.core import AnyAlgorithm, traits_of
 from offbeat.data.population import Epochs, Examples, ExampleSource, Population, Steps
 from offbeat.data.sources import ClientData
-from offbeat.deploy.config import CodeConfig, ServeConfig
+from offbeat.deploy.config import (
+    CodeConfig,
+    LoadData,
+    ServeConfig,
+    frozen_weights_digest,
+    load_examples,
+)
 from offbeat.deploy.helper.client import HttpsHelperConnection
 from offbeat.deploy.helper.protocol import read_token
 from offbeat.deploy.monitor.observer import Observer
 from offbeat.deploy.server.registry import ClientRegistry
-from offbeat.deploy.user_code import (
-    LoadData,
-    frozen_weights_digest,
-    load_examples,
-)
 from offbeat.engines.engine import Engine
 from offbeat.engines.simulation import Sequential, Vectorised
 from offbeat.errors import InputError, naming_settings
 from offbeat.nn.problem import Precision, Problem
-from offbeat.schedule.deadline import parse_deadline
 from offbeat.schedule.dispatch import Dispatch
 from offbeat.schedule.staleness import StalenessWeights, parse_weights
 from offbeat.training.build import (
     RunSpec,
     build_aggregate,
-    check_limits_private,
     check_privacy,
     dry_run,
     parameters_under_noise,
@@ -85,6 +84,7 @@ class ServerSetup(NamedTuple):
         own = module.get_submodule("module") if self.scaling is not None else module  # what sites have
         digest = frozen_weights_digest(own)
         personal = personal_arguments(self.experiment, self.algorithm) if self.problem.personal else {}
+        personal.pop("personal_optimizer", None)  # it is that of the method
         return self.config.note(self.parameters) | personal | ({} if digest is None else {"frozen": digest})
 
     @property
@@ -156,7 +156,6 @@ def set_up(
             if noise is None
             else dataclasses.replace(experiment, noise=noise)
         )
-        check_limits_private(experiment, parse_deadline(config.network.deadline))
         aggregate = build_aggregate(known, method, sums)
         check_privacy(aggregate, opening)
         task = task or load_server_task(config)

@@ -30,7 +30,7 @@ from offbeat.deploy.protocol.messages import (
 )
 from offbeat.deploy.protocol.strict_json import Reason, Rejected, quote
 from offbeat.engines.engine import ClientUpdates
-from offbeat.nn.problem import Statistics, mean_statistics
+from offbeat.nn.problem import Statistics
 from offbeat.privacy import clipping
 from offbeat.privacy.secure.encoding import SEALED_BYTES, answered_message
 from offbeat.privacy.secure.terms import BindingError, MessageError, ParticipationError, SignatureError
@@ -133,7 +133,7 @@ class UploadValidator(Protocol):
         ...
 
     def join(self, uploads: Iterable[list[Tensor]], count: int) -> ClientUpdates:
-        """The uploads of a buffer, so many, as one value; no more than one is held beside it."""
+        """So many uploads as one value; no more than one is held beside it."""
         ...
 
 
@@ -160,16 +160,18 @@ class PlainUploadValidator:
     kind: str  # the type of the upload
     device: torch.device  # where the server's step is computed
     length: int  # of the model
+    compressed: bool
 
     def check(self, leaves: list[Tensor]) -> None:
         for number, leaf in enumerate(leaves):
             if leaf.is_floating_point() and not is_finite(leaf):
                 raise Rejected(Reason.INFINITE, f"tensor {number} of the upload holds NaN or infinity.")
-        if wrong := invalid_code(trees.unflatten(self.structure, leaves), self.length):
-            raise Rejected(Reason.RANGE, f"the compressed upload cannot be decoded: {wrong}.")
-        leaves = self._decoded(leaves)
-        if not all(map(is_finite, leaves)):  # a level times its scale may overflow
-            raise Rejected(Reason.INFINITE, "the decoded upload holds NaN or infinity.")
+        if self.compressed:
+            if wrong := invalid_code(trees.unflatten(self.structure, leaves), self.length):
+                raise Rejected(Reason.RANGE, f"the compressed upload cannot be decoded: {wrong}.")
+            leaves = self._decoded(leaves)
+            if not all(map(is_finite, leaves)):  # a level times its scale may overflow
+                raise Rejected(Reason.INFINITE, "the decoded upload holds NaN or infinity.")
         for field, places, bound in self.bounds:
             part = [leaves[place][None] for place in places]
             norm = float(clipping.norms(part))
@@ -182,7 +184,8 @@ class PlainUploadValidator:
                 raise Rejected(Reason.RANGE, f"the running statistic {name} is negative.")
 
     def norms(self, leaves: list[Tensor]) -> UploadNorms:
-        leaves = self._decoded(leaves)
+        if self.compressed:
+            leaves = self._decoded(leaves)
         fields = {
             field: float(clipping.norms([leaves[place][None] for place in places]))
             for field, places in self.unbounded
@@ -195,8 +198,7 @@ class PlainUploadValidator:
 
     def join(self, uploads: Iterable[list[Tensor]], count: int) -> ClientUpdates:
         stacked = [stack.to(self.device) for stack in _stack(uploads, count)]
-        joined, statistics = trees.unflatten(self.structure, stacked)
-        return ClientUpdates(joined, mean_statistics(statistics))
+        return ClientUpdates(*trees.unflatten(self.structure, stacked))
 
 
 def plain_validator(
@@ -224,6 +226,7 @@ def plain_validator(
         type(upload).__name__,
         x.device,
         len(x),
+        trees.structure(sent) != trees.structure(upload),
     )
 
 

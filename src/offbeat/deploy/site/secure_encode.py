@@ -28,8 +28,7 @@ from offbeat.core import Task
 from offbeat.deploy.keys import SIGNATURE_BYTES, signed_statement
 from offbeat.errors import InputError
 from offbeat.nn.problem import Statistics
-from offbeat.privacy.secure.client import make_report
-from offbeat.privacy.secure.encoding import NO_MESSAGE
+from offbeat.privacy.secure.encoding import NO_MESSAGE, make_report
 from offbeat.privacy.secure.terms import DEFAULT_MINIMUM, RefusedError, SecureTerms
 from offbeat.trees import Tree
 

@@ -4,7 +4,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -18,13 +18,19 @@ from torch import Tensor
 from offbeat import trees
 from offbeat.aggregate.compression import Compressed, Compression, parse_compression
 from offbeat.algorithms import Setting, build
-from offbeat.algorithms.rates import ConstantRate, LocallyOptimized, Scheduled
+from offbeat.algorithms.rates import ConstantRate, LocallyOptimized, Scheduled, local_optimizer
 from offbeat.core import AnyAlgorithm, Task, Visit
-from offbeat.data.population import Epochs, Population, Steps
+from offbeat.data.population import Epochs, Examples, Population, Steps
+from offbeat.deploy.config import (
+    LoadData,
+    load_examples,
+    prepare_module,
+)
 from offbeat.deploy.keys import read_signer
 from offbeat.deploy.protocol import messages
 from offbeat.deploy.protocol.messages import (
     HelloReply,
+    RecallMessage,
     TaskMessage,
     TensorSpecs,
     UploadMessage,
@@ -38,22 +44,17 @@ from offbeat.deploy.protocol.messages import (
 from offbeat.deploy.protocol.strict_json import Rejected, convert, malformed, quote
 from offbeat.deploy.site.secure_encode import read_helper_key, read_secure_request, secure_encode
 from offbeat.deploy.site.storage import SiteStorage
-from offbeat.deploy.user_code import (
-    LoadData,
-    load_examples,
-    prepare_module,
-)
 from offbeat.engines.local import (
     ClientMemory,
     SequentialExecutor,
-    TaskResults,
     TaskStart,
     check_module,
     task_key,
 )
 from offbeat.errors import DivergedError, InputError
 from offbeat.nn.layers import below_scaling, standardised
-from offbeat.nn.problem import Loss, Precision, Problem, cross_entropies
+from offbeat.nn.problem import Loss, Precision, Problem, Statistics, cross_entropies
+from offbeat.training.evaluate import Metric, evaluate
 from offbeat.training.method import parse_local_optimizer
 from offbeat.training.standardise import Moments, count_features, describe_unscaled
 from offbeat.training.task import MakeModule, make_module
@@ -170,6 +171,7 @@ class _TaskResult(NamedTuple):
     """What is sent for a task."""
 
     upload: list[Tensor]
+    steps: int | None  # of a task that ended early
     memory: str  # where the client's memory came from, as in an upload's header
 
 
@@ -197,7 +199,8 @@ class Site:
     uploads only to secure aggregation with that helper, over at least `minimum` clients; the key is kept in
     the site's folder, so that this holds from then on. Without one, the site takes part in no secure
     aggregation, because whoever named the helper could read its uploads. If `personal` names layers, the site
-    does only tasks in which exactly those stay here.
+    does only tasks in which exactly those stay here; with `test` examples of its own it evaluates its model
+    with these layers before each task, and writes the `metrics` into its folder: they are not sent.
     """
 
     def __init__(
@@ -211,6 +214,9 @@ class Site:
         helper_key: Path | None = None,
         minimum: int | None = None,
         personal: Collection[str] = (),
+        clock: Callable[[], float] = time.perf_counter,
+        test: Examples | None = None,
+        metrics: Mapping[str, Metric] | None = None,
     ) -> None:
         if not 0 < len(name) <= 100 or not name.isprintable():
             raise InputError("a site's name must have 1 to 100 printable characters: choose another.")
@@ -221,11 +227,14 @@ class Site:
         self._minimum = minimum
         self._losses = losses or cross_entropies
         self._personal = tuple(personal)
+        self._test, self._metrics = test, metrics
         given = read_helper_key(helper_key) if helper_key else None
         self._storage = SiteStorage(folder)
+        self.site_id = self._storage.site_id  # under which servers know the site
         try:
             self._helper = self._storage.pin_helper(given)
             self._examples = load_examples(load, name)
+            self.examples = self._examples.total
             self._make_module, self._module = module, make_module(module)
             x, statistics = Problem(self._module, self._losses).initial()
             self._model_specs = specs_of((x, statistics))
@@ -234,17 +243,9 @@ class Site:
             raise
         self._jobs: dict[str, _Job] = {}  # the job of the last plan
         self._said = False  # that features are far from unit scale
+        self._clock = clock
+        self._recalled: RecallMessage | None = None  # the task that was recalled last, in another thread
         self.refusal: str | None = None  # why the server refused this site when it last greeted it
-
-    @property
-    def site_id(self) -> str:
-        """The ID under which servers know the site."""
-        return self._storage.site_id
-
-    @property
-    def examples(self) -> int:
-        """The number of examples."""
-        return self._examples.total
 
     def answer(self, kind: str, header: str, payload: bytes) -> tuple[str, bytes]:
         """Return header and payload of the answer; an error is reported in the header."""
@@ -254,19 +255,24 @@ class Site:
                 self.name, self.site_id, self.examples, self._model_specs, None, self._public_key
             )
             return messages.encode_message(hello), b""
+        if kind == "recall":
+            self._recall(header)
+            return "", b""
         upload = _UNKNOWN_TASK
         try:
             if kind != "task":
                 raise InputError(
-                    "a site answers only hello and task: install the same version of offbeat on both."
+                    "a site answers only hello, task and recall: install the same version of offbeat on both."
                 )
             request = messages.decode_task(header)
             upload = structs.replace(upload, run=request.run, task=request.task)
-            started = time.perf_counter()
-            result = self._run_task(request, payload)
-            seconds = time.perf_counter() - started
+            started = self._clock()
+            result = self._run_task(request, payload, started)
+            seconds = self._clock() - started
             specs = specs_of(result.upload)
-            sent = structs.replace(upload, form=specs, memory=result.memory, seconds=seconds)
+            sent = structs.replace(
+                upload, form=specs, memory=result.memory, seconds=seconds, steps=result.steps
+            )
             return messages.encode_message(sent), pack(result.upload)
         except (Exception, SystemExit) as error:
             known = isinstance(error, _OWN_ERRORS)
@@ -298,7 +304,13 @@ class Site:
             _LOG.warning("the server refused this site: %s", refusal)
         self.refusal = refusal
 
-    def _run_task(self, request: TaskMessage, payload: bytes) -> _TaskResult:
+    def _recall(self, header: str) -> None:
+        try:
+            self._recalled = messages.decode_recall(header)
+        except Rejected as rejected:
+            _LOG.warning("a recall is ignored: %s", rejected)
+
+    def _run_task(self, request: TaskMessage, payload: bytes, started: float) -> _TaskResult:
         if (request.secure, self._helper, self._minimum) != (None, None, None):
             read_secure_request(
                 request.secure, self._helper, self._minimum
@@ -320,12 +332,21 @@ class Site:
         message, statistics = trees.unflatten(trees.structure(expected), leaves)
         initial = ClientMemory(algorithm.memory(x), problem.personal)
         memory, origin = self._load_memory(request, initial, problem.device)
+        if self._test is not None and problem.personal and not request.start:
+            self._evaluate(problem, request, message, statistics | memory.personal)
         version = torch.tensor(task.version)
         # The staleness is not known before the upload arrives at the server.
         visit = Visit(version, torch.zeros_like(version), (), task_key(algorithm, task, plan.seed))
         start = TaskStart(message, statistics, memory, visit)
-        stacked = execute(algorithm, [task], [start], plan.seed)
-        results: TaskResults = trees.map(lambda leaf: leaf[0], stacked)
+
+        def stop(steps: int) -> bool:
+            """Whether there is no time for another step, or the server wants what there is."""
+            if self._recalled == RecallMessage(request.run, task) and not request.start:
+                return True
+            elapsed = self._clock() - started
+            return request.work is not None and elapsed * (steps + 1) / steps > request.work
+
+        results, steps = execute.run_until(algorithm, task, start, plan.seed, stop)
         if not all(map(is_finite, trees.leaves(results))):
             raise DivergedError(
                 "the update became NaN or infinite: check the model, the data and the step sizes."
@@ -347,7 +368,18 @@ class Site:
             )
         if memories := trees.leaves(results.memories):
             self._storage.save(request.run, task.client, task.visit, memories)
-        return _TaskResult(upload, origin)
+        return _TaskResult(upload, steps, origin)
+
+    def _evaluate(self, problem: Problem, request: TaskMessage, message: Any, statistics: Statistics) -> None:
+        """Write down how well the model that was sent does with this site's own layers and test examples."""
+        while hasattr(message, "inner"):  # of a message that also has a rate
+            message = message.inner
+        x = getattr(message, "x", None)
+        if x is None or self._test is None:
+            return
+        found = evaluate(problem, x, self._test, self._metrics, statistics=statistics)
+        line = {"run": request.run, "version": request.task.version, "examples": self._test.total} | found
+        self._storage.note_evaluation(json.dumps(line))
 
     def _load_memory(
         self, request: TaskMessage, initial: ClientMemory, device: torch.device
@@ -388,7 +420,8 @@ class Site:
             elif not isinstance(plan.algorithm, Moments):
                 self._say_if_unscaled()
             problem = Problem(
-                module, self._losses, plan.weight_decay, plan.precision, personal, plan.personal_lr
+                *(module, self._losses, plan.weight_decay, plan.precision, personal, plan.personal_lr),
+                personal_optimizer=local_optimizer(plan.algorithm),
             )
             population = Population(self._examples, AllExamples(plan.clients, self.examples), plan.work)
             check_module(plan.algorithm, problem, population, plan.seed)

@@ -61,6 +61,11 @@ class SiteStorage:
             raise InputError(f"{path} is damaged: delete it and join with --helper-key again.")
         return pinned
 
+    def note_evaluation(self, line: str) -> None:
+        """Add a line to what the site knows of its own model."""
+        with (self._folder / "evaluations.jsonl").open("a", encoding="ascii") as file:
+            file.write(f"{line}\n")
+
     def load(self, run: str, client: int, committed: int) -> list[Tensor] | None:
         """Return the memory after visit `committed`, the last that was used (-1: none), if there is any."""
         folder = self._run_folder(run)

@@ -1,9 +1,10 @@
-"""The HTTP gateway in front of a SuperLink, which forwards only the requests that sites need.
+"""The process of a SuperLink: Flower's SuperLink, and the gateway through which sites reach it.
 
 A SuperLink has one port for everything, and obeys whoever reaches it: it registers keys, and runs code at the
-server and at every site. So it listens on the loopback interface only, and this process accepts connections
-from other machines. Where sites have keys, the signature in the head of a request is verified before any of
-its body is read, because the SuperLink keeps a body in memory before it looks at the signature.
+server and at every site. So it listens on the loopback interface only, and connections from other machines
+come to a gateway in the same process, which passes on the requests that sites need and refuses all others.
+Where sites have keys, the signature in the head of a request is verified before any of its body is read,
+because Flower keeps a body in memory before it looks at the signature.
 """
 
 import argparse
@@ -17,20 +18,19 @@ import logging
 import os
 import resource
 import socket
-import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-import httpx
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from starlette.requests import ClientDisconnect
 
+from offbeat.deploy.flower.private_api import SuperLink
 from offbeat.deploy.keys import fingerprint, read_site_keys
 from offbeat.deploy.network import Connection, Doorbell, HttpLimits, TlsFiles, http_server, waits_for
 from offbeat.deploy.protocol.strict_json import quote
@@ -52,31 +52,17 @@ PUBLIC_KEY_HEADER, TIMESTAMP_HEADER, SIGNATURE_HEADER = (
     b"flwr-signature",
 )
 MIN_AGE, MAX_AGE = -5.0, 305.0
-_HOP_BY_HOP_HEADERS = frozenset(
-    {
-        *(b"connection", b"expect", b"keep-alive", b"proxy-authenticate", b"proxy-authorization"),
-        *(b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade"),
-    }
-)
-_ORIGIN_HEADERS = (b"forwarded", b"x-forwarded-")  # a SuperLink trusts these on the loopback interface
-_KEEP_ALIVE = (
-    2.0  # seconds that a connection to the SuperLink may be idle; the SuperLink closes it after five
-)
 _PULL_MESSAGES, _PUSH_OBJECT = b"/v1/fleet/pull-messages", b"/v1/fleet/push-object"
 _WAIT_HEADER = b"offbeat-wait"  # the seconds that a site's request for messages may be kept
 _MAX_WAIT = 30.0
-# Requests whose responses are short, and the most bytes that such a request may have to be forwarded at once.
-_SHORT = frozenset(
-    f"/v1/fleet/{name}".encode()
-    for name in ("activate-node", "send-node-heartbeat", "pull-messages", "push-messages")
-)
-_SHORT_BYTES, _MAX_SHORT, _PIECE_BYTES = 16 * 1024, 8, 64 * 1024
-_MAX_UPSTREAM = 100  # connections to the SuperLink; further requests wait
+_MAX_KEPT_BYTES = 16 * 1024  # of a request that is kept
+_PIECE_BYTES = 256 * 1024  # of a response, that are given to the network at once
 _MAX_DISCARD = 1024 * 1024  # bytes of a refused request that are read, so that its sender gets the response
 _LOG_INTERVAL = 10.0  # seconds between two lines of the same kind
 _KEY_INTERVAL = 2.0  # seconds between two looks for keys that were added or removed
 _LOG = logging.getLogger("offbeat.gateway")
 _CONNECTIONS = HttpLimits(connections=400, per_address=100, per_identity=16, head=15.0, idle=90.0)
+_OWN_CONNECTIONS = HttpLimits(connections=1000, per_address=1000, per_identity=0, head=60.0)
 
 
 class RequestLimits(NamedTuple):
@@ -86,8 +72,7 @@ class RequestLimits(NamedTuple):
     per_key: int = 8  # requests at a time
     grace: float = 30.0  # for a body, in addition to its bytes at `rate`
     rate: float = 16 * 1024.0  # bytes per second
-    connect: float = 10.0  # to connect to the SuperLink
-    response: float = 60.0  # for the head of the SuperLink's response
+    response: float = 60.0  # for the SuperLink to answer
 
 
 class RefusalLog:
@@ -165,15 +150,14 @@ class _Refusal(NamedTuple):
 
 
 class Gateway:
-    """Forwards requests to one SuperLink, or refuses them; an ASGI application.
+    """Passes requests on to a SuperLink, or refuses them; both are ASGI applications.
 
     Without `keys`, nobody is asked for a signature: then only the limits by address hold.
     """
 
     def __init__(
         self,
-        superlink: str,
-        context: ssl.SSLContext | None,
+        superlink: Any,
         keys: SiteKeys | None,
         log: RefusalLog,
         limits: RequestLimits = RequestLimits(),
@@ -182,19 +166,7 @@ class Gateway:
         self._superlink, self._bell = superlink, bell
         self._waiting: dict[bytes, set[asyncio.Event]] = {}  # requests for messages, by node
         self._quiet: set[bytes] = set()  # nodes for which there was no message, and no ring since
-        self._url = f"{'http' if context is None else 'https'}://{superlink}"
         self._keys, self._log, self._limits = keys, log, limits
-        # Short requests do not wait for long ones, and few connections are enough for them. These are the
-        # transports alone, without httpx's client: no redirects, no proxies, no headers of its own.
-        self._upstream, self._short = (
-            httpx.AsyncHTTPTransport(
-                verify=context or False,
-                limits=httpx.Limits(
-                    max_connections=most, max_keepalive_connections=most, keepalive_expiry=_KEEP_ALIVE
-                ),
-            )
-            for most in (_MAX_UPSTREAM, _MAX_SHORT)
-        )
         self._active: collections.Counter[str] = collections.Counter()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -203,9 +175,6 @@ class Gateway:
                 await receive()
                 if event == "startup" and self._bell is not None:
                     asyncio.get_running_loop().add_reader(self._bell.socket, self._rung)
-                if event == "shutdown":
-                    await self._upstream.aclose()
-                    await self._short.aclose()
                 await send({"type": f"lifespan.{event}.complete"})
             return
         connection: Connection = scope["state"]["connection"]
@@ -217,12 +186,11 @@ class Gateway:
         connection.busy = True
         self._active[name] += 1
         try:
-            if scope["raw_path"] in _SHORT and int(dict(scope["headers"])[b"content-length"]) <= _SHORT_BYTES:
-                await self._answer_short(scope, receive, send, connection)
-            else:
-                await self._forward(scope, receive, send, connection)
+            await self._pass_on(scope, receive, send, connection)
             if self._bell is not None and scope["raw_path"] == _PUSH_OBJECT:
                 self._bell.ring()
+        except ClientDisconnect:
+            connection.close()
         except Exception:
             _LOG.exception("a request from %s failed", connection.address)
             connection.close()
@@ -281,41 +249,62 @@ class Gateway:
             return 0.0
         return min(seconds, _MAX_WAIT) if seconds > 0 else 0.0
 
-    async def _answer_short(self, scope: Any, receive: Any, send: Any, connection: Connection) -> None:
-        """Forward a request whose body and response are short; one for messages may be kept."""
+    async def _pass_on(self, scope: Any, receive: Any, send: Any, connection: Connection) -> None:
+        """Have a request answered; its body, the answer and the response may each take only so long."""
+        limits, now, started = self._limits, asyncio.get_running_loop().time, False
+        seconds = self._waits(scope)
         try:
-            async with asyncio.timeout(self._limits.grace):
-                body = b"".join([chunk async for chunk in _chunks(receive)])
+            async with asyncio.timeout(limits.grace) as timeout:
+                until = now() + limits.grace
+
+                def extend(data: bytes | memoryview) -> None:
+                    nonlocal until
+                    until += len(data) / limits.rate
+                    timeout.reschedule(until)
+
+                async def read() -> Any:
+                    message = await receive()
+                    if message["type"] == "http.request":
+                        extend(message["body"])
+                        if not message["more_body"]:
+                            timeout.reschedule(now() + limits.response)
+                    return message
+
+                async def write(message: Any) -> None:
+                    nonlocal until, started
+                    if message["type"] == "http.response.start":
+                        until, started = now() + limits.grace, True
+                        extend(b"")
+                        await send(message)
+                        return
+                    body, more = memoryview(message.get("body", b"")), message.get("more_body", False)
+                    for start in range(0, len(body), _PIECE_BYTES):
+                        piece = body[start : start + _PIECE_BYTES]
+                        await send(_body(piece, more=True))
+                        extend(piece)
+                    if not more:
+                        await send(_body(b"", more=False))
+
+                if not seconds:
+                    await self._superlink(scope, read, write)
+                    return
+                body = b"".join([chunk async for chunk in _chunks(read)])
+                timeout.reschedule(now() + seconds + limits.response)
+                for message in await self._wait_for_message(scope, receive, connection, body, seconds):
+                    await write(message)
+                return
         except TimeoutError:
             self._log("slow", f"a request from {connection.address} took too long")
-            await self._refuse(_Refusal(504, "the request took too long."), receive, send)
-            return
-        except ClientDisconnect:
+        if started:  # abort, so that half a response is not taken for a whole one
             connection.close()
-            return
-        seconds = self._waits(scope)
-        if seconds:
-            response = await self._wait_for_message(scope, receive, connection, body, seconds)
+            await _wait_for_end(receive)
         else:
-            response = await self._ask(scope, body, connection)
-        if response is None:
-            self._log("away", f"the SuperLink at {self._superlink} is unreachable")
-            await self._refuse(_Refusal(502, "the SuperLink is unreachable."), receive, send)
-        elif isinstance(response, httpx.Response):
-            await send(_head(response.status_code, _returned_headers(response)))
-            starts = range(0, len(response.content), _PIECE_BYTES)
-            pieces = [response.content[start : start + _PIECE_BYTES] for start in starts]
-            try:
-                for piece in [*pieces, b""]:
-                    async with asyncio.timeout(self._limits.grace):
-                        await send(_body(piece, more=bool(piece)))
-            except TimeoutError:
-                self._log("slow", f"{connection.address} does not read a response")
-                connection.close()
+            refusal = _Refusal(504, "the request took too long.")
+            await self._refuse(refusal, receive, send, self._limits.max_bytes)
 
     async def _wait_for_message(
         self, scope: Any, receive: Any, connection: Connection, body: bytes, seconds: float
-    ) -> httpx.Response | Literal["gone"] | None:
+    ) -> list[Any]:
         """The response to a request for messages once there is one, or when the time is up.
 
         Nothing is asked of the SuperLink for a client that has gone: it gives out a message only once.
@@ -335,10 +324,10 @@ class Gateway:
                     )
                     ringing.cancel()
                 if gone.done():
-                    return "gone"
+                    raise ClientDisconnect
                 self._quiet.add(node)  # before the SuperLink is asked, so that no ring is missed
-                response = await self._ask(scope, body, connection)
-                if response is None or response.content or response.status_code != 200:
+                response = await self._ask(scope, body)
+                if response[0]["status"] != 200 or any(each.get("body") for each in response):
                     self._quiet.discard(node)
                     return response
                 if now() >= until:
@@ -349,80 +338,19 @@ class Gateway:
             if not self._waiting[node]:
                 del self._waiting[node]
 
-    async def _ask(self, scope: Any, body: bytes, connection: Connection) -> httpx.Response | None:
-        """The SuperLink's response to a short request; None if it is away."""
-        request = httpx.Request(
-            scope["method"],
-            self._url + scope["raw_path"].decode(),
-            headers=_forwarded_headers(scope["headers"], connection.address),
-            content=body,
-            extensions={"timeout": {"connect": self._limits.connect}},
-        )
-        try:
-            async with asyncio.timeout(self._limits.connect + self._limits.response):
-                response = await self._short.handle_async_request(request)
-                await response.aread()
-                return response
-        except (TimeoutError, httpx.HTTPError):
-            return None
+    async def _ask(self, scope: Any, body: bytes) -> list[Any]:
+        """The SuperLink's response to a request whose body is here."""
+        request = iter([{"type": "http.request", "body": body, "more_body": False}])
+        response: list[Any] = []
 
-    async def _forward(self, scope: Any, receive: Any, send: Any, connection: Connection) -> None:
-        limits, now, started = self._limits, asyncio.get_running_loop().time, False
-        request_is_empty = dict(scope["headers"]).get(b"content-length", b"0").strip(b"0") == b""
-        try:
-            first = limits.response if request_is_empty else limits.grace
-            async with asyncio.timeout(limits.connect + first) as timeout:
+        async def read() -> Any:
+            return next(request, None) or await asyncio.Event().wait()
 
-                def paced(grace: float) -> Callable[[bytes], None]:
-                    until = now() + grace
-                    timeout.reschedule(until)
+        async def keep(message: Any) -> None:
+            response.append(message)
 
-                    def passed(chunk: bytes) -> None:
-                        nonlocal until
-                        until += len(chunk) / limits.rate
-                        timeout.reschedule(until)
-
-                    return passed
-
-                async def body() -> AsyncIterator[bytes]:
-                    passed = paced(limits.grace)
-                    async for chunk in _chunks(receive):
-                        yield chunk
-                        passed(chunk)
-                    paced(limits.response)
-
-                request = httpx.Request(
-                    scope["method"],
-                    self._url + scope["raw_path"].decode(),
-                    headers=_forwarded_headers(scope["headers"], connection.address),
-                    content=None if request_is_empty else body(),  # otherwise httpx would add an encoding
-                    extensions={"timeout": {"connect": limits.connect}},
-                )
-                response = await self._upstream.handle_async_request(request)
-                try:
-                    started, passed = True, paced(limits.grace)
-                    await send(_head(response.status_code, _returned_headers(response)))
-                    async for chunk in response.aiter_raw():
-                        await send(_body(chunk, more=True))
-                        passed(chunk)
-                    await send(_body(b"", more=False))
-                finally:
-                    await response.aclose()
-                return
-        except TimeoutError:
-            refusal = _Refusal(504, "the request took too long.")
-            self._log("slow", f"a request from {connection.address} took too long")
-        except httpx.HTTPError:
-            refusal = _Refusal(502, "the SuperLink is unreachable.")
-            self._log("away", f"the SuperLink at {self._superlink} is unreachable")
-        except ClientDisconnect:
-            connection.close()
-            return
-        if started:  # abort, so that half a response is not taken for a whole one
-            connection.close()
-            await _wait_for_end(receive)
-        else:
-            await self._refuse(refusal, receive, send, self._limits.max_bytes)
+        await self._superlink(scope, read, keep)
+        return response
 
     async def _refuse(self, refusal: _Refusal, receive: Any, send: Any, discard: int = _MAX_DISCARD) -> None:
         """Answer with an error; then some of the body is read, so that the sender gets the response."""
@@ -463,57 +391,55 @@ def _head(status: int, headers: list[tuple[bytes, bytes]]) -> dict[str, Any]:
     return {"type": "http.response.start", "status": status, "headers": headers}
 
 
-def _body(data: bytes, *, more: bool) -> dict[str, Any]:
+def _body(data: bytes | memoryview, *, more: bool) -> dict[str, Any]:
     return {"type": "http.response.body", "body": data, "more_body": more}
 
 
-def _returned_headers(response: httpx.Response) -> list[tuple[bytes, bytes]]:
-    headers = ((name.lower(), value) for name, value in response.headers.raw)
-    return [(name, value) for name, value in headers if name not in _HOP_BY_HOP_HEADERS]
-
-
-def _forwarded_headers(headers: Sequence[tuple[bytes, bytes]], peer: str) -> list[tuple[bytes, bytes]]:
-    """Without hop-by-hop headers, and with the address of the peer."""
-    kept = [
-        (name, value)
-        for name, value in headers
-        if name not in _HOP_BY_HOP_HEADERS and not name.startswith(_ORIGIN_HEADERS)
-    ]
-    return [*kept, (b"x-forwarded-for", peer.encode())]
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Serve on an inherited socket until the parent process ends."""
-    parser = argparse.ArgumentParser(prog="python -m offbeat.deploy.gateway", description=__doc__)
-    parser.add_argument("--listener", required=True, type=int, metavar="N", help="the socket's number")
-    parser.add_argument("--superlink", required=True, metavar="HOST:PORT")
-    parser.add_argument("--doorbell", type=int, metavar="N", help="the number of a socket to the server")
-    parser.add_argument("--authority", type=Path, metavar="FILE", help="vouches for the SuperLink")
+    """Serve on inherited sockets until the parent process ends."""
+    parser = argparse.ArgumentParser(prog="python -m offbeat.deploy.flower.superlink", description=__doc__)
+    parser.add_argument("--own", required=True, type=int, metavar="N", help="the number of a loopback socket")
+    parser.add_argument("--listener", required=True, type=int, metavar="N", help="that of a socket for sites")
+    parser.add_argument("--doorbell", required=True, type=int, metavar="N", help="that of one to the server")
+    parser.add_argument("--authority", type=Path, metavar="FILE")
     parser.add_argument("--certificate", type=Path, metavar="FILE")
     parser.add_argument("--key", type=Path, metavar="FILE")
     parser.add_argument("--sites", type=Path, metavar="FOLDER", help="the public keys of sites")
     given = parser.parse_args(arguments)
-    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    _LOG.addHandler(handler)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a site may have several connections
-    secure = given.authority is not None
-    context = ssl.create_default_context(cafile=given.authority) if secure else None
-    log = RefusalLog(_LOG.warning)
-    keys = None if given.sites is None else SiteKeys(given.sites)
-    tls = TlsFiles(given.certificate, given.key) if secure else None
+    log, tls, keys, options = RefusalLog(_LOG.warning), None, None, ["--insecure"]
+    if given.authority is not None:
+        tls, keys = TlsFiles(given.certificate, given.key), SiteKeys(given.sites)
+        options = ["--ssl-ca-certfile", str(given.authority), "--enable-supernode-auth"]
+        options += ["--ssl-certfile", str(given.certificate), "--ssl-keyfile", str(given.key)]
+    superlink = SuperLink(options)
+    logging.getLogger("flwr").setLevel(logging.WARNING)  # it would log every request
+    bell = Doorbell(socket.socket(fileno=given.doorbell))
+    fleet = superlink if keys is None else superlink.fleet  # which relies on the gateway for signatures
+    gateway = http_server(Gateway(fleet, keys, log, bell=bell), tls, _CONNECTIONS, log)
+    own = http_server(superlink.runtime, tls, _OWN_CONNECTIONS)
 
     async def serve() -> None:
-        asyncio.get_running_loop().add_reader(0, _end_with_parent)
-        bell = None if given.doorbell is None else Doorbell(socket.socket(fileno=given.doorbell))
-        app = Gateway(given.superlink, context, keys, log, bell=bell)
-        await http_server(app, tls, _CONNECTIONS, log).serve([socket.socket(fileno=given.listener)])
+        opened = asyncio.Event()
+
+        def obey() -> None:
+            if not os.read(0, 1024):
+                os._exit(0)  # the parent process has ended
+            opened.set()
+
+        async def serve_sites() -> None:
+            await opened.wait()
+            await gateway.serve([socket.socket(fileno=given.listener)])
+
+        asyncio.get_running_loop().add_reader(0, obey)
+        servers = [own.serve([socket.socket(fileno=given.own)]), serve_sites()]
+        await asyncio.wait(map(asyncio.ensure_future, servers), return_when=asyncio.FIRST_COMPLETED)
 
     asyncio.run(serve())
-
-
-def _end_with_parent() -> None:
-    if not os.read(0, 1024):
-        os._exit(0)
 
 
 if __name__ == "__main__":

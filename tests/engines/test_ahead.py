@@ -1,5 +1,6 @@
 """Computing tasks ahead of their buffer changes nothing but rounding."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -12,13 +13,18 @@ from offbeat import (
     Exponential,
     FedOpt,
     LogNormal,
+    Population,
+    Problem,
     Queues,
     Sequential,
+    Steps,
     Vectorised,
     train,
 )
 from offbeat.aggregate.uploads import clients_read_staleness
 from offbeat.core import AnyAlgorithm, Task
+from offbeat.engines.local import Executor, SequentialExecutor, TaskResults, TaskStart
+from offbeat.engines.vmap import VmapExecutor
 from offbeat.schedule.dispatch import Dispatch
 from offbeat.schedule.rng import KeyedRng
 from worlds import make_world, play
@@ -172,3 +178,68 @@ def test_a_run_that_goes_on_from_a_checkpoint_has_the_same_bits(method: str) -> 
     rest = run(resume=saved[0])
     assert len(rest) == 6
     assert all(torch.equal(one, other) for one, other in zip(whole[5:], rest, strict=True))
+
+
+class Large:
+    """An executor that prefers large groups, as `vmap` recorded on a GPU does; notes their sizes."""
+
+    large = True
+
+    def __init__(self, inner: Executor, sizes: list[int]) -> None:
+        self.inner = inner
+        self.sizes = sizes
+
+    def __call__(
+        self, algorithm: AnyAlgorithm, tasks: Sequence[Task], starts: Sequence[TaskStart], seed: int
+    ) -> TaskResults:
+        self.sizes.append(len(tasks))
+        return self.inner(algorithm, tasks, starts, seed)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+@dataclass(frozen=True)
+class LargeGroups:
+    """As many tasks at once as on a GPU, without one."""
+
+    sizes: list[int]
+
+    def executor(self, problem: Problem, population: Population) -> Executor:
+        return Large(SequentialExecutor(problem, population), self.sizes)
+
+
+@pytest.mark.parametrize(("method", "most"), [("fedavg", 1), ("adamasfl", 3)])
+def test_exponential_delays_make_groups_of_few_sizes(method: str, most: int) -> None:
+    """Without memory of clients a buffer of 32 is one group of 32, however many of it are there already."""
+    world = make_world(clients=200, work=Steps(1, 2))
+    sizes: list[int] = []
+    engine = Vectorised(
+        world.problem, world.population, Exponential(1.0), execution=LargeGroups(sizes), ahead=64
+    )
+    steps = list(train(METHODS[method], engine, dispatch=Asynchronous(64), buffer=32, rounds=40))
+    usual = sizes[3:]  # once the tasks that are computed ahead have filled up
+    shapes = VmapExecutor(world.problem, world.population)
+    shapes.expect(32, 40)
+    padded = [shapes._padded_count(size) for size in usual]
+    assert len(set(padded)) <= most
+    assert all(size <= shape <= max(8, 1.5 * size) for size, shape in zip(usual, padded, strict=True))
+    plain = Sequential(world.problem, world.population, Exponential(1.0))
+    reference = list(train(METHODS[method], plain, dispatch=Asynchronous(64), buffer=32, rounds=40))
+    torch.testing.assert_close(steps[-1].x, reference[-1].x, rtol=0, atol=1e-12)
+    if most == 1:
+        assert set(usual) == {32}
+        assert len(sizes) <= len(steps) + 1  # no second wave
+
+
+@pytest.mark.parametrize("chunk", [None, 20])
+def test_few_shapes_hold_every_number_of_tasks(chunk: int | None) -> None:
+    world = make_world()
+    executor = VmapExecutor(world.problem, world.population, chunk)
+    executor.expect(25, 100)
+    most = chunk or 64
+    shapes = {count: executor._padded_count(count) for count in range(1, most + 1)}
+    assert all(count <= shape <= max(1, 1.5 * count) for count, shape in shapes.items())
+    assert all(shape <= most for shape in shapes.values())
+    assert len(set(shapes.values())) <= 13
+    assert chunk or shapes[25] == 25  # of most groups, without padding

@@ -1,9 +1,14 @@
 """Two ways to compute, one trajectory."""
 
+import gc
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -25,8 +30,10 @@ from offbeat import (
     Synchronous,
     Vectorised,
     build,
+    train,
 )
 from offbeat.engines.execution import Vmap
+from offbeat.engines.process_pool import ProcessPool, Workers
 from offbeat.training.loop import Snapshot
 from worlds import CLASSES, FEATURES, make_world, play
 
@@ -57,6 +64,65 @@ class Branching(nn.Module):
         return outputs if outputs.sum() > 0 else 2 * outputs
 
 
+class Applied(nn.Module):
+    """A function as a layer."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.function(inputs)
+
+
+class Counting(nn.Module):
+    """Adds up what it sees, in a buffer that is part of the module's state or not."""
+
+    total: Tensor
+
+    def __init__(self, persistent: bool) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros((), dtype=torch.float64), persistent=persistent)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.total += inputs.detach().mean()
+        return inputs
+
+
+def add_in_place(inputs: Tensor) -> Tensor:
+    total = torch.zeros(inputs.shape[-1], dtype=inputs.dtype)
+    total += inputs.detach().mean(0)
+    return inputs - total
+
+
+class OldFunction(torch.autograd.Function):
+    """Written before torch had transforms."""
+
+    @staticmethod
+    def forward(ctx, inputs):  # type: ignore[no-untyped-def,override]
+        return inputs.clone()
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def,override]
+        return 2 * grad
+
+
+class WithoutRule(torch.autograd.Function):
+    """Without a rule for `vmap`."""
+
+    @staticmethod
+    def forward(inputs):  # type: ignore[no-untyped-def]
+        return inputs.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
+        pass
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def,override]
+        return 2 * grad
+
+
 def both(
     module: Callable[[], nn.Module], work: Steps | Epochs, method: str
 ) -> tuple[list[Snapshot], list[Snapshot]]:
@@ -76,6 +142,16 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "noise": lambda: small(Noise()),
     "branching": Branching,
 }
+ODD_MODULES: dict[str, Callable[[], nn.Module]] = MODULES | {
+    "hidden state": lambda: small(Counting(persistent=False)),
+    "NumPy": lambda: small(Applied(lambda inputs: inputs * float(np.asarray(inputs.detach()).max()))),
+    "one vector for all": lambda: small(Applied(add_in_place)),
+    "function without a rule": lambda: small(Applied(WithoutRule.apply)),  # type: ignore[arg-type]
+    "old function": lambda: small(Applied(OldFunction.apply)),  # type: ignore[arg-type]
+    "dynamic shape": lambda: small(Applied(lambda inputs: inputs * len(inputs.detach().nonzero()))),
+    "statistics": lambda: small(Counting(persistent=True)),
+}
+ONE_BY_ONE = "this module cannot be computed for many clients at once, so it runs one by one"
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -117,16 +193,29 @@ def test_a_chunk_size_changes_nothing_but_rounding() -> None:
     ("module", "said"),
     [
         ("noise", "this module draws random numbers, so its clients are computed one by one."),
-        ("branching", "this module cannot be computed for many clients at once, so it runs one by one"),
+        ("branching", ONE_BY_ONE),
+        ("hidden state", ONE_BY_ONE),
+        ("NumPy", ONE_BY_ONE),
+        ("one vector for all", ONE_BY_ONE),
+        ("function without a rule", ONE_BY_ONE),
+        ("old function", ONE_BY_ONE),
+        ("dynamic shape", ONE_BY_ONE),
+        ("statistics", None),
+        ("group norm", None),
+        ("batch norm", None),
     ],
 )
 def test_what_cannot_be_mapped_runs_one_by_one_and_says_so_once(
-    module: str, said: str, caplog: pytest.LogCaptureFixture
+    module: str, said: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    world = make_world(module=MODULES[module]())
+    torch.manual_seed(0)
+    world = make_world(module=ODD_MODULES[module]())
+    one, other = Sequential(world.problem, world.population), Vectorised(world.problem, world.population)
+    plain = play(METHODS["fedavg"], one, Asynchronous(5))
     with caplog.at_level(logging.WARNING):
-        play(METHODS["fedavg"], Vectorised(world.problem, world.population), Asynchronous(5))
-    assert [record.message.split(":")[0] for record in caplog.records] == [said]
+        found = play(METHODS["fedavg"], other, Asynchronous(5))
+    torch.testing.assert_close(plain[-1].x, found[-1].x, rtol=0, atol=1e-12)
+    assert [record.message.split(":")[0] for record in caplog.records] == ([said] if said else [])
 
 
 def test_a_module_that_draws_leaves_the_global_generator_alone() -> None:
@@ -222,3 +311,44 @@ def test_a_chunk_beside_a_way_to_compute_is_refused_rather_than_ignored() -> Non
     world = make_world()
     with pytest.raises(InputError, match="give chunk there"):
         Vectorised(world.problem, world.population, chunk=2, execution=Vmap())
+
+
+def resident(processes: list[int]) -> int:
+    """The bytes of memory that processes hold, of shared memory each its own part."""
+    text = "".join(Path(f"/proc/{process}/smaps_rollup").read_text() for process in processes)
+    return 1024 * sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:"))
+
+
+def tensors() -> int:
+    """How many there are in this process."""
+    gc.collect()
+    return sum(isinstance(each, Tensor) for each in gc.get_objects())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="reads what Linux tells")
+@pytest.mark.parametrize("kind", [Sequential, Vectorised, Workers])
+def test_memory_stays_the_same_over_many_steps_with_groups_that_vary(
+    kind: Callable[..., Sequential | Vectorised | Workers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pools: list[ProcessPool] = []
+    start = ProcessPool.__init__
+
+    def watched(self: ProcessPool, packed: Any, workers: int) -> None:
+        start(self, packed, workers)
+        pools.append(self)
+
+    monkeypatch.setattr(ProcessPool, "__init__", watched)
+    torch.manual_seed(3)
+    module = nn.Sequential(nn.Linear(FEATURES, 300), nn.ReLU(), nn.Linear(300, CLASSES)).double()
+    world = make_world(work=Epochs(1, 4), module=module)
+    engine = kind(world.problem, world.population, Exponential(1.0))
+    counts, sizes = [], []
+    # clients keep memory, so that a client that is in a buffer twice makes two groups of it
+    for snapshot in train(METHODS["adamasfl"], engine, dispatch=Asynchronous(8), buffer=5, rounds=2000):
+        if snapshot.version in (400, 1200, 2000):
+            counts.append(tensors())
+            sizes.append(resident([os.getpid(), *(pid for pool in pools for pid in pool.process_ids())]))
+    assert max(counts[1:]) <= counts[0] + 20
+    assert max(sizes[1:]) <= sizes[0] + 2**22  # a kept model of each step would take 30 MB
+    assert all(len(pool._segments._made) < 40 for pool in pools)

@@ -36,18 +36,21 @@ from offbeat.engines import shared_memory
 from offbeat.engines.execution import Serial, Vmap
 from offbeat.engines.local import ClientMemory, TaskResults, TaskStart
 from offbeat.engines.process_pool import ProcessPool, Workers
-from offbeat.engines.shared_memory import SegmentPool
+from offbeat.engines.shared_memory import SegmentPool, TensorSlot
 from offbeat.engines.worker_pool import (
     PoolExecutor,
     WorkDone,
     WorkerLost,
+    WorkerRuntime,
     WorkFailed,
     WorkOrder,
+    attempt,
     even_chunks,
     guided_chunks,
+    join_orders,
+    pack_worker,
     run_orders,
 )
-from offbeat.engines.worker_runtime import WorkerRuntime, attempt, pack_worker
 from offbeat.errors import DivergedError
 from offbeat.training.build import build_run, resolved_settings
 from offbeat.training.experiment import Experiment
@@ -279,19 +282,33 @@ def test_the_command_line_runs_workers_and_says_so(tmp_path: Path) -> None:
     assert '"engine": "workers"' in settings
 
 
-def test_the_engine_is_workers_where_a_large_model_and_much_to_do_are_worth_it(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("width", "cores", "rounds", "name", "reason"),
+    [
+        (4000, 2, 200, "workers", "the model has 300,010 weights, more than 50,000, and the machine 2 cores"),
+        (4000, 2, 10, "sequential", "the model has 300,010 weights and 300 gradients are too few"),
+        (4000, 1, 200, "sequential", "the model has 300,010 weights and the machine one core"),
+        (800, 2, 200, "vectorised", "a gradient takes 5.06 million operations, at most 20 million"),
+        (800, 8, 200, "workers", "the model has 60,010 weights, more than 50,000, and the machine 8 cores"),
+    ],
+)
+def test_the_engine_suits_the_model_the_work_and_the_cores_and_the_reason_is_told(
+    width: int, cores: int, rounds: int, name: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         "offbeat.nn.models._mlp",
         lambda shape, classes: nn.Sequential(
-            nn.Flatten(), nn.Linear(64, 800), nn.ReLU(), nn.Linear(800, classes)
+            nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, classes)
         ),
     )
-    for cores, rounds, name in ((2, 200, "workers"), (2, 10, "sequential"), (1, 200, "sequential")):
-        monkeypatch.setattr("offbeat.training.build.available_cores", lambda cores=cores: cores)
-        experiment = Experiment.of(clients=12, buffer=3, concurrency=5, rounds=rounds)
-        assert resolved_settings(experiment, build_run(experiment))["engine"] == name
+    monkeypatch.setattr("offbeat.training.build.available_cores", lambda: cores)
+    experiment = Experiment.of(clients=12, buffer=3, concurrency=5, rounds=rounds)
+    spec = build_run(experiment)
+    assert resolved_settings(experiment, spec)["engine"] == name
+    assert spec.engine_reason is not None
+    assert spec.engine_reason.startswith(reason)
+    named = build_run(Experiment.of(clients=12, buffer=3, concurrency=5, rounds=rounds, engine="sequential"))
+    assert named.engine_reason is None
 
 
 @pytest.mark.parametrize(
@@ -347,8 +364,11 @@ class Clumsy:
     def remove(self, placed: Any) -> None:
         self.removed.append(placed)
 
-    def clear(self) -> None:
+    def expect(self, tasks: int) -> None:
         pass
+
+    def join(self, done: list[WorkDone]) -> Any:
+        return join_orders(done)
 
 
 def orders(count: int) -> list[WorkOrder]:
@@ -432,3 +452,39 @@ def test_segments_are_used_again() -> None:
     assert third.number == first.number
     assert torch.equal(shared_memory.read_packed(slots, third.memory)[0], torch.arange(900.0))
     segments.close()
+
+
+def test_rows_of_a_stack_are_where_the_stack_has_them() -> None:
+    row = (TensorSlot(0, torch.float32, (3,)), {"count": TensorSlot(0, torch.int64, ())})
+    slots, size = shared_memory.plan_stack(row, 5)
+    memory = torch.zeros(size, dtype=torch.uint8)
+    vectors, numbers = shared_memory.read_packed(slots, memory)
+    part, counts = shared_memory.read_packed(shared_memory.select_rows(slots, 3, 2), memory)
+    part.fill_(7.0)
+    counts["count"].copy_(torch.tensor([8, 9]))
+    assert vectors.tolist() == [[0.0] * 3] * 3 + [[7.0] * 3] * 2
+    assert numbers["count"].tolist() == [0, 0, 0, 8, 9]
+
+
+def test_a_leased_segment_is_used_again_once_nothing_reads_it() -> None:
+    segments = SegmentPool()
+    first, memory = segments.lease(1000)
+    kept = memory.view(torch.float32)[2:4]
+    del memory
+    second, other = segments.lease(1000)
+    assert second.number != first.number
+    kept.fill_(3.0)
+    del kept
+    third, _ = segments.lease(1000)
+    assert third.number == first.number
+    del other
+    segments.close()
+
+
+def test_a_method_whose_uploads_change_their_shape_is_written_to_other_rows() -> None:
+    world = make_world()
+    start = METHODS["adamasfl"]
+    plain = play(start, Sequential(world.problem, world.population), Asynchronous(5))
+    found = play(start, Workers(world.problem, world.population, workers=2), Asynchronous(5))
+    assert start.warmup() is not None  # of another upload than the method's own
+    assert all(torch.equal(one.x, other.x) for one, other in zip(plain, found, strict=True))

@@ -21,7 +21,7 @@ from offbeat.cli import main
 from offbeat.engines import ray_cluster
 from offbeat.engines.execution import Serial
 from offbeat.engines.ray_cluster import RayCluster, RayPool
-from offbeat.engines.worker_runtime import pack_worker
+from offbeat.engines.worker_pool import pack_worker
 from worlds import make_world, play
 
 ray = pytest.importorskip("ray", reason="Ray is an extra, and not installed")

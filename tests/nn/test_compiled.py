@@ -9,7 +9,7 @@ from torch.func import functional_call, vmap
 
 from offbeat import Batch
 from offbeat.draws import generator
-from offbeat.nn.compiled import CompiledGradient, CompiledMap
+from offbeat.engines.vmap import CompiledGradient, CompiledMap
 from offbeat.nn.layers import with_keyed_dropout
 from worlds import make_world
 

@@ -4,7 +4,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -43,39 +43,6 @@ def new_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-class Completion(Protocol):
-    """The end of the work that was queued so far."""
-
-    def take(self, results: Tree) -> None:
-        """Make the caller's next work wait for it, and hand the results to the caller's stream."""
-        ...
-
-
-class ComputeStream(Protocol):
-    """Where an engine's work is queued."""
-
-    @contextmanager
-    def running(self, used: Tree) -> Iterator[None]:
-        """Queue what is computed inside here, after all that the caller has queued so far."""
-        ...
-
-    def mark(self) -> Completion: ...
-
-
-class CurrentStream:
-    """The caller's own stream; on a CPU, work is done at once."""
-
-    @contextmanager
-    def running(self, used: Tree) -> Iterator[None]:
-        yield
-
-    def mark(self) -> "CurrentStream":
-        return self
-
-    def take(self, results: Tree) -> None:
-        pass
-
-
 class SideStream:
     """A stream of its own on a GPU, so that local work goes on while the server steps and evaluates."""
 
@@ -109,11 +76,6 @@ class RecordedEvent:
         caller.wait_event(self._event)
         for leaf in trees.leaves(results):
             leaf.record_stream(caller)
-
-
-def compute_stream(device: torch.device) -> ComputeStream:
-    """The stream for local work on a device."""
-    return SideStream(device) if device.type == "cuda" else CurrentStream()
 
 
 class CapturedGraph:

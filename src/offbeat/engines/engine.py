@@ -13,10 +13,10 @@ from offbeat.trees import Tree
 
 
 class ClientUpdates(NamedTuple):
-    """The uploads of a full buffer, and the mean of its statistics."""
+    """The uploads of tasks, and the running statistics of their clients; leaves (tasks, ...)."""
 
-    uploads: Tree  # leaves (tasks, ...)
-    statistics: Statistics  # the unweighted mean over clients
+    uploads: Tree
+    statistics: Statistics
 
 
 class Session(Timeline, Protocol):
@@ -57,6 +57,16 @@ class PersistentSession(Protocol):
 
     def saved_progress(self) -> dict[str, Any] | None:
         """After `load`: the scheduler's state that was stored last, if any was since that save."""
+        ...
+
+
+@runtime_checkable
+class StreamingSession(Protocol):
+    """A session that can hand over the uploads of a buffer in pieces, so that few are in memory at once."""
+
+    @property
+    def streams(self) -> bool:
+        """Whether it does; not if the tasks of a buffer are computed together."""
         ...
 
 

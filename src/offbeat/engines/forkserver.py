@@ -11,15 +11,15 @@ import sys
 import threading
 import time
 import traceback
-from dataclasses import replace
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 
 import torch
 
-from offbeat.engines.shared_memory import Channel, PlacedTree, Segment, SegmentPool
-from offbeat.engines.worker_pool import WorkDone, WorkFailed, WorkOrder
-from offbeat.engines.worker_runtime import WorkerRuntime, attempt
+from offbeat import trees
+from offbeat.engines.shared_memory import Channel, PlacedTree, ResultShape, row_slots
+from offbeat.engines.worker_pool import WorkDone, WorkerRuntime, WorkFailed, WorkOrder, attempt
+from offbeat.trees import Tree
 
 _EXIT_TIMEOUT = 2.0  # seconds that a worker has to end by itself
 
@@ -87,35 +87,52 @@ def _exit_with_parent() -> None:
 
 
 def _serve(channel: Channel) -> None:
-    segments = SegmentPool()
-    in_use: dict[int, Segment] = {}  # results that may still be read
     packed: PlacedTree = channel.receive()
     runtime = attempt(0, lambda: WorkerRuntime(channel.read(packed), torch.device("cpu")))
     while True:
-        order, memories, released = channel.receive()
-        for number in released:
-            segments.release(in_use.pop(number))
-        answer = _answer(channel, runtime, order, memories)
-        if isinstance(answer, WorkDone):
-            segment, slots = segments.put(answer.results)
-            in_use[segment.number] = segment
-            channel.share(segment)
-            answer = replace(answer, results=PlacedTree(segment.number, slots))
-        channel.send(answer)
+        channel.send(_answer(channel, runtime, *channel.receive()))
 
 
 def _answer(
-    channel: Channel, runtime: WorkerRuntime | WorkFailed, order: WorkOrder, memories: PlacedTree
+    channel: Channel,
+    runtime: WorkerRuntime | WorkFailed,
+    order: WorkOrder,
+    memories: PlacedTree,
+    rows: PlacedTree | None,
 ) -> WorkDone | WorkFailed:
     if isinstance(runtime, WorkFailed):
         return WorkFailed(order.number, runtime.error)
 
     def action() -> WorkDone:
         messages = [channel.read(message) for message in order.messages]
-        return runtime.run(order._replace(memories=channel.read(memories)), messages)
+        results = _ResultRows(channel, rows)
+        return runtime.run_into(order._replace(memories=channel.read(memories)), messages, results.write)
 
     answer: WorkDone | WorkFailed = attempt(order.number, action)
     return answer
+
+
+class _ResultRows:
+    """Where the results of an order are written; asked for where they have another shape than expected."""
+
+    def __init__(self, channel: Channel, rows: PlacedTree | None) -> None:
+        self._channel = channel
+        self._views: Tree = () if rows is None else channel.read(rows)
+
+    def write(self, first: int, results: Tree) -> None:
+        """Copy results that are stacked over tasks to the rows from `first` on."""
+        shape = row_slots(results)
+        if not _equal(shape, row_slots(self._views)):
+            if first:
+                raise RuntimeError("the results of two tasks differ in shape.")
+            self._channel.send(ResultShape(shape))
+            self._views = self._channel.read(self._channel.receive())
+        for leaf, view in zip(trees.leaves(results), trees.leaves(self._views), strict=True):
+            view[first : first + len(leaf)].copy_(leaf)
+
+
+def _equal(one: Tree, other: Tree) -> bool:
+    return trees.structure(one) == trees.structure(other) and trees.leaves(one) == trees.leaves(other)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ of examples of tasks of similar length are padded to one shape.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -114,6 +114,49 @@ class ReportsExecution(Protocol):
         ...
 
 
+class _ItemsState:
+    """The minibatches of a task that may end early."""
+
+    def __init__(self, items: tuple[Batch, ...], stop: Callable[[int], bool]) -> None:
+        self.items, self.stop = items, stop
+        self.fixed = False  # whether their number is known to the method, and so stays
+
+
+class InterruptibleItems(Sequence[Batch]):
+    """The minibatches of a task that may end early, from the one numbered `first` on.
+
+    Before each but the first of them `stop` is asked, with the number of steps done, and where it returns
+    True there are no others. This applies to the first pass only: what a method does afterwards, it
+    does with those of the first pass, as if there had never been others. A method that asks for their number
+    before the first pass has ended gets the number of all of them, and then computes them all.
+    """
+
+    def __init__(self, state: _ItemsState, first: int = 0) -> None:
+        self._state, self._first = state, first
+
+    def __iter__(self) -> Iterator[Batch]:
+        state, place = self._state, self._first
+        while place < len(state.items):
+            if place and not state.fixed and state.stop(place):
+                state.items, state.fixed = state.items[:place], True
+                return
+            yield state.items[place]
+            place += 1
+        state.fixed = True
+
+    def __len__(self) -> int:
+        self._state.fixed = True
+        return len(self._state.items) - self._first
+
+    def __getitem__(self, index: Any) -> Any:
+        if index == 0:
+            return self._state.items[self._first]
+        if isinstance(index, slice) and (index.stop, index.step) == (None, None) and (index.start or 0) >= 0:
+            return InterruptibleItems(self._state, self._first + (index.start or 0))
+        self._state.fixed = True
+        return self._state.items[self._first :][index]
+
+
 class SequentialExecutor:
     """The reference: one client after another, without padding."""
 
@@ -124,19 +167,65 @@ class SequentialExecutor:
     def __call__(
         self, algorithm: AnyAlgorithm, tasks: Sequence[Task], starts: Sequence[TaskStart], seed: int
     ) -> TaskResults:
-        with self._problem.precision_context():
-            each = [self._run(algorithm, *both, seed) for both in zip(tasks, starts, strict=True)]
-        stacked: TaskResults = trees.stack(each)
+        stacked: TaskResults = trees.stack(list(self.each(algorithm, tasks, starts, seed)))
         return stacked
+
+    def run_until(
+        self,
+        algorithm: AnyAlgorithm,
+        task: Task,
+        start: TaskStart,
+        seed: int,
+        stop: Callable[[int], bool],
+    ) -> tuple[TaskResults, int | None]:
+        """One task, which ends before its next step if `stop` of the steps done so far is True.
+
+        Its results, and its steps if it ended early: a task of so many steps has the same results.
+        """
+        total = len(self._population.indices(task.client, task.visit, seed))
+        on_gpu = self._problem.device.type == "cuda"
+        done = total
+
+        def ends(steps: int) -> bool:
+            nonlocal done
+            if on_gpu:  # where all steps may be queued before the first one is computed
+                torch.cuda.synchronize()
+            if stop(steps):
+                done = steps
+                return True
+            return False
+
+        with self._problem.precision_context():
+            results = self._run(algorithm, task, start, seed, ends)
+        return results, done if done < total else None
+
+    def each(
+        self, algorithm: AnyAlgorithm, tasks: Sequence[Task], starts: Sequence[TaskStart], seed: int
+    ) -> Iterator[TaskResults]:
+        """The results of one task after another, which are not stacked."""
+        for task, start in zip(tasks, starts, strict=True):
+            with self._problem.precision_context():
+                results = self._run(algorithm, task, start, seed)
+            yield results
 
     def close(self) -> None:
         pass
 
-    def _run(self, algorithm: AnyAlgorithm, task: Task, start: TaskStart, seed: int) -> TaskResults:
+    def _run(
+        self,
+        algorithm: AnyAlgorithm,
+        task: Task,
+        start: TaskStart,
+        seed: int,
+        stop: Callable[[int], bool] | None = None,
+    ) -> TaskResults:
         problem, population = self._problem, self._population
         indices = population.indices(task.client, task.visit, seed)[: start.steps or None]
         whole = population.everything(task.client) if traits_of(algorithm).full_pass else []
-        batches = Batches(self._load(indices), self._load(whole))
+        items = self._load(indices)
+        if stop is not None:
+            items = cast(tuple[Batch, ...], InterruptibleItems(_ItemsState(items, stop)))
+        batches = Batches(items, self._load(whole))
         task_seed = draws.torch_seed(seed, "module", task.client, task.visit)
         key = torch.tensor(dropout_key(task_seed), device=problem.device)
         visit = trees.map(lambda leaf: leaf.to(problem.device), start.visit)
@@ -164,10 +253,10 @@ def _run_local(
 ) -> TaskResults:
     """The local work of one task; what is personal joins the statistics for it, and is kept afterwards."""
     kept, personal = start.memory
-    statistics = problem.with_dropout_key(start.statistics | personal, key)
+    statistics = problem.begin_task(start.statistics | personal, key)
     grad = TaskGradient(problem, differentiate, statistics, batches.whole)
     upload, kept = algorithm.local(start.message, kept, batches, start.visit, grad)
-    after = problem.without_dropout_keys(grad.statistics)
+    after = problem.end_task(grad.statistics)
     mine = {name: after.pop(name) for name in personal}
     return TaskResults(upload, ClientMemory(kept, mine), after)
 

@@ -10,17 +10,29 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from multiprocessing import reduction
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from torch import Tensor
+
+from offbeat import trees
 from offbeat.data.client_store import Anywhere, MemoryBackend
 from offbeat.data.population import Population
 from offbeat.engines.execution import Execution, Serial
 from offbeat.engines.local import Executor
-from offbeat.engines.shared_memory import Channel, PlacedTree, Segment, SegmentPool
+from offbeat.engines.shared_memory import (
+    Channel,
+    PlacedTree,
+    ResultShape,
+    Segment,
+    SegmentPool,
+    plan_stack,
+    read_packed,
+    select_rows,
+)
 from offbeat.engines.simulation import SimulatedEngine
 from offbeat.engines.worker_pool import (
     PoolExecutor,
@@ -30,17 +42,23 @@ from offbeat.engines.worker_pool import (
     WorkOrder,
     even_chunks,
     guided_chunks,
+    pack_worker,
 )
-from offbeat.engines.worker_runtime import pack_worker
 from offbeat.errors import InputError, setting_name
 from offbeat.nn.problem import Problem
 from offbeat.schedule.availability import Always, Availability, Dropout
-from offbeat.schedule.deadline import TaskLimits
+from offbeat.schedule.clock import TaskLimits
 from offbeat.schedule.delays import Delay, Tiers
 from offbeat.trees import Tree
 
 _EXIT_TIMEOUT = 5.0  # seconds that the fork server has to end
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+# memory of one local step is used again by the next, in large pages, and not given back to the system
+_KEEP_MEMORY = {
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 28),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 29),
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+}
 
 
 @dataclass(frozen=True)
@@ -98,8 +116,15 @@ class _Worker:
     number: int
     channel: Channel
     memories: Segment | None = None
-    answered: list[int] = field(default_factory=list)  # its segments that are still read here
-    read: list[int] = field(default_factory=list)  # its segments that it may use again
+    rows: tuple[int, int] = (0, 0)  # the first of its order among the results, and their number
+
+
+class _Results(NamedTuple):
+    """Where workers write what they compute."""
+
+    segment: Segment
+    memory: Tensor
+    slots: Tree
 
 
 class ProcessPool:
@@ -109,6 +134,10 @@ class ProcessPool:
         self._segments = SegmentPool()
         self._packed = self._segments.put(packed)
         self._placed: dict[int, Segment] = {}
+        self._tasks = 0  # of the orders that are given
+        self._row: Tree | None = None  # what the results of one task take, once it is known
+        self._results: _Results | None = None
+        self._adapted = False  # whether a worker has said what these results take
         self._started = 0
         self._forkserver = _ForkServer()
         self._stop = weakref.finalize(self, _stop, self._forkserver, self._segments, os.getpid())
@@ -123,6 +152,11 @@ class ProcessPool:
         alive: dict[int, int] = self._forkserver.ask("list", 0)
         return [alive[worker.number] for worker in self._workers]
 
+    def expect(self, tasks: int) -> None:
+        self._tasks, self._results, self._adapted = tasks, None, False
+        if self._row is not None:
+            self._place_results(self._row)
+
     def place(self, tree: Tree) -> PlacedTree:
         segment, slots = self._segments.put(tree)
         self._placed[segment.number] = segment
@@ -134,37 +168,46 @@ class ProcessPool:
     def give(self, worker: int, order: WorkOrder) -> None:
         target = self._workers[worker]
         target.memories, slots = self._segments.put(list(order.memories))
-        read, target.read = target.read, []
+        target.rows = order.first, len(order.tasks)
         with contextlib.suppress(OSError):  # the worker is gone, which `wait` reports
             for message in order.messages:
                 target.channel.share(self._placed[message.segment])
             target.channel.share(target.memories)
             memories = PlacedTree(target.memories.number, slots)
-            target.channel.send((order._replace(memories=()), memories, read))
+            target.channel.send((order._replace(memories=()), memories, self._share_rows(target)))
 
     def wait(self) -> Sequence[tuple[int, WorkDone | WorkFailed] | WorkerLost]:
-        ready = set(wait([worker.channel.connection for worker in self._workers]))
-        return [
-            self._receive(number)
-            for number, worker in enumerate(self._workers)
-            if worker.channel.connection in ready
-        ]
+        events: list[tuple[int, WorkDone | WorkFailed] | WorkerLost] = []
+        while not events:
+            ready = set(wait([worker.channel.connection for worker in self._workers]))
+            received = [
+                self._receive(number)
+                for number, worker in enumerate(self._workers)
+                if worker.channel.connection in ready
+            ]
+            events = [event for event in received if event is not None]
+        return events
 
     def replace(self, worker: int) -> None:
         self._workers[worker] = self._start()
 
-    def clear(self) -> None:
-        for worker in self._workers:
-            worker.read += worker.answered
-            worker.answered = []
+    def join(self, done: Sequence[WorkDone]) -> Tree:
+        assert self._results is not None
+        results, self._results = self._results, None
+        return read_packed(results.slots, results.memory)
 
     def close(self) -> None:
         self._stop()
 
-    def _receive(self, number: int) -> tuple[int, WorkDone | WorkFailed] | WorkerLost:
+    def _receive(self, number: int) -> tuple[int, WorkDone | WorkFailed] | WorkerLost | None:
+        """What a worker has to say; None if it only asked where its results go."""
         worker = self._workers[number]
         try:
-            answer: WorkDone | WorkFailed | None = worker.channel.receive()
+            answer: WorkDone | WorkFailed | ResultShape | None = worker.channel.receive()
+            if isinstance(answer, ResultShape):
+                self._adapt_results(answer.row)
+                worker.channel.send(self._share_rows(worker))
+                return None
         except (EOFError, OSError):
             answer = None
         if worker.memories is not None:
@@ -173,10 +216,28 @@ class ProcessPool:
         if answer is None:
             worker.channel.connection.close()
             return WorkerLost(number, self._exit_reason(worker))
-        if isinstance(answer, WorkDone):
-            worker.answered.append(answer.results.segment)
-            answer = replace(answer, results=worker.channel.read(answer.results))
         return number, answer
+
+    def _place_results(self, row: Tree) -> None:
+        """A stack of such rows for all tasks, for workers to write."""
+        slots, size = plan_stack(row, self._tasks)
+        self._row, self._results = row, _Results(*self._segments.lease(size), slots)
+
+    def _adapt_results(self, row: Tree) -> None:
+        """Results are not as those before: the first worker that notices says so for all."""
+        if not self._adapted:
+            self._adapted = True
+            self._place_results(row)
+        elif trees.leaves(row) != trees.leaves(self._row):
+            raise RuntimeError("the results of two tasks differ in shape.")
+
+    def _share_rows(self, worker: _Worker) -> PlacedTree | None:
+        """The rows of the worker's order."""
+        if self._results is None:
+            return None
+        worker.channel.share(self._results.segment)
+        rows = select_rows(self._results.slots, *worker.rows)
+        return PlacedTree(self._results.segment.number, rows)
 
     def _exit_reason(self, worker: _Worker) -> str:
         try:
@@ -238,7 +299,7 @@ class _ForkServer:
                 stdin=subprocess.PIPE,
                 stdout=2,  # what a module prints is no part of this program's output
                 pass_fds=[theirs.fileno()],
-                env=os.environ | _ONE_THREAD | {"PYTHONPATH": paths},
+                env=_KEEP_MEMORY | os.environ | _ONE_THREAD | {"PYTHONPATH": paths},
                 start_new_session=True,  # this process handles Ctrl-C
             )
         self._control = Connection(ours.detach())

@@ -33,16 +33,19 @@ from offbeat.engines.worker_pool import (
     PoolExecutor,
     WorkDone,
     WorkerLost,
+    WorkerRuntime,
     WorkFailed,
     WorkOrder,
+    attempt,
     even_chunks,
     guided_chunks,
+    join_orders,
+    pack_worker,
 )
-from offbeat.engines.worker_runtime import WorkerRuntime, attempt, pack_worker
 from offbeat.errors import InputError, setting_name
 from offbeat.nn.problem import Problem
 from offbeat.schedule.availability import Always, Availability, Dropout
-from offbeat.schedule.deadline import TaskLimits
+from offbeat.schedule.clock import TaskLimits
 from offbeat.schedule.delays import Delay, Tiers
 from offbeat.trees import Tree
 
@@ -175,8 +178,11 @@ class RayPool:
             self._ray.kill(self._workers[worker])
         self._workers[worker] = self._start()
 
-    def clear(self) -> None:
+    def expect(self, tasks: int) -> None:
         pass
+
+    def join(self, done: Sequence[WorkDone]) -> Tree:
+        return join_orders(done)
 
     def close(self) -> None:
         if self._connected:

@@ -4,10 +4,12 @@ A tree is packed into one run of bytes and read back as views of these bytes. Se
 have no name, and are freed with the last process that uses them.
 """
 
+import math
 import mmap
 import os
 import tempfile
-from dataclasses import dataclass
+import weakref
+from dataclasses import dataclass, replace
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -31,12 +33,17 @@ class TensorSlot:
     dtype: torch.dtype
     shape: tuple[int, ...]
 
+    @property
+    def nbytes(self) -> int:
+        """Its length."""
+        return self.dtype.itemsize * math.prod(self.shape)
+
 
 def plan_packing(tree: Tree) -> tuple[Tree, int]:
-    """A slot for each tensor of a tree, one after another, and the number of bytes of all."""
+    """A slot for each tensor of a tree, or for a slot of its size, and the number of bytes of all."""
     end = 0
 
-    def slot(leaf: Tensor) -> TensorSlot:
+    def slot(leaf: Tensor | TensorSlot) -> TensorSlot:
         nonlocal end
         start = end
         end += -(-leaf.nbytes // _ALIGNMENT) * _ALIGNMENT
@@ -55,10 +62,7 @@ def read_packed(slots: Tree, memory: Tensor) -> Tree:
     """The tree in these slots, as views."""
 
     def view(slot: TensorSlot) -> Tensor:
-        length = slot.dtype.itemsize
-        for side in slot.shape:
-            length *= side
-        return memory[slot.start : slot.start + length].view(slot.dtype).view(slot.shape)
+        return memory[slot.start : slot.start + slot.nbytes].view(slot.dtype).view(slot.shape)
 
     return trees.map(view, slots)
 
@@ -71,13 +75,38 @@ def pack_tree(tree: Tree) -> tuple[Tree, Tensor]:
     return slots, memory
 
 
+def row_slots(stacked: Tree) -> Tree:
+    """What one row of a tree takes whose leaves are stacked."""
+    return trees.map(lambda leaf: TensorSlot(0, leaf.dtype, tuple(leaf.shape[1:])), stacked)
+
+
+def plan_stack(row: Tree, count: int) -> tuple[Tree, int]:
+    """The slots of a stack of so many rows, and the number of bytes of all."""
+    return plan_packing(trees.map(lambda slot: replace(slot, shape=(count, *slot.shape)), row))
+
+
+def select_rows(slots: Tree, first: int, count: int) -> Tree:
+    """The slots of some rows of a stack."""
+
+    def select(slot: TensorSlot) -> TensorSlot:
+        row = replace(slot, shape=slot.shape[1:]).nbytes
+        return TensorSlot(slot.start + first * row, slot.dtype, (count, *slot.shape[1:]))
+
+    return trees.map(select, slots)
+
+
 class Segment(NamedTuple):
     """A run of shared bytes, mapped here; another process is sent its file descriptor."""
 
     number: int
     size: int
     descriptor: int
-    memory: Tensor
+    mapped: mmap.mmap
+
+    @property
+    def memory(self) -> Tensor:
+        """The bytes."""
+        return torch.frombuffer(self.mapped, dtype=torch.uint8)
 
 
 class SegmentPool:
@@ -94,8 +123,15 @@ class SegmentPool:
         write_packed(tree, slots, segment.memory)
         return segment, slots
 
+    def lease(self, size: int) -> tuple[Segment, Tensor]:
+        """A segment for other processes to write, released once no tensor here uses its memory any more."""
+        segment = self._take(size)
+        view = memoryview(segment.mapped)  # which the tensor and its views keep alive
+        weakref.finalize(view, self.release, segment).atexit = False
+        return segment, torch.frombuffer(view, dtype=torch.uint8)
+
     def release(self, segment: Segment) -> None:
-        """No process reads it any more."""
+        """No process uses it any more."""
         self._free.append(segment)
 
     def close(self) -> None:
@@ -104,24 +140,21 @@ class SegmentPool:
         self._made, self._free = [], []
 
     def _take(self, size: int) -> Segment:
-        fit = [segment for segment in self._free if size <= segment.size <= 2 * size + _PAGE]
+        fit = [
+            (segment.size, place)
+            for place, segment in enumerate(self._free)
+            if size <= segment.size <= 2 * size + _PAGE
+        ]
         if not fit:
             return self._make(-(-max(size, 1) // _PAGE) * _PAGE)
-        segment = min(fit, key=lambda each: each.size)
-        self._free = [each for each in self._free if each is not segment]
-        return segment
+        return self._free.pop(min(fit)[1])  # what is released meanwhile is added at the end
 
     def _make(self, size: int) -> Segment:
         descriptor = _anonymous_file()
         os.ftruncate(descriptor, size)
-        segment = Segment(len(self._made), size, descriptor, _map_file(descriptor, size))
+        segment = Segment(len(self._made), size, descriptor, mmap.mmap(descriptor, size))
         self._made.append(segment)
         return segment
-
-
-def _map_file(descriptor: int, size: int) -> Tensor:
-    """The bytes of a file; the descriptor may be closed afterwards."""
-    return torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.uint8)
 
 
 def _anonymous_file() -> int:
@@ -137,6 +170,13 @@ class PlacedTree:
 
     segment: int
     slots: Tree
+
+
+@dataclass(frozen=True)
+class ResultShape:
+    """Asks for rows for results of another shape than was expected."""
+
+    row: Tree  # of slots
 
 
 @dataclass(frozen=True)
@@ -169,7 +209,8 @@ class Channel:
         """The next message of the other end; EOFError or OSError if that is gone."""
         while isinstance(message := cloudpickle.loads(self.connection.recv_bytes()), _SegmentNotice):
             descriptor = reduction.recv_handle(self.connection)
-            self._received[message.number] = _map_file(descriptor, message.size)
+            mapped = mmap.mmap(descriptor, message.size)
+            self._received[message.number] = torch.frombuffer(mapped, dtype=torch.uint8)
             os.close(descriptor)
         return message
 

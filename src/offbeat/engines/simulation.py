@@ -12,12 +12,12 @@ queued beside the server's own work, and checkpoints hold what was computed but 
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from offbeat.aggregate.uploads import clients_read_staleness, probe_upload
 from offbeat.core import AnyAlgorithm, SavedState, Task, Vector, Visit, traits_of
 from offbeat.data.client_store import Anywhere, MemoryBackend, make_client_store
 from offbeat.data.population import Population
-from offbeat.engines.cuda import Completion, CurrentStream, compute_stream
+from offbeat.engines.cuda import SideStream
 from offbeat.engines.engine import ClientUpdates
 from offbeat.engines.execution import Autotune, AutotuneExecutor, Execution
 from offbeat.engines.local import (
@@ -44,10 +44,9 @@ from offbeat.engines.local import (
     threads_for,
 )
 from offbeat.errors import InputError, check_attributes, renamed_parameters
-from offbeat.nn.problem import Problem, Statistics, mean_statistics
+from offbeat.nn.problem import Problem, Statistics
 from offbeat.schedule.availability import Always, Availability, Dropout
-from offbeat.schedule.clock import Arrival, Clock
-from offbeat.schedule.deadline import TaskLimits
+from offbeat.schedule.clock import Arrival, Clock, TaskLimits
 from offbeat.schedule.delays import Delay, Tiers
 from offbeat.schedule.devices import TaskWork, for_work
 from offbeat.schedule.rng import Rng
@@ -226,6 +225,39 @@ class TaskRanks:
         self._version, self._started = -1, 0
 
 
+class Completion(Protocol):
+    """The end of the work that was queued so far."""
+
+    def take(self, results: Tree) -> None:
+        """Make the caller's next work wait for it, and hand the results to the caller's stream."""
+        ...
+
+
+class ComputeStream(Protocol):
+    """Where an engine's work is queued."""
+
+    @contextmanager
+    def running(self, used: Tree) -> Iterator[None]:
+        """Queue what is computed inside here, after all that the caller has queued so far."""
+        ...
+
+    def mark(self) -> Completion: ...
+
+
+class CurrentStream:
+    """The caller's own stream; on a CPU, work is done at once."""
+
+    @contextmanager
+    def running(self, used: Tree) -> Iterator[None]:
+        yield
+
+    def mark(self) -> "CurrentStream":
+        return self
+
+    def take(self, results: Tree) -> None:
+        pass
+
+
 class ComputedTask(NamedTuple):
     """One task's row among results that were computed together."""
 
@@ -264,7 +296,9 @@ class Simulation:
         self._references: Counter[int] = Counter()  # tasks in flight or waiting, by version
         self._current = 0
         self._ranks = TaskRanks(algorithm)
-        self._stream = compute_stream(problem.device)
+        self._stream: ComputeStream = CurrentStream()
+        if problem.device.type == "cuda":
+            self._stream = SideStream(problem.device)
         self._threads = threads
         self._ahead = 0 if ahead and clients_read_staleness(algorithm) else ahead
         self._computed: dict[Task, ComputedTask] = {}
@@ -284,6 +318,10 @@ class Simulation:
 
     def execution(self) -> dict[str, Any] | None:
         return self._executor.report() if isinstance(self._executor, ReportsExecution) else None
+
+    @property
+    def streams(self) -> bool:
+        return isinstance(self._executor, SequentialExecutor)
 
     @property
     def recalls(self) -> bool:
@@ -324,7 +362,7 @@ class Simulation:
         self.forget(tasks)
         self._copy_sparse_groups()
         self._launch(self._upcoming(), version)
-        return ClientUpdates(whole.uploads, mean_statistics(whole.statistics))
+        return ClientUpdates(whole.uploads, whole.statistics)
 
     def forget(self, tasks: Sequence[Task]) -> None:
         self._references.subtract(task.version for task in tasks)

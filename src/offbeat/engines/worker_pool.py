@@ -1,22 +1,30 @@
-"""The tasks of a buffer on a pool of workers: every task is done, whichever worker dies.
+"""The tasks of a buffer on a pool of workers, and what each worker runs, here or on a cluster.
 
-A task's result depends only on its inputs, so the tasks of a lost worker are given to its successor.
+Every task is done, whichever worker dies: a task's result depends only on its inputs, so the tasks of a lost
+worker are given to its successor.
 A message is sent to the workers once, however many tasks start from it.
 """
 
+import io
 import logging
+import pickle
+import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Protocol
 
+import cloudpickle
 import torch
 from torch import Tensor
 
 from offbeat import trees
-from offbeat.core import AnyAlgorithm, Task
-from offbeat.engines.local import TaskResults, TaskStart
+from offbeat.core import AnyAlgorithm, Task, Visit
+from offbeat.data.population import Population
+from offbeat.engines.execution import Execution
+from offbeat.engines.local import Executor, SequentialExecutor, TaskResults, TaskStart
 from offbeat.errors import InputError, setting_name
+from offbeat.nn.problem import Problem
 from offbeat.trees import Tree
 
 log = logging.getLogger(__name__)
@@ -37,6 +45,7 @@ class WorkOrder(NamedTuple):
     which: Sequence[int]  # of the messages, for each task
     memories: Sequence[Tree]
     steps: Sequence[int | tuple[()]]  # of tasks that end early
+    first: int = 0  # the place of its first task in the buffer
 
 
 @dataclass(frozen=True)
@@ -44,7 +53,7 @@ class WorkDone:
     """The results of an order, and the warnings that were logged."""
 
     number: int
-    results: Tree  # `TaskResults`, or where they are
+    results: Tree  # `TaskResults`; () where the pool has them
     warnings: tuple[str, ...] = ()
 
 
@@ -70,6 +79,10 @@ class WorkerPool(Protocol):
     @property
     def workers(self) -> int: ...
 
+    def expect(self, tasks: int) -> None:
+        """The next orders are of so many tasks."""
+        ...
+
     def place(self, tree: Tree) -> Any:
         """Put a tree where every worker can read it."""
         ...
@@ -90,8 +103,8 @@ class WorkerPool(Protocol):
         """Start another worker in the place of a lost one."""
         ...
 
-    def clear(self) -> None:
-        """The results so far have been copied."""
+    def join(self, done: Sequence[WorkDone]) -> Tree:
+        """The results of all these orders, stacked over their tasks."""
         ...
 
     def close(self) -> None: ...
@@ -124,18 +137,14 @@ class PoolExecutor:
     ) -> TaskResults:
         self._calls += 1
         chunks = self._split(len(tasks), self._pool.workers)
-        orders = [self._order(algorithm, tasks[chunk], starts[chunk], seed) for chunk in chunks]
+        orders = [self._order(algorithm, tasks, starts, seed, chunk) for chunk in chunks]
+        self._pool.expect(len(tasks))
         done = run_orders(self._pool, orders)
         for warning in (warning for each in done for warning in each.warnings):
             if warning not in self._warned:
                 self._warned.add(warning)
                 log.warning("%s", warning)
-
-        def join(*leaves: Tensor) -> Tensor:
-            return torch.cat(leaves).to(self._device)
-
-        results: TaskResults = trees.map(join, *(each.results for each in done))
-        self._pool.clear()
+        results: TaskResults = trees.map(lambda leaf: leaf.to(self._device), self._pool.join(done))
         self._remove_unused()
         return results
 
@@ -144,8 +153,14 @@ class PoolExecutor:
         self._pool.close()
 
     def _order(
-        self, algorithm: AnyAlgorithm, tasks: Sequence[Task], starts: Sequence[TaskStart], seed: int
+        self,
+        algorithm: AnyAlgorithm,
+        tasks: Sequence[Task],
+        starts: Sequence[TaskStart],
+        seed: int,
+        chunk: slice,
     ) -> WorkOrder:
+        tasks, starts = tasks[chunk], starts[chunk]
         messages = {_message_id(start): self._place(start) for start in starts}
         positions = {key: position for position, key in enumerate(messages)}
         self._orders += 1
@@ -162,6 +177,7 @@ class PoolExecutor:
             [positions[_message_id(start)] for start in starts],
             [start.memory for start in starts],
             [start.steps for start in starts],
+            chunk.start,
         )
 
     def _place(self, start: TaskStart) -> Any:
@@ -177,6 +193,11 @@ class PoolExecutor:
             if message.last_call <= self._calls - _KEPT_CALLS:
                 self._pool.remove(message.placed)
                 del self._messages[key]
+
+
+def join_orders(done: Sequence[WorkDone]) -> Tree:
+    """Results that came with the answers, stacked over all tasks."""
+    return trees.map(lambda *leaves: torch.cat(leaves), *(each.results for each in done))
 
 
 def _message_id(start: TaskStart) -> tuple[int, int]:
@@ -245,3 +266,107 @@ def guided_chunks(tasks: int, workers: int) -> list[slice]:
         chunks.append(slice(start, start + size))
         start += size
     return chunks
+
+
+def pack_worker(problem: Problem, population: Population, execution: Execution) -> Tree:
+    """All that a worker needs, as tensors: the examples, and the rest as bytes."""
+    others = {field.name: getattr(population, field.name) for field in fields(population)}
+    data = tuple(others.pop("data")) if population.in_memory else ()
+    file = io.BytesIO()
+    try:
+        # torch's format, so that tensors can be loaded to another device
+        torch.save((problem, others, execution), file, pickle_module=cloudpickle, pickle_protocol=5)
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(
+            f"the module, the loss or the clients cannot be sent to another process ({reason}): "
+            "leave out what cannot be pickled, or use the sequential engine."
+        ) from None
+    return data, torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
+
+
+class WorkerRuntime:
+    """Computes orders; made from what `pack_worker` gave."""
+
+    def __init__(self, packed: Tree, device: torch.device) -> None:
+        data, rest = packed
+        self._device = device
+        problem, others, execution = torch.load(
+            io.BytesIO(rest.numpy().tobytes()), map_location=device, weights_only=False
+        )
+        population = Population(**({"data": trees.map(self._move, data)} if data else {}), **others)
+        self._executor: Executor = execution.executor(problem, population)
+        self._warnings = _WarningCollector()
+        logger = logging.getLogger("offbeat")
+        logger.addHandler(self._warnings)
+        logger.propagate = False
+
+    def run(self, order: WorkOrder, messages: Sequence[Tree]) -> WorkDone:
+        """The results of an order, from its messages (with statistics), in their order."""
+        starts = self._starts(order, messages)
+        results = self._executor(order.algorithm, order.tasks, starts, order.seed)
+        return WorkDone(order.number, results, self._warnings.take())
+
+    def run_into(
+        self, order: WorkOrder, messages: Sequence[Tree], write: Callable[[int, Tree], None]
+    ) -> WorkDone:
+        """As `run`, but `write` is given results and their first row, task by task where they are made so."""
+        starts = self._starts(order, messages)
+        if isinstance(self._executor, SequentialExecutor):
+            each = self._executor.each(order.algorithm, order.tasks, starts, order.seed)
+            for row, results in enumerate(each):
+                write(row, trees.map(lambda leaf: leaf.unsqueeze(0), results))
+        else:
+            write(0, self._executor(order.algorithm, order.tasks, starts, order.seed))
+        return WorkDone(order.number, (), self._warnings.take())
+
+    def _starts(self, order: WorkOrder, messages: Sequence[Tree]) -> list[TaskStart]:
+        """What the tasks of an order start from."""
+        moved = [trees.map(self._move, message) for message in messages]
+        starts = []
+        rows = zip(order.visits, order.which, order.memories, order.steps, strict=True)
+        for numbers, which, memory, steps in rows:
+            parts: list[Any] = [() if number is None else torch.tensor(number) for number in numbers]
+            visit = Visit(*parts)
+            message, statistics = moved[which]
+            starts.append(TaskStart(message, statistics, trees.map(self._move, memory), visit, steps))
+        return starts
+
+    def _move(self, leaf: Tensor) -> Tensor:
+        return leaf.to(self._device)
+
+
+class _WarningCollector(logging.Handler):
+    """Collects warnings, for the process that gave the order to log."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._messages.append(record.getMessage())
+
+    def take(self) -> tuple[str, ...]:
+        messages, self._messages = tuple(self._messages), []
+        return messages
+
+
+def attempt(number: int, action: Callable[[], Any]) -> Any:
+    """What the action returns, or its error in a form that can be sent."""
+    try:
+        return action()
+    except Exception as error:
+        return WorkFailed(number, _portable_error(error))
+
+
+def _portable_error(error: Exception) -> Exception:
+    text = "".join(traceback.format_exception(error))
+    try:
+        same: Exception = pickle.loads(cloudpickle.dumps(error))
+        if str(same) != str(error):
+            raise TypeError
+    except Exception:
+        same = RuntimeError(f"{type(error).__name__}: {error}")
+    same.__cause__ = same.__context__ = None
+    same.add_note(f"In a worker:\n{text}")
+    return same

@@ -8,20 +8,32 @@ engines set it for each task.
 Convolutions become matrix products of patches (im2col) in the channels-last layout. Under `vmap` a
 convolution becomes one with a group per client, and GPU libraries are slow at many groups of few channels;
 with patches as rows it is one batched product, and so are both of its gradients.
+
+On a CPU, convolutions of one client are faster in the channels-last layout, which later layers keep. Torch
+copies whole images between layouts in the gradient of max pooling; here the gradient has that layout at once.
+The weight gradient of a large linear layer is the product of two small factors; a step of SGD adds it to the
+weight without writing it to memory.
 """
 
 import copy
 import math
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
+from torch.nn.functional import linear, pad
 
 _HASH_MULTIPLIER = 0x9E3779B1 - 2**32  # signed 32-bit integers, whose products wrap around
 _HASH_MIX = 0x45D9F3B
+
+_LARGE_WEIGHT = 1 << 18  # elements from which on memory limits a linear layer
+
+Factors: TypeAlias = dict[int, list[tuple[Tensor, Tensor]]]  # by id of a weight: gradients and inputs, by row
+_factors: ContextVar[Factors | None] = ContextVar("factors", default=None)
 
 _Pair: TypeAlias = tuple[int, int]
 _Window: TypeAlias = tuple[_Pair, _Pair, _Pair]  # kernel size, stride and dilation, each (height, width)
@@ -175,6 +187,112 @@ def with_matmul_convolutions(module: nn.Module, max_patch: float = math.inf) -> 
         if type(part) is nn.Conv2d and part.weight[0].numel() <= max_patch:
             part.__class__ = MatmulConv2d
     return copied
+
+
+class ChannelsLastConv2d(nn.Conv2d):
+    """`nn.Conv2d` of images in the channels-last layout, whatever layout they come in."""
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        images = input.contiguous(memory_format=torch.channels_last) if input.ndim == 4 else input
+        outputs: Tensor = super()._conv_forward(images, weight, bias)
+        return outputs
+
+
+class ChannelsLastMaxPool2d(nn.MaxPool2d):
+    """`nn.MaxPool2d` whose gradient keeps the channels-last layout; the numbers are the same."""
+
+    def forward(self, input: Tensor) -> Any:
+        """As `nn.MaxPool2d`."""
+        layout = torch.channels_last
+        if self.return_indices or input.ndim != 4 or not input.is_contiguous(memory_format=layout):
+            return super().forward(input)
+        sides = (self.kernel_size, self.stride, self.padding, self.dilation)
+        window = [(side,) * 2 if isinstance(side, int) else _pair(side) for side in sides]
+        return _ChannelsLastMaxPool.apply(input, *window, self.ceil_mode)  # type: ignore[no-untyped-call]
+
+
+class FactoredLinear(nn.Linear):
+    """`nn.Linear` whose weight has no gradient inside `collect_factors`, which is given its factors."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """As `nn.Linear`."""
+        factors = _factors.get()
+        if factors is None or torch.is_autocast_enabled(input.device.type):
+            return super().forward(input)
+        outputs: Tensor = _Factored.apply(input, self.weight, self.bias, factors)  # type: ignore[no-untyped-call]
+        return outputs
+
+
+@contextmanager
+def collect_factors(wanted: bool = True) -> Iterator[Factors]:
+    """The weight gradients of layers that are called in here, as factors, once the backward pass is done."""
+    factors: Factors = {}
+    token = _factors.set(factors if wanted else None)
+    try:
+        yield factors
+    finally:
+        _factors.reset(token)
+
+
+class _Factored(torch.autograd.Function):
+    """A linear layer; the gradient of its weight is `gradients.T @ inputs`."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, factors: Factors) -> Tensor:
+        ctx.save_for_backward(input, weight)
+        ctx.place = factors.setdefault(id(weight), [])
+        return linear(input, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        input, weight = ctx.saved_tensors
+        rows = grad.reshape(-1, grad.shape[-1])
+        if ctx.needs_input_grad[1]:
+            ctx.place.append((rows, input.reshape(-1, input.shape[-1])))
+        return (
+            grad @ weight if ctx.needs_input_grad[0] else None,
+            None,
+            rows.sum(0) if ctx.needs_input_grad[2] else None,
+            None,
+        )
+
+
+def for_one_client(module: nn.Module) -> nn.Module:
+    """A copy of the module, which shares its tensors, for plain autograd on a CPU."""
+    tensors = [*module.parameters(), *module.buffers()]
+    copied = copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
+    for part in copied.modules():
+        if type(part) is nn.Conv2d:
+            part.__class__ = ChannelsLastConv2d
+        elif type(part) is nn.MaxPool2d:
+            part.__class__ = ChannelsLastMaxPool2d
+        elif type(part) is nn.Linear and part.weight.numel() >= _LARGE_WEIGHT:
+            part.__class__ = FactoredLinear
+    return copied
+
+
+class _ChannelsLastMaxPool(torch.autograd.Function):
+    """Torch's own kernels; given where to write, the second one needs no copies."""
+
+    @staticmethod
+    def forward(ctx: Any, images: Tensor, *window: Any) -> Tensor:
+        pooled, indices = torch.ops.aten.max_pool2d_with_indices(images, *window)
+        ctx.save_for_backward(images, indices)
+        ctx.window = window
+        return pooled  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        images, indices = ctx.saved_tensors
+        out = torch.empty_like(images)
+        torch.ops.aten.max_pool2d_with_indices_backward.grad_input(
+            grad.contiguous(memory_format=torch.channels_last),
+            images,
+            *ctx.window,
+            indices,
+            grad_input=out,
+        )
+        return out, *(None for _ in ctx.window)
 
 
 def extract_patches(images: Tensor, window: _Window) -> Tensor:

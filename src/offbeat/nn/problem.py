@@ -7,11 +7,11 @@ state (`persistent=False`) stay in the module as well.
 
 Personal layers are parameters and buffers that each client keeps for itself. They are not in the vector, so
 no algorithm, message or upload has them. They accompany the running statistics of a task, and the gradient
-of each minibatch moves them by one step of SGD.
+of each minibatch moves them by one step of SGD, or of the local optimiser of the run.
 """
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from enum import Enum
 from fnmatch import fnmatchcase
@@ -22,11 +22,18 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
+from torch.utils.flop_counter import FlopCounterMode
 
 from offbeat import trees
-from offbeat.core import Batch, Rate, Vector, descend, where
+from offbeat.core import Batch, LocalOptimizer, Rate, Vector, descend, where
 from offbeat.errors import InputError, describe
-from offbeat.nn.layers import dropout_keys, with_keyed_dropout, with_matmul_convolutions
+from offbeat.nn.layers import (
+    collect_factors,
+    dropout_keys,
+    for_one_client,
+    with_keyed_dropout,
+    with_matmul_convolutions,
+)
 from offbeat.trees import Tree
 
 Loss: TypeAlias = Callable[[Any, Any], Tensor]  # outputs, targets -> () or (examples,)
@@ -81,6 +88,7 @@ class Problem:
         precision: What a GPU may round products to.
         personal: The names of layers that stay with each client.
         personal_lr: The learning rate of these layers; None: that of the method.
+        personal_optimizer: What takes their steps, with a state that begins anew in each task; None: SGD.
     """
 
     def __init__(
@@ -91,6 +99,7 @@ class Problem:
         precision: Precision = Precision.AUTO,
         personal: Collection[str] = (),
         personal_lr: float | None = None,
+        personal_optimizer: LocalOptimizer | None = None,
     ) -> None:
         if not isinstance(module, nn.Module):
             raise InputError(f"the module is {describe(module)}: give a torch.nn.Module.")
@@ -130,6 +139,8 @@ class Problem:
         self._personal_lr = 0.0 if personal_lr is None else personal_lr
         if not 0 <= self._personal_lr < float("inf"):
             raise InputError(f"the rate of personal layers must be at least 0 and finite, not {personal_lr}.")
+        self._personal_optimizer = personal_optimizer
+        self._optimizer_state = self._initial_optimizer_state(self._personal)
         self._shapes = {name: p.shape for name, p in named.items()}
         self._sizes = [p.numel() for p in named.values()]
         every = list(self._training.named_parameters(remove_duplicate=False))
@@ -141,8 +152,9 @@ class Problem:
             name: buffer.detach().clone() for name, buffer in buffers.items() if name not in own
         }
         self.has_convolutions = any(isinstance(part, nn.Conv2d) for part in self._training.modules())
-        # libraries on a CPU convolve images faster in this layout, which later layers keep
-        self._channels_last = self.has_convolutions and self.device.type == "cpu"
+        self._single = self._training  # the module of one client, for plain autograd
+        if self.device.type == "cpu":
+            self._single = for_one_client(self._training)
         self.tracks_statistics = any(
             isinstance(norm, _NORM_LAYERS)
             and norm.track_running_stats
@@ -228,7 +240,7 @@ class Problem:
         self, x: Vector, statistics: Statistics, batch: Batch
     ) -> tuple[Vector, Tensor, Statistics]:
         """`differentiate` for one client, by plain autograd on views of x; only the result is copied."""
-        return self._by_autograd(partial(self._objective, self._training), x, statistics, batch)
+        return self._by_autograd(partial(self._objective, self._single), x, statistics, batch)
 
     def compiled(self, backend: str = "inductor") -> GradientFn:
         """`differentiate_by_autograd` with an objective compiled by torch, once for each minibatch shape."""
@@ -239,20 +251,33 @@ class Problem:
         self, x: Vector, statistics: Statistics, batch: Batch, lr: float, out: Vector
     ) -> tuple[Vector, Statistics]:
         """X minus lr times its gradient, without a gradient vector; `out` may be x."""
-        objective = partial(self._objective, self._training)
-        parameters, grads, _, statistics = self._grads(objective, x, statistics, batch)
+        objective = partial(self._objective, self._single)
+        with collect_factors(wanted=not self.personal_parameters) as factors:
+            parameters, grads, _, statistics = self._grads(objective, x, statistics, batch, factors)
         with torch.no_grad():
             for parameter, grad, part in zip(parameters, grads, self.parameters(out).values(), strict=True):
-                torch.sub(parameter, self._decayed(grad, parameter), alpha=lr, out=part)
+                if grad is not None:
+                    torch.sub(parameter, self._decayed(grad, parameter), alpha=lr, out=part)
+                elif x is not out or self.weight_decay:
+                    torch.mul(parameter, 1 - lr * self.weight_decay, out=part)
+                for gradients, inputs in factors.get(id(parameter), ()):
+                    part.addmm_(gradients.t(), inputs, alpha=-lr)
         return out, statistics
 
-    def with_dropout_key(self, statistics: Statistics, key: Tensor) -> Statistics:
-        """The statistics of a task whose dropout layers draw by this key."""
-        return statistics | {name: key + number * _KEY_STRIDE for number, name in enumerate(self._keys)}
+    @property
+    def moving(self) -> tuple[str, ...]:
+        """What each minibatch of a task moves beside x: personal layers, and the state of their optimiser."""
+        return (*self.personal_parameters, *self._optimizer_state)
 
-    def without_dropout_keys(self, statistics: Statistics) -> Statistics:
-        """The statistics that a task uploads."""
-        return {name: value for name, value in statistics.items() if name not in self._keys}
+    def begin_task(self, statistics: Statistics, key: Tensor) -> Statistics:
+        """The statistics of a task whose dropout layers draw by this key; with the state of optimisers."""
+        keys = {name: key + number * _KEY_STRIDE for number, name in enumerate(self._keys)}
+        return statistics | keys | self._initial_optimizer_state(statistics)
+
+    def end_task(self, statistics: Statistics) -> Statistics:
+        """The statistics that a task uploads, and its personal layers."""
+        own = {*self._keys, *self._optimizer_state}
+        return {name: value for name, value in statistics.items() if name not in own}
 
     def is_paddable(self, batch: Batch) -> bool:
         """Whether masking the last example of a minibatch gives the gradient and statistics without it.
@@ -279,6 +304,13 @@ class Problem:
         (grad, _, statistics), (masked_grad, _, masked_statistics) = tried
         same = all(torch.allclose(statistics[name], masked_statistics[name]) for name in statistics)
         return same and bool((grad - masked_grad).norm() <= (3e-2 if rounded else 1e-4) * grad.norm())
+
+    def flops(self, batch: Batch) -> int:
+        """The operations of products and convolutions in one gradient of a minibatch."""
+        with self._fork_rng(), FlopCounterMode(display=False) as counter:
+            self.differentiate_by_autograd(self._initial, self._statistics, batch)
+        total: int = counter.get_total_flops()
+        return total
 
     def is_deterministic(self, batch: Batch) -> bool:
         """Whether a minibatch has the same gradient twice, without drawing random numbers."""
@@ -320,7 +352,7 @@ class Problem:
         (grad, grads), (loss, new_statistics) = torch.func.grad_and_value(objective, (0, 1), has_aux=True)(
             x, personal
         )
-        return self._decayed(grad, x), loss, new_statistics | self._moved(personal, grads)
+        return self._decayed(grad, x), loss, new_statistics | self._moved(statistics, personal, grads)
 
     def _by_autograd(
         self, objective: Objective, x: Vector, statistics: Statistics, batch: Batch
@@ -329,26 +361,32 @@ class Problem:
         return self._decayed(torch.cat([grad.reshape(-1) for grad in grads]), x), loss, new_statistics
 
     def _grads(
-        self, objective: Objective, x: Vector, statistics: Statistics, batch: Batch
-    ) -> tuple[list[Tensor], tuple[Tensor, ...], Tensor, Statistics]:
-        """Parameters, their gradients, the loss, and the new statistics."""
+        self,
+        objective: Objective,
+        x: Vector,
+        statistics: Statistics,
+        batch: Batch,
+        factors: Collection[int] = (),
+    ) -> tuple[list[Tensor], list[Any], Tensor, Statistics]:
+        """Parameters, gradients (None where all of one is in factors), the loss, and the new statistics."""
         views = {name: view.requires_grad_() for name, view in self.parameters(x.detach()).items()}
         personal = {
             name: weight.detach().requires_grad_()
             for name, weight in self._personal_weights(statistics).items()
         }
-        if self._channels_last:
-            inputs, targets = batch.data
-            batch = batch._replace(data=(trees.map(_with_channels_last, inputs), targets))
         loss, new_statistics = objective(views, statistics | personal, batch)
         parameters = list(views.values())
-        grads = torch.autograd.grad(
-            loss, [*parameters, *personal.values()], allow_unused=True, materialize_grads=True
+        grads: Sequence[Tensor | None] = torch.autograd.grad(
+            loss, [*parameters, *personal.values()], allow_unused=True, materialize_grads=not factors
         )
         own = dict(zip(personal, grads[len(parameters) :], strict=True))
         with torch.no_grad():
-            moved = self._moved(personal, own)
-        return parameters, grads[: len(parameters)], loss.detach(), new_statistics | moved
+            moved = self._moved(statistics, personal, own)
+        shared = [
+            torch.zeros_like(parameter) if grad is None and id(parameter) not in factors else grad
+            for parameter, grad in zip(parameters, grads, strict=False)
+        ]
+        return parameters, shared, loss.detach(), new_statistics | moved
 
     def _objective(
         self, module: nn.Module, parameters: dict[str, Tensor], statistics: Statistics, batch: Batch
@@ -358,7 +396,8 @@ class Problem:
         for name in self._keys:
             new_statistics.setdefault(name, torch.zeros((), dtype=torch.int64, device=self.device))
         try:
-            outputs = self._call(module, parameters | new_statistics, inputs)
+            known = {name: new_statistics[name] for name in new_statistics.keys() - self._optimizer_state}
+            outputs = self._call(module, parameters | known, inputs)
         except ValueError as error:
             if "more than 1 value per channel" not in str(error):
                 raise
@@ -382,12 +421,28 @@ class Problem:
         """The personal layers that are trained; a trial of the module has the initial ones."""
         return {name: statistics.get(name, self._personal[name]) for name in self.personal_parameters}
 
-    def _moved(self, personal: Statistics, grads: Mapping[str, Tensor]) -> Statistics:
-        """Personal layers after a step of SGD."""
-        return {
-            name: weight - self._personal_lr * self._decayed(grads[name], weight)
-            for name, weight in personal.items()
-        }
+    def _moved(self, statistics: Statistics, personal: Statistics, grads: Mapping[str, Any]) -> Statistics:
+        """Personal layers after a step, and the state of their optimiser."""
+        optimizer, moved = self._personal_optimizer, {}
+        for name, weight in personal.items():
+            grad = self._decayed(grads[name], weight)
+            if optimizer is None:
+                moved[name] = weight - self._personal_lr * grad
+                continue
+            start = optimizer.init(weight)
+            held = [statistics.get(each, leaf) for each, leaf in _state_of(name, start).items()]
+            state = trees.unflatten(trees.structure(start), held)
+            moved[name], after = optimizer(weight, grad, state, self._personal_lr)
+            moved |= _state_of(name, after)
+        return moved
+
+    def _initial_optimizer_state(self, statistics: Statistics) -> Statistics:
+        if self._personal_optimizer is None:
+            return {}
+        found: Statistics = {}
+        for name, weight in self._personal_weights(statistics).items():
+            found |= _state_of(name, self._personal_optimizer.init(weight))
+        return found
 
     def _decayed(self, grad: Tensor, x: Tensor) -> Tensor:
         return grad + self.weight_decay * x if self.weight_decay else grad
@@ -409,13 +464,6 @@ class Problem:
     def _rng_states(self) -> list[Tensor]:
         cuda = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
         return [torch.get_rng_state(), *cuda]
-
-
-def _with_channels_last(leaf: Tensor) -> Tensor:
-    """Images in that layout, which changes no number."""
-    if leaf.ndim != 4 or not leaf.is_floating_point():
-        return leaf
-    return leaf.contiguous(memory_format=torch.channels_last)
 
 
 def _matching(patterns: Collection[str], names: Collection[str]) -> set[str]:
@@ -458,7 +506,7 @@ class TaskGradient:
         self._in_place = differentiate == problem.differentiate_by_autograd and problem.device.type == "cpu"
         self._own: Vector | None = None  # the vector that steps are taken in
         self._statistics = statistics
-        self._personal = problem.personal_parameters
+        self._personal = problem.moving
         self._moved: Statistics = {}  # personal layers after the current minibatch
         self._batch: Batch | None = None  # the current minibatch, where layers are personal
         self._still = {id(batch) for batch in whole}
@@ -507,6 +555,11 @@ class TaskGradient:
                 self._moved = {name: new[name] for name in self._personal}
             new = new | {name: self._statistics[name] for name in self._personal}
         self._statistics = new
+
+
+def _state_of(name: str, state: Tree) -> Statistics:
+    """The state of a personal layer's optimiser by names that no layer has."""
+    return {f"{name} optimizer {number}": leaf for number, leaf in enumerate(trees.leaves(state))}
 
 
 def cross_entropies(outputs: Tensor, targets: Tensor) -> Tensor:

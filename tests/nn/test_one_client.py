@@ -1,0 +1,118 @@
+"""The layers of one client on a CPU: the same numbers as torch's own, with less memory traffic."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from offbeat import Problem
+from offbeat.core import Batch
+from offbeat.nn.layers import ChannelsLastConv2d, ChannelsLastMaxPool2d, FactoredLinear, for_one_client
+from offbeat.nn.problem import cross_entropies
+
+POOLS = [
+    nn.MaxPool2d(2),
+    nn.MaxPool2d(3, 2),
+    nn.MaxPool2d(3, 2, 1),
+    nn.MaxPool2d((2, 3), (1, 2)),
+    nn.MaxPool2d(2, dilation=2),
+    nn.MaxPool2d(2, ceil_mode=True),
+]
+
+
+@pytest.mark.parametrize("pool", POOLS, ids=str)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_max_pooling_gives_the_bits_of_torch_and_keeps_the_layout(
+    pool: nn.MaxPool2d, layout: torch.memory_format
+) -> None:
+    own = for_one_client(pool)
+    assert type(own) is ChannelsLastMaxPool2d
+    # rounded, so that some windows have their maximum twice
+    images = (3 * torch.randn(4, 5, 11, 9)).round().contiguous(memory_format=layout).requires_grad_()
+    found = []
+    for module in (pool, own):
+        pooled = module(images)
+        weights = torch.arange(float(pooled.numel())).view(pooled.shape)
+        found.append((pooled, torch.autograd.grad((pooled * weights).sum(), images)[0]))
+    for expected, got in zip(*found, strict=True):
+        assert torch.equal(expected, got)
+        assert got.is_contiguous(memory_format=layout)
+
+
+class StoredByHeight(nn.Module):
+    """Images that are stored as (examples, height, width, channels)."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images.permute(0, 3, 1, 2)
+
+
+@pytest.mark.parametrize("first", [nn.Identity(), StoredByHeight()], ids=["NCHW", "NHWC"])
+def test_convolutions_get_images_with_channels_last_however_they_are_stored(first: nn.Module) -> None:
+    seen: list[bool] = []
+
+    class Watched(nn.ReLU):
+        def forward(self, images: Tensor) -> Tensor:
+            seen.append(images.is_contiguous(memory_format=torch.channels_last))
+            return super().forward(images)
+
+    module = nn.Sequential(first, nn.Conv2d(3, 4, 3), Watched(), nn.Conv2d(4, 5, 3), Watched())
+    own = for_one_client(module)
+    shape = (2, 8, 7, 3) if isinstance(first, StoredByHeight) else (2, 3, 8, 7)
+    images = torch.randn(shape)
+    torch.testing.assert_close(own(images), module(images))
+    assert [type(part) is ChannelsLastConv2d for part in own] == [False, True, False, True, False]
+    assert seen[:2] == [True, True]
+    assert all(one is other for one, other in zip(own.parameters(), module.parameters(), strict=True))
+
+
+class Tied(nn.Module):
+    """A large layer that is called twice, one whose weight is also used beside it, and one without use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice = nn.Linear(512, 512)
+        self.beside = nn.Linear(512, 600, bias=False)
+        self.unused = nn.Linear(600, 512)
+        self.last = nn.Linear(600, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.twice(self.twice(inputs).relu()).relu()
+        return self.last(self.beside(hidden) + self.beside.weight.mean(1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_step_with_factors_is_the_step_with_a_gradient(decay: float, in_place: bool) -> None:
+    torch.manual_seed(0)
+    problem = Problem(Tied().double(), cross_entropies, decay)
+    assert sum(isinstance(part, FactoredLinear) for part in problem._single.modules()) == 3
+    x, statistics = problem.initial()
+    batch = Batch((torch.randn(6, 512, dtype=torch.float64), torch.arange(6) % 3))
+    expected = x - 0.3 * problem.differentiate_by_autograd(x, statistics, batch)[0]
+    out = x if in_place else torch.full_like(x, torch.nan)
+    found, _ = problem.sgd_step(x, statistics, batch, 0.3, out)
+    assert found is out
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-14)
+
+
+def test_sequences_have_a_row_of_factors_for_each_place() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(512, 512), nn.Tanh(), nn.Linear(512, 3))
+    problem = Problem(module.double(), lambda outputs, targets: cross_entropies(outputs.mean(1), targets))
+    x, statistics = problem.initial()
+    batch = Batch((torch.randn(4, 5, 512, dtype=torch.float64), torch.arange(4) % 3))
+    expected = x - 0.3 * problem.differentiate_by_autograd(x, statistics, batch)[0]
+    found, _ = problem.sgd_step(x, statistics, batch, 0.3, torch.empty_like(x))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-14)
+
+
+def test_a_personal_layer_is_stepped_by_its_gradient() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(8, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 3))
+    problem = Problem(module.double(), cross_entropies, personal=["2"], personal_lr=0.5)
+    x, statistics = problem.initial()
+    batch = Batch((torch.randn(6, 8, dtype=torch.float64), torch.arange(6) % 3))
+    grad, _, moved = problem.differentiate_by_autograd(x, statistics | problem.personal, batch)
+    found, also = problem.sgd_step(x, statistics | problem.personal, batch, 0.3, torch.empty_like(x))
+    torch.testing.assert_close(found, x - 0.3 * grad, rtol=0, atol=1e-14)
+    assert not torch.equal(moved["2.weight"], problem.personal["2.weight"])
+    torch.testing.assert_close(also["2.weight"], moved["2.weight"], rtol=0, atol=0)

@@ -1,9 +1,11 @@
+import math
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.aggregate.mean import MeanAggregation, PlainSum
+from offbeat.aggregate.mean import MeanAggregation, PlainSum, PrivacyCost
 from offbeat.core import Cohort
 from offbeat.trees import Tree
 
@@ -40,7 +42,14 @@ def test_rows_that_are_converted_a_few_at_a_time_are_all_added(
     monkeypatch: pytest.MonkeyPatch, numbers: int
 ) -> None:
     """Of three numbers each: so many numbers at a time are one row, two rows or all."""
-    monkeypatch.setattr("offbeat.aggregate.mean._CONVERTED", numbers)
+    monkeypatch.setattr("offbeat.aggregate.mean._ADDED", numbers)
     uploads = torch.arange(15, dtype=torch.float32).reshape(5, 3)
     total = PlainSum().total((uploads,), (), cohort([1.0, 2.0, 4.0, 8.0, 16.0]), torch.float64)[0]
     assert total.tolist() == [sum(2**row * (3 * row + column) for row in range(5)) for column in range(3)]
+
+
+def test_the_json_of_a_privacy_cost_has_null_for_infinity_alone() -> None:
+    cost = PrivacyCost(math.inf, 1e-5, 3, "no noise", 2.5)
+    assert cost.as_json() == {
+        "epsilon": None, "delta": 1e-5, "releases": 3, "terms": "no noise", "unamplified": 2.5
+    }  # fmt: skip

@@ -308,6 +308,20 @@ def test_servers_that_read_staleness_are_found_by_trying_them() -> None:
     ]
 
 
+def test_a_budget_of_one_contribution_is_enough_and_so_are_weights_below_one() -> None:
+    private = Private.of(PLAIN, 1.0, 1.0, 1e-5, participation=BOUNDED)
+    once = PldAccountant().epsilon([Releases(1.0, 1)], 1e-5)
+
+    @dataclasses.dataclass(frozen=True)
+    class Halves:
+        def __call__(self, staleness: int) -> float:
+            return 0.5
+
+    opened(dataclasses.replace(private, epsilon=once), weights=Halves())
+    with pytest.raises(InputError, match="not one server step fits"):
+        opened(dataclasses.replace(private, epsilon=0.99 * once), weights=Halves())
+
+
 def test_bounds_are_asked_for_by_field_where_there_are_several() -> None:
     scaffold = build("scaffold", Setting(3, 3, 10), {})
     with pytest.raises(InputError, match="Scaffold has 2 fields to bound, delta and shift"):

@@ -29,6 +29,7 @@ from oracles.private import (
     stamp_scale,
 )
 from oracles.private_momentum import private_momentum
+from oracles.replay import Run
 from oracles.server_rules import adam, identity
 from oracles.weights import constant, polynomial
 from worlds import SEED, World, make_world, trace
@@ -254,10 +255,7 @@ def oracle_models(world: World, way: Way, shots: list[Snapshot], overheard: Over
     """The paper's payload: S = 1.1 S_delta, so that xi = 1.1 / sqrt(.21) sigma."""
     noise = [(overheard.heard[t, 0], overheard.heard[t, 1]) for t in range(len(shots) - 1)]
     return private_momentum(
-        world.oracle,
-        8,
-        shots[0].x.numpy(),
-        trace(shots),
+        Run(world.oracle, 8, shots[0].x.numpy(), trace(shots)),
         local_lr=0.2,
         server_lr=way.rates["server_lr"],
         bound=BOUND,

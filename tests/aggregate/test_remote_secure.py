@@ -43,16 +43,8 @@ class Hidden:
     sent: dict[Task, list[torch.Tensor]] = field(default_factory=dict)  # what a server keeps on disk
     spoil: Callable[[Task, list[torch.Tensor]], list[torch.Tensor]] = lambda task, leaves: leaves
 
-    @property
-    def clients(self) -> int:
-        return self.inner.clients
-
-    @property
-    def availability(self) -> Any:
-        return self.inner.availability
-
-    def initial(self) -> Any:
-        return self.inner.initial()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
 
     def open(self, algorithm: AnyAlgorithm, seed: int, source: Rng) -> "HiddenSession":
         return HiddenSession(self.inner.open(algorithm, seed, source), self, seed)

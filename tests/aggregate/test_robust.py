@@ -187,24 +187,6 @@ def test_a_rule_has_a_name(text: str, value: Aggregator) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("trimmed-mean:0.5", "cannot leave out a share of 0.5 on each side"),
-        ("trimmed-mean:-0.1", "cannot leave out a share of -0.1 on each side"),
-        ("trimmed-mean:nan", "cannot leave out a share of nan"),
-        ("trimmed-mean", "write it as trimmed-mean:SHARE"),
-        ("krum", "unknown aggregation 'krum'"),
-        ("norm-bound:0", "the bound on norms is 0.0: give a finite number above 0"),
-        ("geometric-median:0", "give a finite number above 0"),
-        ("geometric-median:1e-6:0", "needs a whole number of iterations above 0"),
-    ],
-)
-def test_a_rule_that_cannot_be_is_refused_in_a_sentence(text: str, sentence: str) -> None:
-    with pytest.raises(InputError, match=sentence):
-        parse_aggregate(text)
-
-
-@pytest.mark.parametrize(
     ("changes", "sentence"),
     [
         ({"buffer": 4}, "a share of 0.2 of a buffer of 4 is less than one update"),

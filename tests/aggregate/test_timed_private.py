@@ -35,7 +35,6 @@ from offbeat.privacy.correlated import TreeNoise
 from offbeat.privacy.mechanism import AdaptiveClipping
 from offbeat.schedule.availability import NextAvailable
 from offbeat.schedule.dispatch import Dispatch, RandomAllocation, TimedPoisson
-from offbeat.training.experiment import Experiment
 from offbeat.training.loop import Snapshot, train
 from offbeat.training.replay import replay
 from oracles.weights import polynomial
@@ -285,18 +284,3 @@ def test_what_the_proof_does_not_cover_is_refused(
 def test_allocation_is_not_counted_by_rdp() -> None:
     with pytest.raises(InputError, match="rdp accountant does not count random allocation"):
         run(private(accountant=RdpAccountant()), rounds=4)[-1].spent()
-
-
-@pytest.mark.parametrize(
-    ("setting", "sentence"),
-    [
-        ({"max_bytes": 1e6}, "tells how many clients were drawn"),
-        ({"max_client_updates": 100}, "tells how many clients were drawn"),
-    ],
-)
-def test_settings_that_depend_on_the_sample_are_refused(setting: dict[str, Any], sentence: str) -> None:
-    timed = {"algorithm": "fedbuff", "dispatch": "allocation", "release_period": 5.0, "clients": 100}
-    private = {"clip": "0.5", "noise": 1.0, "delta": 1e-5}
-    Experiment.of(**timed, **setting)
-    with pytest.raises(InputError, match=sentence):
-        Experiment.of(**timed, **private, **setting)

@@ -28,6 +28,7 @@ from offbeat.algorithms.cadence import Upload
 from offbeat.core import Batch, Batches, Cohort, Vector, Visit
 from offbeat.errors import InputError
 from oracles.cadence import cadence
+from oracles.replay import Run
 from worlds import make_world, play, trace
 
 VISIT = Visit(torch.tensor(0), torch.tensor(0))
@@ -141,7 +142,7 @@ def test_long_tasks_follow_their_oracle_too(monkeypatch: pytest.MonkeyPatch) -> 
     shots = play(Cadence.tuned(30, noisy=True), engine, Asynchronous(5), rounds=12)
     assert 0.02 < sum(short) / len(short) < 0.98
     models = cadence(
-        world.oracle, len(world.population), shots[0].x.numpy(), trace(shots), local_steps=30, noisy=True
+        Run(world.oracle, len(world.population), shots[0].x.numpy(), trace(shots)), local_steps=30, noisy=True
     )
     for shot, model in zip(shots, models, strict=True):
         np.testing.assert_allclose(shot.x.numpy(), model, rtol=0, atol=1e-10)

@@ -4,6 +4,7 @@ import sys
 
 import pytest
 import torch
+from torch import nn
 
 from offbeat import (
     CATALOGUE,
@@ -18,7 +19,7 @@ from offbeat import (
 )
 from offbeat.core import Batch, Batches, Vector, Visit, traits_of
 from offbeat.schedule.dispatch import Phases
-from worlds import make_world, play
+from worlds import CLASSES, FEATURES, make_world, play
 
 SIZE = 1009  # of a model to try a method on: as long as nothing else that a method holds
 
@@ -67,6 +68,16 @@ def test_what_the_catalogue_says_is_what_a_run_sends(name: str) -> None:
     shot = play(algorithm, engine, Phases(3) if phases == 2 else Synchronous(3), rounds=4)[-1]
     assert shot.sent.down == shot.counts.started * (cost.down * size + cost.extra_down) // phases
     assert shot.sent.up == shot.counts.client_updates * (cost.up * size + cost.extra_up) // phases
+
+
+def test_running_statistics_are_sent_both_ways_and_counted() -> None:
+    module = nn.Sequential(nn.Linear(FEATURES, 4), nn.BatchNorm1d(4), nn.Linear(4, CLASSES)).double()
+    world = make_world(module=module)
+    engine = Sequential(world.problem, world.population, Exponential(1.0))
+    shot = play(build("fedbuff", Setting(3, 3, 4), {}), engine, Synchronous(3), rounds=4)[-1]
+    with_statistics = world.problem.size + 4 + 4 + 1  # means, variances, and a count of minibatches
+    assert shot.sent.down == shot.counts.started * with_statistics
+    assert shot.sent.up == shot.counts.client_updates * with_statistics
 
 
 def test_lost_tasks_cost_a_download_and_late_ones_both_ways() -> None:

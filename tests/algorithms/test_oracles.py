@@ -16,7 +16,7 @@ from oracles.fedbuff import fedbuff
 from oracles.fedopt import fedadagrad, fedadam, fedyogi
 from oracles.least_squares import LeastSquares
 from oracles.lines import Fading, Parabola, Slope
-from oracles.replay import Problem, Task, Vector, local_sgd
+from oracles.replay import Problem, Run, Task, Vector, local_sgd
 from oracles.softmax import Softmax
 from oracles.traces import alone, late, prompt
 from oracles.weights import Weight, constant, hinge, polynomial
@@ -107,18 +107,21 @@ def test_weights_have_the_papers_values() -> None:
 @pytest.mark.parametrize(
     ("name", "run"),
     [
-        ("fedavg", lambda p, t: fedavg(p, CLIENTS, X0, t, local_lr=0.05)),
-        ("fedavgm", lambda p, t: fedavgm(p, CLIENTS, X0, t, local_lr=0.05)),
-        ("fedavgm_ema", lambda p, t: fedavgm_ema(p, CLIENTS, X0, t, local_lr=0.05)),
-        ("fedadam", lambda p, t: fedadam(p, CLIENTS, X0, t, local_lr=0.05, server_lr=0.1)),
-        ("fedyogi", lambda p, t: fedyogi(p, CLIENTS, X0, t, local_lr=0.05, server_lr=0.1)),
-        ("fedadagrad", lambda p, t: fedadagrad(p, CLIENTS, X0, t, local_lr=0.05, server_lr=0.1)),
-        ("fedams", lambda p, t: fedams(p, CLIENTS, X0, t, local_lr=0.05, server_lr=0.1)),
-        ("fedams_additive", lambda p, t: fedams_additive(p, CLIENTS, X0, t, local_lr=0.05, server_lr=0.1)),
-        ("fedbuff", lambda p, t: fedbuff(p, CLIENTS, X0, t, local_lr=0.05, weight=polynomial(0.5))),
-        ("fedasync", lambda p, t: fedasync(p, CLIENTS, X0, t, local_lr=0.05, rho=0.1)),
-        ("fadas", lambda p, t: fadas(p, CLIENTS, X0, t, local_lr=0.05, server_lr=0.1)),
-        ("adamasfl", lambda p, t: adamasfl(p, CLIENTS, X0, t, local_lr=0.05, server_lr=0.1, beta=0.5)),
+        ("fedavg", lambda p, t: fedavg(Run(p, CLIENTS, X0, t), local_lr=0.05)),
+        ("fedavgm", lambda p, t: fedavgm(Run(p, CLIENTS, X0, t), local_lr=0.05)),
+        ("fedavgm_ema", lambda p, t: fedavgm_ema(Run(p, CLIENTS, X0, t), local_lr=0.05)),
+        ("fedadam", lambda p, t: fedadam(Run(p, CLIENTS, X0, t), local_lr=0.05, server_lr=0.1)),
+        ("fedyogi", lambda p, t: fedyogi(Run(p, CLIENTS, X0, t), local_lr=0.05, server_lr=0.1)),
+        ("fedadagrad", lambda p, t: fedadagrad(Run(p, CLIENTS, X0, t), local_lr=0.05, server_lr=0.1)),
+        ("fedams", lambda p, t: fedams(Run(p, CLIENTS, X0, t), local_lr=0.05, server_lr=0.1)),
+        (
+            "fedams_additive",
+            lambda p, t: fedams_additive(Run(p, CLIENTS, X0, t), local_lr=0.05, server_lr=0.1),
+        ),
+        ("fedbuff", lambda p, t: fedbuff(Run(p, CLIENTS, X0, t), local_lr=0.05, weight=polynomial(0.5))),
+        ("fedasync", lambda p, t: fedasync(Run(p, CLIENTS, X0, t), local_lr=0.05, rho=0.1)),
+        ("fadas", lambda p, t: fadas(Run(p, CLIENTS, X0, t), local_lr=0.05, server_lr=0.1)),
+        ("adamasfl", lambda p, t: adamasfl(Run(p, CLIENTS, X0, t), local_lr=0.05, server_lr=0.1, beta=0.5)),
     ],
 )
 def test_every_oracle_starts_at_x0_descends_and_leaves_its_inputs_alone(
@@ -144,9 +147,9 @@ def whole_loss(problem: LeastSquares, x: Vector) -> float:
 def test_a_late_upload_is_measured_from_the_version_it_started_from() -> None:
     # Parabola, rate 1/2: the descent from x_v is x_v / 2. Staleness 1 has weight 2^(-1/2).
     trace = [[Task(0, 0, 0)], [Task(1, 0, 0)]]
-    models = fedbuff(Parabola(), CLIENTS, [1.0], trace, local_lr=0.5, weight=polynomial(0.5))
+    models = fedbuff(Run(Parabola(), CLIENTS, [1.0], trace), local_lr=0.5, weight=polynomial(0.5))
     assert_close(np.concatenate(models), [1, 0.5, 0.5 - 0.5 / 2**0.5])
-    mixed = fedasync(Parabola(), CLIENTS, [1.0], trace, local_lr=0.5, alpha=0.6, weight=polynomial(0.5))
+    mixed = fedasync(Run(Parabola(), CLIENTS, [1.0], trace), local_lr=0.5, alpha=0.6, weight=polynomial(0.5))
     alpha = 0.6 / 2**0.5
     assert_close(np.concatenate(mixed), [1, 0.7, (1 - alpha) * 0.7 + alpha * 0.5])
 
@@ -154,20 +157,22 @@ def test_a_late_upload_is_measured_from_the_version_it_started_from() -> None:
 def test_the_mean_divides_by_the_number_of_tasks_not_by_the_weights() -> None:
     problem = Slope(np.array([1.0]))
     trace = [[Task(0, 0, 0)], [Task(1, 0, 0), Task(2, 1, 0)]]
-    models = fedbuff(problem, CLIENTS, [0.0], trace, local_lr=1.0, weight=lambda s: 1.0 if s == 0 else 0.2)
+    models = fedbuff(
+        Run(problem, CLIENTS, [0.0], trace), local_lr=1.0, weight=lambda s: 1.0 if s == 0 else 0.2
+    )
     assert_close(models[2] - models[1], [-0.6])
 
 
 def test_fedavg_moves_by_server_lr_times_all_local_steps() -> None:
-    models = fedavg(Slope(np.array([2.0, -1.0]), 3), 1, [0, 0], alone(4), local_lr=0.1, server_lr=0.5)
+    models = fedavg(Run(Slope(np.array([2.0, -1.0]), 3), 1, [0, 0], alone(4)), local_lr=0.1, server_lr=0.5)
     assert_close(models[-1], -4 * 0.5 * 0.3 * np.array([2.0, -1.0]))
 
 
 def test_fedavgm_accumulates_a_geometric_series() -> None:
     change, beta, n = -0.1, 0.9, 20
     series = np.cumsum((1 - beta ** np.arange(1, n + 1)) / (1 - beta))
-    heavy = fedavgm(Slope(np.array([1.0])), 1, [0.0], alone(n), local_lr=0.1, beta=beta)
-    moving = fedavgm_ema(Slope(np.array([1.0])), 1, [0.0], alone(n), local_lr=0.1, beta=beta)
+    heavy = fedavgm(Run(Slope(np.array([1.0])), 1, [0.0], alone(n)), local_lr=0.1, beta=beta)
+    moving = fedavgm_ema(Run(Slope(np.array([1.0])), 1, [0.0], alone(n)), local_lr=0.1, beta=beta)
     assert_close(np.concatenate(heavy[1:]), change * series)
     assert_close(np.concatenate(moving[1:]), change * (1 - beta) * series)
 
@@ -178,13 +183,13 @@ def test_fedopt_follows_its_closed_form_on_a_line(v0: float | None) -> None:
     start = tau**2 if v0 is None else v0
     m = (1 - 0.9**n) * change
     problem, trace = Slope(np.array([1.0])), alone(7)
-    adam = fedadam(problem, 1, [0.0], trace, local_lr=0.5, server_lr=0.2, tau=tau, v0=v0)
+    adam = fedadam(Run(problem, 1, [0.0], trace), local_lr=0.5, server_lr=0.2, tau=tau, v0=v0)
     v = 0.99**n * start + (1 - 0.99**n) * change**2
     assert_close(np.diff(np.concatenate(adam)), 0.2 * m / (np.sqrt(v) + tau))
-    yogi = fedyogi(problem, 1, [0.0], trace, local_lr=0.5, server_lr=0.2, tau=tau, v0=v0)
+    yogi = fedyogi(Run(problem, 1, [0.0], trace), local_lr=0.5, server_lr=0.2, tau=tau, v0=v0)
     v = start - n * 0.01 * change**2 * np.sign(start - change**2)
     assert_close(np.diff(np.concatenate(yogi)), 0.2 * m / (np.sqrt(v) + tau))
-    adagrad = fedadagrad(problem, 1, [0.0], trace, local_lr=0.5, server_lr=0.2, tau=tau, v0=v0)
+    adagrad = fedadagrad(Run(problem, 1, [0.0], trace), local_lr=0.5, server_lr=0.2, tau=tau, v0=v0)
     v = start + n * change**2
     assert_close(np.diff(np.concatenate(adagrad)), 0.2 * change / (np.sqrt(v) + tau))
 
@@ -193,24 +198,24 @@ def test_fedams_keeps_the_largest_second_moment() -> None:
     # One change of -1, then none: m fades, vhat stays at 1 - beta2.
     expected = -0.3 * 0.1 * 0.9 ** np.arange(6) / 0.01**0.5
     for run in (fedams, fedams_additive, fadas):
-        models = run(Fading(), 1, [0.0], alone(6), local_lr=1.0, server_lr=0.3, eps=1e-16)
+        models = run(Run(Fading(), 1, [0.0], alone(6)), local_lr=1.0, server_lr=0.3, eps=1e-16)
         assert_close(np.diff(np.concatenate(models)), expected)
 
 
 def test_eps_is_a_floor_in_fedams_and_an_addition_in_the_fadas_form() -> None:
     problem, trace = Slope(np.array([1.0])), alone(1)
-    floor = fedams(problem, 1, [0.0], trace, local_lr=0.01, server_lr=1.0, eps=0.25)
+    floor = fedams(Run(problem, 1, [0.0], trace), local_lr=0.01, server_lr=1.0, eps=0.25)
     assert_close(floor[1], [-0.1 * 0.01 / 0.5])
-    added = fedams_additive(problem, 1, [0.0], trace, local_lr=0.01, server_lr=1.0, eps=0.25)
+    added = fedams_additive(Run(problem, 1, [0.0], trace), local_lr=0.01, server_lr=1.0, eps=0.25)
     assert_close(added[1], [-0.1 * 0.01 / (0.1 * 0.01 + 0.25)])
 
 
 @pytest.mark.parametrize("run", [fedams, fedams_additive, fadas])
 def test_bias_correction_makes_every_step_on_a_line_the_server_rate(run: Oracle) -> None:
     problem, trace = Slope(np.array([3.0, -2.0])), alone(10)
-    corrected = run(problem, 1, [0.0, 0.0], trace, local_lr=0.1, server_lr=0.2, eps=1e-18, correct=True)
+    corrected = run(Run(problem, 1, [0.0, 0.0], trace), local_lr=0.1, server_lr=0.2, eps=1e-18, correct=True)
     assert_close(corrected[-1], [-2.0, 2.0])
-    printed = run(problem, 1, [0.0, 0.0], trace, local_lr=0.1, server_lr=0.2, eps=1e-18)
+    printed = run(Run(problem, 1, [0.0, 0.0], trace), local_lr=0.1, server_lr=0.2, eps=1e-18)
     n = np.arange(1, 11)
     np.testing.assert_allclose(
         np.diff(np.array(corrected)[:, 0]) / np.diff(np.array(printed)[:, 0]),
@@ -222,23 +227,23 @@ def test_bias_correction_makes_every_step_on_a_line_the_server_rate(run: Oracle)
 @pytest.mark.parametrize("trace", [prompt(CLIENTS, 8, 3), late(CLIENTS, 8, 4)])
 def test_fedbuff_with_constant_weights_is_fedavg(trace: list[list[Task]]) -> None:
     problem = least_squares()
-    averaged = fedavg(problem, CLIENTS, X0, trace, local_lr=0.1, server_lr=0.7)
-    assert_same(fedbuff(problem, CLIENTS, X0, trace, local_lr=0.1, server_lr=0.7), averaged)
+    averaged = fedavg(Run(problem, CLIENTS, X0, trace), local_lr=0.1, server_lr=0.7)
+    assert_same(fedbuff(Run(problem, CLIENTS, X0, trace), local_lr=0.1, server_lr=0.7), averaged)
 
 
 def test_fading_weights_matter_only_when_there_is_delay() -> None:
     problem = least_squares()
     for trace, check in ((prompt(CLIENTS, 8, 3), assert_same), (late(CLIENTS, 8, 4), assert_apart)):
-        plain = fedbuff(problem, CLIENTS, X0, trace, local_lr=0.1)
-        check(fedbuff(problem, CLIENTS, X0, trace, local_lr=0.1, weight=polynomial(0.5)), plain)
+        plain = fedbuff(Run(problem, CLIENTS, X0, trace), local_lr=0.1)
+        check(fedbuff(Run(problem, CLIENTS, X0, trace), local_lr=0.1, weight=polynomial(0.5)), plain)
 
 
 @pytest.mark.parametrize("run", [fedavgm, fedavgm_ema])
 @pytest.mark.parametrize("weight", [constant, polynomial(0.5), hinge(10, 1)])
 def test_fedavgm_without_memory_is_fedbuff(run: Oracle, weight: Weight) -> None:
     problem, trace = least_squares(), late(CLIENTS, 8, 4)
-    momentum = run(problem, CLIENTS, X0, trace, local_lr=0.1, beta=0.0, weight=weight)
-    assert_same(momentum, fedbuff(problem, CLIENTS, X0, trace, local_lr=0.1, weight=weight))
+    momentum = run(Run(problem, CLIENTS, X0, trace), local_lr=0.1, beta=0.0, weight=weight)
+    assert_same(momentum, fedbuff(Run(problem, CLIENTS, X0, trace), local_lr=0.1, weight=weight))
 
 
 @pytest.mark.parametrize("trace", [prompt(CLIENTS, 8, 3), late(CLIENTS, 8, 4)])
@@ -248,8 +253,8 @@ def test_fadas_below_its_threshold_is_fedams_in_its_additive_form(
     trace: list[list[Task]], correct: bool, rate: Callable[[float, int], float]
 ) -> None:
     problem = least_squares()
-    ours = fadas(problem, CLIENTS, X0, trace, local_lr=0.1, server_lr=0.05, correct=correct, rate=rate)
-    ams = fedams_additive(problem, CLIENTS, X0, trace, local_lr=0.1, server_lr=0.05, correct=correct)
+    ours = fadas(Run(problem, CLIENTS, X0, trace), local_lr=0.1, server_lr=0.05, correct=correct, rate=rate)
+    ams = fedams_additive(Run(problem, CLIENTS, X0, trace), local_lr=0.1, server_lr=0.05, correct=correct)
     assert_same(ours, ams)
 
 
@@ -261,8 +266,8 @@ def test_delay_adaptive_rates_follow_their_equations() -> None:
 def test_delay_adaptive_fadas_divides_a_step_by_the_largest_staleness_of_its_buffer() -> None:
     problem = Slope(np.array([1.0]))
     trace = [*alone(3), [Task(1, 3, 0), Task(2, 0, 0)]]
-    plain = fadas(problem, CLIENTS, [0.0], trace, local_lr=0.1, server_lr=0.2)
-    damped = fadas(problem, CLIENTS, [0.0], trace, local_lr=0.1, server_lr=0.2, rate=equation_77(1))
+    plain = fadas(Run(problem, CLIENTS, [0.0], trace), local_lr=0.1, server_lr=0.2)
+    damped = fadas(Run(problem, CLIENTS, [0.0], trace), local_lr=0.1, server_lr=0.2, rate=equation_77(1))
     assert_same(damped[:4], plain[:4])
     assert_close(3 * (damped[4] - damped[3]), plain[4] - plain[3])
 
@@ -272,20 +277,20 @@ def test_fedasync_with_alpha_1_and_no_delay_is_sequential_fedavg() -> None:
     x = X0
     for [task] in trace:
         x = local_sgd(problem, task.client, task.visit, x, 0.1)
-    mixed = fedasync(problem, CLIENTS, X0, trace, local_lr=0.1, alpha=1.0, weight=hinge(10, 4))
-    assert_same(mixed, fedavg(problem, CLIENTS, X0, trace, local_lr=0.1))
+    mixed = fedasync(Run(problem, CLIENTS, X0, trace), local_lr=0.1, alpha=1.0, weight=hinge(10, 4))
+    assert_same(mixed, fedavg(Run(problem, CLIENTS, X0, trace), local_lr=0.1))
     assert_close(mixed[-1], x)
 
 
 def test_fedasync_with_a_buffer_and_no_delay_is_fedavg_at_rate_alpha() -> None:
     problem, trace = least_squares(), prompt(CLIENTS, 8, 3)
-    mixed = fedasync(problem, CLIENTS, X0, trace, local_lr=0.1, alpha=0.6)
-    assert_same(mixed, fedavg(problem, CLIENTS, X0, trace, local_lr=0.1, server_lr=0.6))
+    mixed = fedasync(Run(problem, CLIENTS, X0, trace), local_lr=0.1, alpha=0.6)
+    assert_same(mixed, fedavg(Run(problem, CLIENTS, X0, trace), local_lr=0.1, server_lr=0.6))
 
 
 def test_the_proximal_term_pulls_towards_the_model_handed_out() -> None:
     # On a line of slope 1: y_k - x_v = -(1/rho) (1 - (1 - lr rho)^k).
-    models = fedasync(Slope(np.array([1.0]), 5), 1, [3.0], alone(1), local_lr=0.2, alpha=1.0, rho=0.5)
+    models = fedasync(Run(Slope(np.array([1.0]), 5), 1, [3.0], alone(1)), local_lr=0.2, alpha=1.0, rho=0.5)
     assert_close(models[1], [3 - (1 - 0.9**5) / 0.5])
 
 
@@ -297,7 +302,7 @@ def test_theorem_2_gives_the_rates_of_its_formulas() -> None:
 
 def test_adamasfl_starts_from_every_clients_mean_gradient_at_x0() -> None:
     problem = least_squares()
-    [state] = adamasfl_states(problem, CLIENTS, X0, [], local_lr=0.1, server_lr=0.1, beta=0.5)
+    [state] = adamasfl_states(Run(problem, CLIENTS, X0, []), local_lr=0.1, server_lr=0.1, beta=0.5)
     for client in range(CLIENTS):
         rows = np.concatenate(draw_batches(client, 0))
         a, b = problem.features[client][rows], problem.targets[client][rows]
@@ -311,7 +316,7 @@ def test_adamasfl_keeps_the_mean_of_the_control_variates_and_bounds_its_moves(
     trace: list[list[Task]],
 ) -> None:
     rates = theorem_2(4, 2, 10)
-    states = adamasfl_states(least_squares(), CLIENTS, X0, trace, **rates._asdict())
+    states = adamasfl_states(Run(least_squares(), CLIENTS, X0, trace), **rates._asdict())
     for before, state in pairwise(states):
         assert_close(state.c, np.mean(state.variates, axis=0))
         assert np.linalg.norm(state.x - before.x) <= rates.server_lr * (1 + 1e-12)
@@ -321,7 +326,7 @@ def test_adamasfl_keeps_the_mean_of_the_control_variates_and_bounds_its_moves(
 
 def test_adamasfl_without_delay_has_the_mean_local_direction_as_momentum() -> None:
     trace = prompt(CLIENTS, 10, 3, 1)
-    states = adamasfl_states(least_squares(), CLIENTS, X0, trace, local_lr=0.1, server_lr=0.1, beta=0.3)
+    states = adamasfl_states(Run(least_squares(), CLIENTS, X0, trace), local_lr=0.1, server_lr=0.1, beta=0.3)
     for state in states[1:]:
         directions = [upload.direction for upload in state.uploads]
         assert_close(state.g, np.mean(directions, axis=0))
@@ -329,7 +334,7 @@ def test_adamasfl_without_delay_has_the_mean_local_direction_as_momentum() -> No
 
 def test_adamasfl_works_with_the_anchor_of_the_version_handed_out() -> None:
     trace, beta = late(CLIENTS, 10, 4, 1), 0.3
-    states = adamasfl_states(least_squares(), CLIENTS, X0, trace, local_lr=0.1, server_lr=0.1, beta=beta)
+    states = adamasfl_states(Run(least_squares(), CLIENTS, X0, trace), local_lr=0.1, server_lr=0.1, beta=beta)
     for t, step in enumerate(trace):
         variates = list(states[t].variates)
         for task, upload in zip(step, states[t + 1].uploads, strict=True):
@@ -346,8 +351,8 @@ def test_adamasfl_with_beta_1_is_scaffold_with_unit_steps_and_ignores_momentum(
 ) -> None:
     problem = least_squares()
     expected = unit_scaffold(problem, trace, local_lr=0.1, server_lr=0.2)
-    assert_same(adamasfl(problem, CLIENTS, X0, trace, local_lr=0.1, server_lr=0.2, beta=1.0), expected)
-    assert_apart(adamasfl(problem, CLIENTS, X0, trace, local_lr=0.1, server_lr=0.2, beta=0.5), expected)
+    assert_same(adamasfl(Run(problem, CLIENTS, X0, trace), local_lr=0.1, server_lr=0.2, beta=1.0), expected)
+    assert_apart(adamasfl(Run(problem, CLIENTS, X0, trace), local_lr=0.1, server_lr=0.2, beta=0.5), expected)
 
 
 def unit_scaffold(
@@ -381,14 +386,20 @@ def unit_scaffold(
 def test_adamasfl_walks_a_line_at_server_rate_however_steep_it_is() -> None:
     slope = np.array([3e5, -4e5])
     models = adamasfl(
-        Slope(slope, 3), CLIENTS, [0.0, 0.0], prompt(CLIENTS, 5, 2, 1), local_lr=0.1, server_lr=0.2, beta=0.4
+        Run(Slope(slope, 3), CLIENTS, [0.0, 0.0], prompt(CLIENTS, 5, 2, 1)),
+        local_lr=0.1,
+        server_lr=0.2,
+        beta=0.4,
     )
     np.testing.assert_allclose(models[-1], [-0.6, 0.8], rtol=1e-9)
 
 
 def test_adamasfl_stands_still_where_there_is_no_slope() -> None:
     models = adamasfl(
-        Slope(np.zeros(4), 2), CLIENTS, X0, prompt(CLIENTS, 3, 2, 1), local_lr=0.1, server_lr=0.2, beta=0.4
+        Run(Slope(np.zeros(4), 2), CLIENTS, X0, prompt(CLIENTS, 3, 2, 1)),
+        local_lr=0.1,
+        server_lr=0.2,
+        beta=0.4,
     )
     for x in models:
         np.testing.assert_array_equal(x, X0)

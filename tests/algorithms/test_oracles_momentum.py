@@ -24,7 +24,7 @@ from oracles.momentum_approximation import (
     truncated,
 )
 from oracles.private_momentum import private_momentum
-from oracles.replay import Task, Vector
+from oracles.replay import Run, Task, Vector
 from oracles.server_rules import adagrad, adam, amsgrad, identity
 from oracles.traces import late, prompt
 from oracles.weight_prediction import weight_prediction
@@ -34,20 +34,26 @@ RATES = {"local_lr": 0.05, "server_lr": 0.7}
 PROMPT, LATE = prompt(CLIENTS, 10, 3), late(CLIENTS, 14, 4)
 SMALL = {"local_lr": 0.05, "server_lr": 0.1}
 PLAIN = {  # what each rule is without delay, with its own parameters
-    "fedavgm": (identity, lambda t, **k: fedavgm_ema(least_squares(), CLIENTS, X0, t, **RATES, **k), RATES),
+    "fedavgm": (
+        identity,
+        lambda t, **k: fedavgm_ema(Run(least_squares(), CLIENTS, X0, t), **RATES, **k),
+        RATES,
+    ),
     "fedadam": (
         adam(0.9, 0.02),
-        lambda t, beta: fedadam(least_squares(), CLIENTS, X0, t, **SMALL, beta1=beta, beta2=0.9, tau=0.02),
+        lambda t, beta: fedadam(
+            Run(least_squares(), CLIENTS, X0, t), **SMALL, beta1=beta, beta2=0.9, tau=0.02
+        ),
         SMALL,
     ),
     "fedadagrad": (
         adagrad(0.02),
-        lambda t, beta: fedadagrad(least_squares(), CLIENTS, X0, t, **SMALL, beta1=beta, tau=0.02),
+        lambda t, beta: fedadagrad(Run(least_squares(), CLIENTS, X0, t), **SMALL, beta1=beta, tau=0.02),
         SMALL,
     ),
     "fadas": (
         amsgrad(0.9, 1e-3),
-        lambda t, beta: fadas(least_squares(), CLIENTS, X0, t, **SMALL, beta1=beta, beta2=0.9, eps=1e-3),
+        lambda t, beta: fadas(Run(least_squares(), CLIENTS, X0, t), **SMALL, beta1=beta, beta2=0.9, eps=1e-3),
         SMALL,
     ),
 }
@@ -59,9 +65,13 @@ def test_without_delay_both_approximations_are_the_momentum(name: str) -> None:
     rule, ordinary, rates = PLAIN[name]
     expected = ordinary(PROMPT, beta=0.8)
     common = {"beta": 0.8, "rule": rule, **rates}
-    assert_same(momentum_approximation(least_squares(), CLIENTS, X0, PROMPT, penalty=0.0, **common), expected)
-    assert_same(momentum_approximation(least_squares(), CLIENTS, X0, PROMPT, rcond=1e-2, **common), expected)
-    assert_same(light_momentum_approximation(least_squares(), CLIENTS, X0, PROMPT, **common), expected)
+    assert_same(
+        momentum_approximation(Run(least_squares(), CLIENTS, X0, PROMPT), penalty=0.0, **common), expected
+    )
+    assert_same(
+        momentum_approximation(Run(least_squares(), CLIENTS, X0, PROMPT), rcond=1e-2, **common), expected
+    )
+    assert_same(light_momentum_approximation(Run(least_squares(), CLIENTS, X0, PROMPT), **common), expected)
 
 
 def test_without_delay_the_weights_are_the_momentums_row() -> None:
@@ -86,15 +96,15 @@ def test_the_momentums_row_adds_up_to_what_is_left_of_one() -> None:
 
 def test_with_beta_zero_the_target_is_the_newest_gradient_and_prompt_runs_are_fedbuff() -> None:
     """Invariant 7."""
-    expected = fedbuff(least_squares(), CLIENTS, X0, PROMPT, **RATES)
+    expected = fedbuff(Run(least_squares(), CLIENTS, X0, PROMPT), **RATES)
     for run in (
-        momentum_approximation(least_squares(), CLIENTS, X0, PROMPT, beta=0.0, penalty=0.0, **RATES),
-        light_momentum_approximation(least_squares(), CLIENTS, X0, PROMPT, beta=0.0, **RATES),
+        momentum_approximation(Run(least_squares(), CLIENTS, X0, PROMPT), beta=0.0, penalty=0.0, **RATES),
+        light_momentum_approximation(Run(least_squares(), CLIENTS, X0, PROMPT), beta=0.0, **RATES),
     ):
         assert_same(run, expected)
     assert_apart(
-        momentum_approximation(least_squares(), CLIENTS, X0, LATE, beta=0.0, **RATES),
-        fedbuff(least_squares(), CLIENTS, X0, LATE, **RATES),
+        momentum_approximation(Run(least_squares(), CLIENTS, X0, LATE), beta=0.0, **RATES),
+        fedbuff(Run(least_squares(), CLIENTS, X0, LATE), **RATES),
     )
 
 
@@ -103,13 +113,15 @@ def test_two_late_steps_by_hand() -> None:
     # a_11 = 1, a_10 = -1/4. Parabola at rate 1/2: descents are half of where they start.
     trace = [[Task(0, 0, 0)], [Task(1, 0, 0), Task(0, 1, 1)]]
     models = momentum_approximation(
-        Parabola(), 2, [1.0], trace, local_lr=0.5, server_lr=1.0, beta=0.5, penalty=0.0
+        Run(Parabola(), 2, [1.0], trace), local_lr=0.5, server_lr=1.0, beta=0.5, penalty=0.0
     )
     r0, x1 = 0.5, 0.75
     r1 = (0.5 + x1 / 2) / 2
     assert_close(np.concatenate(models), [1, x1, x1 - (r1 - r0 / 4)])
     # MA-light: b_0 = (1/2, 0), so u (1/2, 1/2) + v (1/2, 0) = (1/4, 1/2): u = 1, v = -1/2
-    lightly = light_momentum_approximation(Parabola(), 2, [1.0], trace, local_lr=0.5, server_lr=1.0, beta=0.5)
+    lightly = light_momentum_approximation(
+        Run(Parabola(), 2, [1.0], trace), local_lr=0.5, server_lr=1.0, beta=0.5
+    )
     assert_close(np.concatenate(lightly), [1, x1, x1 - (r1 - 0.5 * 0.25)])
 
 
@@ -190,7 +202,7 @@ def test_weight_prediction_without_delay_is_the_momentum() -> None:
     for rule, ordinary, rates in PLAIN.values():
         for previous in (False, True):
             models = weight_prediction(
-                least_squares(), CLIENTS, X0, PROMPT, beta=0.8, rule=rule, previous=previous, **rates
+                Run(least_squares(), CLIENTS, X0, PROMPT), beta=0.8, rule=rule, previous=previous, **rates
             )
             assert_same(models, ordinary(PROMPT, beta=0.8))
 
@@ -201,10 +213,10 @@ def test_weight_prediction_by_hand() -> None:
     # 1/2 - 1/8 and walks half of that. By its previous staleness, which is 0, it starts at 1/2.
     trace = [[Task(0, 0, 0)], [Task(1, 1, 0)], [Task(0, 1, 1)], [Task(0, 2, 2)]]
     common = {"local_lr": 0.5, "server_lr": 1.0, "beta": 0.0, "decay": 0.75}
-    known = weight_prediction(Parabola(), 2, [1.0], trace, **common)
+    known = weight_prediction(Run(Parabola(), 2, [1.0], trace), **common)
     x3 = 0.25 - 0.375 / 2
     assert_close(np.concatenate(known)[:4], [1, 0.5, 0.25, x3])
-    guessed = weight_prediction(Parabola(), 2, [1.0], trace, previous=True, **common)
+    guessed = weight_prediction(Run(Parabola(), 2, [1.0], trace), previous=True, **common)
     assert_close(np.concatenate(guessed)[:4], [1, 0.5, 0.25, 0.0])
     drift = 0.75 * (0.75 * 0.125 + 0.25 * 0.25) / 0.75  # x_h of version 2
     assert_close(guessed[4], -(0.25 - drift) / 2)
@@ -215,7 +227,7 @@ def test_every_rule_changes_under_delay_and_descends() -> None:
     for name, (rule, ordinary, rates) in PLAIN.items():
         naive = ordinary(LATE, beta=0.8)
         for run in (momentum_approximation, light_momentum_approximation, weight_prediction):
-            models = run(problem, CLIENTS, X0, LATE, beta=0.8, rule=rule, **rates)
+            models = run(Run(problem, CLIENTS, X0, LATE), beta=0.8, rule=rule, **rates)
             assert_apart(models, naive)
             assert whole(problem, models[-1]) < whole(problem, X0), (name, run)
 
@@ -229,10 +241,7 @@ def whole(problem: object, x: Vector) -> float:
 def test_without_noise_and_within_bounds_the_private_form_is_the_plain_one(lightly: bool) -> None:
     still = [(np.zeros(4), np.zeros(21))] * len(LATE)
     models = private_momentum(
-        least_squares(),
-        CLIENTS,
-        X0,
-        LATE,
+        Run(least_squares(), CLIENTS, X0, LATE),
         bound=1e6,
         sigma=1.0,
         xi=2.4,
@@ -242,4 +251,4 @@ def test_without_noise_and_within_bounds_the_private_form_is_the_plain_one(light
         **RATES,
     )
     run = light_momentum_approximation if lightly else momentum_approximation
-    assert_same(models, run(least_squares(), CLIENTS, X0, LATE, weight=polynomial(0.5), **RATES))
+    assert_same(models, run(Run(least_squares(), CLIENTS, X0, LATE), weight=polynomial(0.5), **RATES))

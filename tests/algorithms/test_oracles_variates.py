@@ -21,7 +21,7 @@ from oracles.lines import Fading, Parabola, Slope
 from oracles.masfl import masfl, masfl_states, masfl_theory
 from oracles.mime import mime
 from oracles.padamfed import padamfed, padamfed_states, padamfed_theory, padamfed_vr, padamfed_vr_theory
-from oracles.replay import Problem, Task, Vector, local_sgd
+from oracles.replay import Problem, Run, Task, Vector, local_sgd
 from oracles.scaffold import scaffold, scaffold_states
 from oracles.scaffold_m import scaffold_m, scaffold_m_states, scaffold_m_vr
 from oracles.softmax import Softmax
@@ -103,12 +103,12 @@ class Unstarted:
         return self.problem.whole_gradient(client, x)
 
 
-def scaffold_m_mean(*given: object, **rates: float) -> list[Vector]:
-    return scaffold_m(*given, **rates, g0="mean")  # type: ignore[arg-type]
+def scaffold_m_mean(run: Run, **rates: float) -> list[Vector]:
+    return scaffold_m(run, **rates, g0="mean")
 
 
-def scaffold_m_vr_mean(*given: object, **rates: float) -> list[Vector]:
-    return scaffold_m_vr(*given, **rates, g0="mean")  # type: ignore[arg-type]
+def scaffold_m_vr_mean(run: Run, **rates: float) -> list[Vector]:
+    return scaffold_m_vr(run, **rates, g0="mean")
 
 
 ANY_TRACE: dict[str, tuple[Oracle, dict[str, float]]] = {
@@ -133,11 +133,11 @@ ROUNDS: dict[str, tuple[Oracle, dict[str, float]]] = {
     "fafed": (fafed, {"lr": 0.05, "alpha": 0.3}),
 }
 STATES: dict[str, States] = {
-    "masfl": lambda p, t: masfl_states(p, CLIENTS, X0, t, **RATES),
-    "padamfed": lambda p, t: padamfed_states(p, CLIENTS, X0, t, *THREE),
-    "padamfed_vr": lambda p, t: padamfed_states(p, CLIENTS, X0, t, *THREE, vr=True),
-    "scaffold_m": lambda p, t: scaffold_m_states(p, CLIENTS, X0, t, *THREE),
-    "scaffold_m_vr": lambda p, t: scaffold_m_states(p, CLIENTS, X0, t, *THREE, vr=True),
+    "masfl": lambda p, t: masfl_states(Run(p, CLIENTS, X0, t), **RATES),
+    "padamfed": lambda p, t: padamfed_states(Run(p, CLIENTS, X0, t), *THREE),
+    "padamfed_vr": lambda p, t: padamfed_states(Run(p, CLIENTS, X0, t), *THREE, vr=True),
+    "scaffold_m": lambda p, t: scaffold_m_states(Run(p, CLIENTS, X0, t), *THREE),
+    "scaffold_m_vr": lambda p, t: scaffold_m_states(Run(p, CLIENTS, X0, t), *THREE, vr=True),
 }
 
 
@@ -191,13 +191,13 @@ def test_gradients_of_the_simple_problems_are_central_differences(problem: Probl
 def test_every_oracle_starts_at_x0_descends_and_leaves_its_inputs_alone(name: str, trace: Trace) -> None:
     problem, before = least_squares(), X0.copy()
     oracle, known = (ANY_TRACE | ROUNDS)[name]
-    models = oracle(problem, CLIENTS, X0, trace, **known)
+    models = oracle(Run(problem, CLIENTS, X0, trace), **known)
     np.testing.assert_array_equal(X0, before)
     np.testing.assert_array_equal(models[0], X0)
     assert len(models) == len(trace) + 1
     assert mean_loss(problem, models[-1]) < mean_loss(problem, X0)
-    np.testing.assert_array_equal(models, oracle(problem, CLIENTS, X0, trace, **known))
-    np.testing.assert_array_equal(models[:4], oracle(problem, CLIENTS, X0, trace[:3], **known))
+    np.testing.assert_array_equal(models, oracle(Run(problem, CLIENTS, X0, trace), **known))
+    np.testing.assert_array_equal(models[:4], oracle(Run(problem, CLIENTS, X0, trace[:3]), **known))
 
 
 @pytest.mark.parametrize(
@@ -215,35 +215,35 @@ def test_every_oracle_starts_at_x0_descends_and_leaves_its_inputs_alone(name: st
 def test_defaults_are_those_of_the_papers(
     oracle: Oracle, given: dict[str, float], defaults: dict[str, float]
 ) -> None:
-    one = oracle(least_squares(), CLIENTS, X0, PROMPT, **given)
-    np.testing.assert_array_equal(one, oracle(least_squares(), CLIENTS, X0, PROMPT, **given, **defaults))
+    one = oracle(Run(least_squares(), CLIENTS, X0, PROMPT), **given)
+    np.testing.assert_array_equal(one, oracle(Run(least_squares(), CLIENTS, X0, PROMPT), **given, **defaults))
 
 
 @pytest.mark.parametrize("name", ROUNDS)
 def test_methods_with_rounds_refuse_late_work(name: str) -> None:
     oracle, known = ROUNDS[name]
     with pytest.raises(ValueError, match="rounds"):
-        oracle(least_squares(), CLIENTS, X0, LATE, **known)
+        oracle(Run(least_squares(), CLIENTS, X0, LATE), **known)
 
 
 @pytest.mark.parametrize("count", [None, 3])
 @pytest.mark.parametrize("beta", [0.3, 1.0])
 def test_masfl_without_delay_is_scaffold_m_from_the_mean(count: int | None, beta: float) -> None:
     problem, rates = least_squares(count), RATES | {"beta": beta}
-    ours = masfl(problem, CLIENTS, X0, PROMPT, **rates)
-    assert_close(ours, scaffold_m(problem, CLIENTS, X0, PROMPT, **rates, g0="mean"))
+    ours = masfl(Run(problem, CLIENTS, X0, PROMPT), **rates)
+    assert_close(ours, scaffold_m(Run(problem, CLIENTS, X0, PROMPT), **rates, g0="mean"))
     if beta < 1:
-        assert_apart(ours, scaffold_m(problem, CLIENTS, X0, PROMPT, **rates))
-    late_ones = masfl(problem, CLIENTS, X0, LATE, **rates)
-    assert_apart(late_ones, scaffold_m(problem, CLIENTS, X0, LATE, **rates, g0="mean"))
+        assert_apart(ours, scaffold_m(Run(problem, CLIENTS, X0, PROMPT), **rates))
+    late_ones = masfl(Run(problem, CLIENTS, X0, LATE), **rates)
+    assert_apart(late_ones, scaffold_m(Run(problem, CLIENTS, X0, LATE), **rates, g0="mean"))
 
 
 @pytest.mark.parametrize("trace", [PROMPT, LATE])
 @pytest.mark.parametrize("beta", [0.3, 1.0])
 def test_adamasfl_is_padamfed(trace: Trace, beta: float) -> None:
     problem, rates = least_squares(), RATES | {"beta": beta}
-    ours = adamasfl(problem, CLIENTS, X0, trace, **rates)
-    assert_close(ours, padamfed(problem, CLIENTS, X0, trace, **rates))
+    ours = adamasfl(Run(problem, CLIENTS, X0, trace), **rates)
+    assert_close(ours, padamfed(Run(problem, CLIENTS, X0, trace), **rates))
 
 
 @pytest.mark.parametrize("trace", [PROMPT, LATE])
@@ -256,7 +256,7 @@ def test_c_is_the_mean_of_all_variates_after_every_step(name: str, trace: Trace)
 @pytest.mark.parametrize("trace", [PROMPT, LATE])
 @pytest.mark.parametrize("option", [1, 2])
 def test_scaffold_keeps_the_mean_of_its_variates_too(option: int, trace: Trace) -> None:
-    for state in scaffold_states(least_squares(), CLIENTS, X0, trace, local_lr=0.1, option=option):
+    for state in scaffold_states(Run(least_squares(), CLIENTS, X0, trace), local_lr=0.1, option=option):
         assert_close(state.c, np.mean(state.variates, axis=0))
 
 
@@ -330,9 +330,9 @@ def test_with_beta_1_and_variates_from_zero_the_family_is_scaffold_option_2(
 ) -> None:
     # SCAFFOLD starts from zero, the others from visit 0: without slope there, both do.
     problem, eta, gamma, count = Unstarted(least_squares(3)), 0.1, 0.15, 3
-    expected = scaffold(problem, CLIENTS, X0, trace, local_lr=eta, server_lr=gamma / (eta * count))
-    assert_close(oracle(problem, CLIENTS, X0, trace, local_lr=eta, server_lr=gamma, beta=1.0), expected)
-    assert_apart(oracle(problem, CLIENTS, X0, trace, **RATES), expected)
+    expected = scaffold(Run(problem, CLIENTS, X0, trace), local_lr=eta, server_lr=gamma / (eta * count))
+    assert_close(oracle(Run(problem, CLIENTS, X0, trace), local_lr=eta, server_lr=gamma, beta=1.0), expected)
+    assert_apart(oracle(Run(problem, CLIENTS, X0, trace), **RATES), expected)
 
 
 @pytest.mark.parametrize("trace", [PROMPT, LATE])
@@ -342,9 +342,11 @@ def test_with_beta_1_and_variates_from_zero_the_family_is_scaffold_option_2(
 )
 def test_variance_reduction_does_nothing_without_memory(plain: Oracle, reduced: Oracle, trace: Trace) -> None:
     problem, memoryless = least_squares(), RATES | {"beta": 1.0}
-    expected = plain(problem, CLIENTS, X0, trace, **memoryless)
-    assert_close(reduced(problem, CLIENTS, X0, trace, **memoryless), expected)
-    assert_apart(reduced(problem, CLIENTS, X0, trace, **RATES), plain(problem, CLIENTS, X0, trace, **RATES))
+    expected = plain(Run(problem, CLIENTS, X0, trace), **memoryless)
+    assert_close(reduced(Run(problem, CLIENTS, X0, trace), **memoryless), expected)
+    assert_apart(
+        reduced(Run(problem, CLIENTS, X0, trace), **RATES), plain(Run(problem, CLIENTS, X0, trace), **RATES)
+    )
 
 
 @pytest.mark.parametrize(
@@ -361,7 +363,7 @@ def test_reduced_momentum_of_one_client_without_noise_forgets_its_start_only(
 ) -> None:
     # g^{t+1} - f'(x^t) = (1 - beta) (g^t - f'(x^{t-1})): from g^0 = 0 it is -(1 - beta)^{t+1} f'(x^0).
     problem = least_squares(1, EXAMPLES, 1)
-    models = oracle(problem, 1, X0, prompt(1, 8, 1, 1), **RATES)
+    models = oracle(Run(problem, 1, X0, prompt(1, 8, 1, 1)), **RATES)
     for t, (x, after) in enumerate(pairwise(models)):
         g = problem.whole_gradient(0, x) - left ** (t + 1) * problem.whole_gradient(0, X0)
         assert_close(x - after, 0.15 * g / (np.linalg.norm(g) if unit else 1))
@@ -389,7 +391,7 @@ def test_masfl_theory_takes_the_largest_local_rate_for_which_its_theorem_holds()
 
 def test_scaffold_option_1_keeps_the_whole_gradient_at_the_model_handed_out() -> None:
     problem = least_squares()
-    states = scaffold_states(problem, CLIENTS, X0, LATE, local_lr=0.1, server_lr=0.7, option=1)
+    states = scaffold_states(Run(problem, CLIENTS, X0, LATE), local_lr=0.1, server_lr=0.7, option=1)
     for t, step in enumerate(LATE):
         own = list(states[t].variates)
         moved = np.zeros(FEATURES)
@@ -408,7 +410,7 @@ def test_scaffold_option_1_keeps_the_whole_gradient_at_the_model_handed_out() ->
 def test_a_form_that_does_not_exist_is_refused(oracle: Oracle, bad: dict[str, object]) -> None:
     known = {"local_lr": 0.1, "server_lr": 0.1} | ({} if oracle is scaffold else {"beta": 0.5})
     with pytest.raises(ValueError, match=r"options|g0"):
-        oracle(least_squares(), CLIENTS, X0, PROMPT, **known, **bad)
+        oracle(Run(least_squares(), CLIENTS, X0, PROMPT), **known, **bad)
 
 
 @pytest.mark.parametrize("oracle", [fedcm, fedcm_vr])
@@ -416,16 +418,16 @@ def test_fedcm_without_memory_is_fedavg_and_on_a_line_fills_its_momentum_from_ze
     oracle: Oracle,
 ) -> None:
     problem = least_squares(3)
-    expected = fedavg(problem, CLIENTS, X0, LATE, local_lr=0.1, server_lr=0.15 / 0.3)
-    assert_close(oracle(problem, CLIENTS, X0, LATE, **RATES | {"beta": 1.0}), expected)
-    line = oracle(Slope(np.array([2.0]), 3), 1, [0.0], alone(6), **RATES)
+    expected = fedavg(Run(problem, CLIENTS, X0, LATE), local_lr=0.1, server_lr=0.15 / 0.3)
+    assert_close(oracle(Run(problem, CLIENTS, X0, LATE), **RATES | {"beta": 1.0}), expected)
+    line = oracle(Run(Slope(np.array([2.0]), 3), 1, [0.0], alone(6)), **RATES)
     assert_close(np.diff(np.concatenate(line)), -0.15 * 2 * (1 - 0.7 ** np.arange(1, 7)))
 
 
 @pytest.mark.parametrize("reduced", [False, True])
 def test_a_late_task_of_fedcm_has_the_momentum_of_its_version(reduced: bool) -> None:
     problem, beta = least_squares(), RATES["beta"]
-    models = (fedcm_vr if reduced else fedcm)(problem, CLIENTS, X0, LATE, **RATES)
+    models = (fedcm_vr if reduced else fedcm)(Run(problem, CLIENTS, X0, LATE), **RATES)
     momenta = [0 * X0, *((x - after) / RATES["server_lr"] for x, after in pairwise(models))]
     for t, step in enumerate(LATE):
         directions = []
@@ -442,8 +444,8 @@ def test_a_late_task_of_fedcm_has_the_momentum_of_its_version(reduced: bool) -> 
 
 def test_ca2fl_with_everybody_once_moves_by_the_mean_change() -> None:
     problem = least_squares()
-    states = ca2fl_states(problem, CLIENTS, X0, ALL_OF_THEM, 0.1, 0.7)
-    expected = fedavg(problem, CLIENTS, X0, ALL_OF_THEM, local_lr=0.1, server_lr=0.7)
+    states = ca2fl_states(Run(problem, CLIENTS, X0, ALL_OF_THEM), 0.1, 0.7)
+    expected = fedavg(Run(problem, CLIENTS, X0, ALL_OF_THEM), local_lr=0.1, server_lr=0.7)
     assert_close([state.x for state in states], expected)
     for state in states[1:]:
         assert_close(state.v, np.mean(state.cache, axis=0))
@@ -451,7 +453,7 @@ def test_ca2fl_with_everybody_once_moves_by_the_mean_change() -> None:
 
 def test_ca2fl_compares_with_the_cache_before_storing_and_divides_its_mean_by_the_population() -> None:
     problem = least_squares()
-    states = ca2fl_states(problem, CLIENTS, X0, LATE, 0.1, 0.7)
+    states = ca2fl_states(Run(problem, CLIENTS, X0, LATE), 0.1, 0.7)
     last: dict[int, Vector] = {}
     for t, step in enumerate(LATE):
         h = sum(last.values(), np.zeros(FEATURES)) / CLIENTS
@@ -469,7 +471,7 @@ def test_ca2fl_compares_with_the_cache_before_storing_and_divides_its_mean_by_th
 
 def test_dude_walks_along_the_mean_of_everybodys_last_gradient() -> None:
     problem = least_squares()
-    states = dude_states(problem, CLIENTS, X0, LATE, 0.1, 0.7)
+    states = dude_states(Run(problem, CLIENTS, X0, LATE), 0.1, 0.7)
     last = [
         np.mean([problem.gradient(i, 0, k, X0) for k in range(1 + i % 3)], axis=0) for i in range(CLIENTS)
     ]
@@ -487,21 +489,21 @@ def test_dude_walks_along_the_mean_of_everybodys_last_gradient() -> None:
 
 def test_dude_with_one_local_step_does_not_know_a_local_rate() -> None:
     problem = least_squares(1)
-    one = dude(problem, CLIENTS, X0, LATE, local_lr=0.1, server_lr=0.2)
-    assert_close(one, dude(problem, CLIENTS, X0, LATE, local_lr=0.5, server_lr=0.2))
+    one = dude(Run(problem, CLIENTS, X0, LATE), local_lr=0.1, server_lr=0.2)
+    assert_close(one, dude(Run(problem, CLIENTS, X0, LATE), local_lr=0.5, server_lr=0.2))
 
 
 @pytest.mark.parametrize("trace", [PROMPT, LATE])
 def test_defedavg_is_fedavg_on_whatever_trace_it_is_given(trace: Trace) -> None:
     problem = least_squares()
-    expected = fedavg(problem, CLIENTS, X0, trace, local_lr=0.1, server_lr=0.7)
-    assert_close(defedavg(problem, CLIENTS, X0, trace, local_lr=0.1, server_lr=0.7), expected)
+    expected = fedavg(Run(problem, CLIENTS, X0, trace), local_lr=0.1, server_lr=0.7)
+    assert_close(defedavg(Run(problem, CLIENTS, X0, trace), local_lr=0.1, server_lr=0.7), expected)
 
 
 def test_polyaks_step_on_a_parabola_is_half_of_one_over_c_up_to_the_bound() -> None:
     # (x^2 / 2 - lower) / (c x^2), of which the server takes its share.
     def first(**known: float) -> float:
-        return float(fedsps(Parabola(), 1, [2.0], alone(1), **known)[1][0])
+        return float(fedsps(Run(Parabola(), 1, [2.0], alone(1)), **known)[1][0])
 
     assert first() == 0
     assert first(c=1.0) == pytest.approx(2 - 0.5 * 2)
@@ -516,24 +518,24 @@ def test_polyaks_step_is_taken_anew_in_every_local_step_and_stands_where_there_i
     for k in range(2):
         gradient = problem.gradient(0, 0, k, y)
         y = y - problem.loss(0, 0, k, y) / (2 * np.linalg.norm(gradient) ** 2) * gradient
-    assert_close(fedsps(problem, 1, X0, alone(1), c=2.0, bound=1e9)[1], y)
-    assert_close(fedsps(Slope(np.zeros(4)), 1, X0, alone(2)), [X0] * 3)
+    assert_close(fedsps(Run(problem, 1, X0, alone(1)), c=2.0, bound=1e9)[1], y)
+    assert_close(fedsps(Run(Slope(np.zeros(4)), 1, X0, alone(2))), [X0] * 3)
 
 
 def test_a_late_polyak_descent_is_measured_from_the_version_it_started_from() -> None:
-    models = fedsps(Parabola(), 2, [1.0], [[Task(0, 0, 0)], [Task(1, 0, 0)]], c=2.0)
+    models = fedsps(Run(Parabola(), 2, [1.0], [[Task(0, 0, 0)], [Task(1, 0, 0)]]), c=2.0)
     assert_close(np.concatenate(models), [1, 0.75, 0.5])
 
 
 @pytest.mark.parametrize("lite", [False, True])
 def test_mime_on_a_line_freezes_its_momentum_during_a_round(lite: bool) -> None:
-    models = mime(Slope(np.array([2.0]), 3), 1, [0.0], alone(6), local_lr=0.1, beta=0.8, lite=lite)
+    models = mime(Run(Slope(np.array([2.0]), 3), 1, [0.0], alone(6)), local_lr=0.1, beta=0.8, lite=lite)
     assert_close(np.diff(np.concatenate(models)), -3 * 0.1 * 2 * (1 - 0.8 ** np.arange(1, 7)))
 
 
 def test_mime_corrects_each_minibatch_by_itself_at_the_servers_model() -> None:
     problem, eta, beta = least_squares(), 0.1, 0.6
-    models = mime(problem, CLIENTS, X0, PROMPT, local_lr=eta, server_lr=0.7, beta=beta)
+    models = mime(Run(problem, CLIENTS, X0, PROMPT), local_lr=eta, server_lr=0.7, beta=beta)
     m = np.zeros(FEATURES)
     for t, step in enumerate(PROMPT):
         c = np.mean([problem.whole_gradient(task.client, models[t]) for task in step], axis=0)
@@ -550,16 +552,16 @@ def test_mime_corrects_each_minibatch_by_itself_at_the_servers_model() -> None:
 
 def test_mime_lite_without_momentum_is_fedavg() -> None:
     problem = least_squares()
-    models = mime(problem, CLIENTS, X0, PROMPT, local_lr=0.1, server_lr=0.7, beta=0.0, lite=True)
-    assert_close(models, fedavg(problem, CLIENTS, X0, PROMPT, local_lr=0.1, server_lr=0.7))
+    models = mime(Run(problem, CLIENTS, X0, PROMPT), local_lr=0.1, server_lr=0.7, beta=0.0, lite=True)
+    assert_close(models, fedavg(Run(problem, CLIENTS, X0, PROMPT), local_lr=0.1, server_lr=0.7))
 
 
 def test_mime_lite_remembers_whole_gradients() -> None:
     # Minibatches are level after visit 0, and so is all that a client owns: only visit 0 moves.
-    models = mime(Fading(), 1, [0.0], alone(4), local_lr=1.0, beta=0.5, lite=True)
+    models = mime(Run(Fading(), 1, [0.0], alone(4)), local_lr=1.0, beta=0.5, lite=True)
     assert_close(np.concatenate(models), [0, -0.5, -0.5, -0.5, -0.5])
     problem = least_squares(1)
-    x1, x2 = mime(problem, CLIENTS, X0, PROMPT[:2], local_lr=0.1, beta=0.6, lite=True)[1:]
+    x1, x2 = mime(Run(problem, CLIENTS, X0, PROMPT[:2]), local_lr=0.1, beta=0.6, lite=True)[1:]
     c = np.mean([problem.whole_gradient(task.client, X0) for task in PROMPT[0]], axis=0)
     fresh = np.mean([problem.gradient(task.client, task.visit, 0, x1) for task in PROMPT[1]], axis=0)
     assert_close(x1 - x2, 0.1 * (0.4 * fresh + 0.6 * 0.4 * c))
@@ -567,7 +569,9 @@ def test_mime_lite_remembers_whole_gradients() -> None:
 
 def test_fafed_on_a_line_walks_at_its_rate_in_every_coordinate() -> None:
     slope, eps = np.array([3.0, -2.0]), 0.5
-    models = fafed(Slope(slope, 2), 1, [0.0, 0.0], prompt(1, 3, 1, 1), lr=lambda n: 1 / n, alpha=0.3, eps=eps)
+    models = fafed(
+        Run(Slope(slope, 2), 1, [0.0, 0.0], prompt(1, 3, 1, 1)), lr=lambda n: 1 / n, alpha=0.3, eps=eps
+    )
     walked = np.array([1 + 1 / 2, 1 / 3 + 1 / 4, 1 / 5 + 1 / 6])
     assert_close(np.diff(models, axis=0), -np.outer(walked, slope / (abs(slope) + eps)))
 
@@ -576,7 +580,7 @@ def test_fafed_freezes_its_scale_during_a_round() -> None:
     # Slope 1 at the start, none after: m = (1 - alpha)^n, and round r divides by sqrt(rho_v^(r K)) + eps.
     count, lr, alpha, rho_v, eps = 2, 0.1, 0.3, 0.8, 0.01
     models = fafed(
-        Fading(count), 1, [0.0], prompt(1, 3, 1, 1), lr=lr, alpha=lambda n: alpha, rho_v=rho_v, eps=eps
+        Run(Fading(count), 1, [0.0], prompt(1, 3, 1, 1)), lr=lr, alpha=lambda n: alpha, rho_v=rho_v, eps=eps
     )
     moves = [
         sum(lr * (1 - alpha) ** (r * count + k) for k in range(count)) / (rho_v ** (r * count / 2) + eps)
@@ -587,7 +591,7 @@ def test_fafed_freezes_its_scale_during_a_round() -> None:
 
 def test_fafed_without_noise_descends_along_the_gradient_whatever_alpha_is() -> None:
     problem, trace = least_squares(1, EXAMPLES, 1), prompt(1, 6, 1, 1)
-    models = fafed(problem, 1, X0, trace, lr=0.1, alpha=0.2, rho_v=0.7)
+    models = fafed(Run(problem, 1, X0, trace), lr=0.1, alpha=0.2, rho_v=0.7)
     v = problem.whole_gradient(0, X0) ** 2
     for x, after in pairwise(models):
         assert_close(x - after, 0.1 * problem.whole_gradient(0, x) / (np.sqrt(v) + 1e-3))
@@ -597,7 +601,7 @@ def test_fafed_without_noise_descends_along_the_gradient_whatever_alpha_is() -> 
 def test_fafed_corrects_its_momentum_on_the_minibatch_it_has_drawn() -> None:
     # With alpha = 0 and rho_v = 1: m <- m + H (x' - x) with the minibatch's H, and the scale never changes.
     problem, lr = least_squares(), 0.05
-    models = fafed(problem, CLIENTS, X0, ALL_OF_THEM, lr=lr, alpha=0.0, rho_v=1.0)
+    models = fafed(Run(problem, CLIENTS, X0, ALL_OF_THEM), lr=lr, alpha=0.0, rho_v=1.0)
     firsts = [
         np.mean([problem.gradient(i, 0, k, X0) for k in range(1 + i % 3)], axis=0) for i in range(CLIENTS)
     ]

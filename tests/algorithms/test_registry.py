@@ -9,6 +9,7 @@ import pytest
 
 from offbeat.algorithms import CATALOGUE, current_name, find
 from offbeat.algorithms.ca2fl import CA2FL
+from offbeat.algorithms.fedsps import FedSPS
 from offbeat.algorithms.registry import check_ranges, discover
 from offbeat.algorithms.scaffold import Scaffold
 from offbeat.core import Traits, traits_of
@@ -114,3 +115,9 @@ def test_the_theory_of_ca2fl_has_rates_without_delay() -> None:
     assert CA2FL.tuned(10, 5, 1.0, worst=4).local_lr == pytest.approx(
         CA2FL.tuned(10, 5, 1.0, worst=1).local_lr / 2
     )
+
+
+def test_the_theory_of_fedsps_has_two_bounds_of_which_the_lower_holds() -> None:
+    assert FedSPS.tuned(steps=1, smoothness=2.0, c=100.0).bound == pytest.approx(1 / (2 * 100.0 * 2.0))
+    assert FedSPS.tuned(steps=8, smoothness=2.0, c=100.0).bound == pytest.approx(1 / (2 * 100.0 * 2.0))
+    assert FedSPS.tuned(steps=9, smoothness=2.0, c=100.0).bound == pytest.approx(1 / (25 * 9 * 2.0))

@@ -22,6 +22,7 @@ from offbeat import (
     Setting,
     Steps,
     Synchronous,
+    Uniform,
     Vectorised,
     build,
 )
@@ -33,7 +34,7 @@ from offbeat.algorithms.momentum_approximation import Ridge, Solver, Truncated, 
 from offbeat.algorithms.padamfed_vr import PAdaMFedVR
 from offbeat.algorithms.scaffold import Scaffold
 from offbeat.algorithms.weight_prediction import Foreseen, Foresight, Remembered, StepDrift, WeightPrediction
-from offbeat.schedule.dispatch import Phases, Queues
+from offbeat.schedule.dispatch import OpenSlots, Phases, Queues, RandomAllocation, TimedPoisson
 from offbeat.schedule.staleness import parse_weights
 from offbeat.training.loop import Snapshot
 from offbeat.training.method import build_method
@@ -49,6 +50,7 @@ from oracles.momentum_approximation import (
     relative_error,
 )
 from oracles.padamfed import padamfed, padamfed_vr, padamfed_vr_theory
+from oracles.replay import Run
 from oracles.scaffold_m import scaffold_m, scaffold_m_vr
 from oracles.server_rules import adam
 from oracles.softmax import Softmax
@@ -76,7 +78,7 @@ def assert_equal_models(shots: list[Snapshot], case: Case, world: World) -> None
     shots, steps = shots[:: 1 + case.two_phases], trace(shots)
     if case.two_phases:
         steps = [[(client, version // 2, visit) for client, version, visit in step] for step in steps[1::2]]
-    models = case.oracle(world.oracle, 8, shots[0].x.numpy(), steps, **case.known)
+    models = case.oracle(Run(world.oracle, 8, shots[0].x.numpy(), steps), **case.known)
     for shot, model in zip(shots, models, strict=True):
         np.testing.assert_allclose(shot.x.numpy(), model, rtol=0, atol=case.tolerance)
     assert np.abs(models[-1] - models[0]).max() > 1e-3
@@ -105,6 +107,36 @@ def test_a_run_equals_its_oracle(case: str, dispatch: str, engine: str, work: st
     assert_equal_models(shots, chosen, world)
 
 
+RARE_DISPATCH = {
+    "open-slots": (OpenSlots(5, 2), 3),
+    # a sum of timed releases is divided by a nominal cohort: these are of all eight clients, as an oracle's
+    "timed poisson": (TimedPoisson(2.0, 1.0, lead=2), 8),
+    "allocation": (RandomAllocation(2.0, 1), 8),
+}
+RULES = (
+    *("fedprox fading", "fednova", "feddyn", "local momentum", "local adam", "weight decay"),
+    *("clipped gradients", "linear and step", "warm-up, then cosine"),
+)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("dispatch", RARE_DISPATCH)
+@pytest.mark.parametrize("case", RULES)
+def test_local_rules_and_schedules_equal_their_oracles_under_the_rarer_dispatches(
+    case: str, dispatch: str, engine: str
+) -> None:
+    chosen = CASES[case]
+    experiment = Experiment.of(algorithm=chosen.method, **chosen.settings)
+    world = make_world(work=WORK[min(chosen.work)], weight_decay=experiment.weight_decay)
+    delays = Exponential(1.0) if dispatch == "open-slots" else Uniform(0.1, 0.9)
+    made = ENGINES[engine](world.problem, world.population, delays)
+    algorithm = build_method(experiment, Setting(*SYSTEM), chosen.given)
+    rule, buffer = RARE_DISPATCH[dispatch]
+    shots = play(algorithm, made, rule, weights=parse_weights(chosen.weights), buffer=buffer, rounds=4)
+    assert {len(step) for step in trace(shots)} == {buffer}
+    assert_equal_models(shots, chosen, world)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     "case", ["adamasfl", "fadas-da", "fedbuff fading", "ma-fedadam fading", "weight-prediction remembered"]
@@ -114,7 +146,7 @@ def test_losses_drops_and_absences_do_not_break_a_method(case: str, engine: str)
     made = ENGINES[engine](world.problem, world.population, Exponential(1.0), Cycle(5.0, 0.6), Dropout(0.2))
     algorithm, weights = build(chosen.method, Setting(*SYSTEM), chosen.given), parse_weights(chosen.weights)
     shots = play(algorithm, made, Asynchronous(6), rounds=20, weights=weights, max_staleness=2)
-    models = chosen.oracle(world.oracle, 8, shots[0].x.numpy(), trace(shots), **chosen.known)
+    models = chosen.oracle(Run(world.oracle, 8, shots[0].x.numpy(), trace(shots)), **chosen.known)
     np.testing.assert_allclose(shots[-1].x.numpy(), models[-1], rtol=0, atol=1e-10)
     assert shots[-1].counts.lost > 0
     assert shots[-1].counts.dropped > 0
@@ -163,7 +195,7 @@ def test_an_approximation_equals_its_oracle_long_after_it_began_to_forget(method
     shots = play(algorithm, made, Asynchronous(8), rounds=60, max_staleness=3, weights=Polynomial(0.5))
     assert shots[-1].counts.dropped > 0
     known = RATES | given | {"weight": polynomial(0.5)}
-    models = oracle(world.oracle, 8, shots[0].x.numpy(), trace(shots), **known)
+    models = oracle(Run(world.oracle, 8, shots[0].x.numpy(), trace(shots)), **known)
     for shot, model in zip(shots, models, strict=True):
         np.testing.assert_allclose(shot.x.numpy(), model, rtol=0, atol=1e-10)
 
@@ -176,7 +208,7 @@ def test_prediction_by_the_servers_own_steps_equals_its_oracle(foresight: Foresi
     shots = play(algorithm, made, Asynchronous(8))
     known = ADAPTIVE | {"beta": 0.7, "rule": adam(0.95, 0.02), "decay": 0.6, "stepwise": True}
     known |= {"previous": foresight == Remembered()}
-    models = weight_prediction(world.oracle, 8, shots[0].x.numpy(), trace(shots), **known)
+    models = weight_prediction(Run(world.oracle, 8, shots[0].x.numpy(), trace(shots)), **known)
     for shot, model in zip(shots, models, strict=True):
         np.testing.assert_allclose(shot.x.numpy(), model, rtol=0, atol=1e-10)
 
@@ -210,7 +242,7 @@ def test_without_delay_masfl_is_scaffold_m_and_adamasfl_is_padamfed(engine: str)
         (AdaMasFL(**MOMENTUM), padamfed, MOMENTUM),
     ):
         shots = play(algorithm, made, Synchronous(3))
-        models = oracle(world.oracle, 8, shots[0].x.numpy(), trace(shots), **known)
+        models = oracle(Run(world.oracle, 8, shots[0].x.numpy(), trace(shots)), **known)
         np.testing.assert_allclose(shots[-1].x.numpy(), models[-1], rtol=0, atol=1e-12)
 
 
@@ -275,7 +307,7 @@ def test_a_lazy_start_is_a_start_from_zero_that_costs_nothing(method: str) -> No
     assert shots[0].counts.started == 0
     assert shots[0].time == 0
     steps = [[(client, version, visit + 1) for client, version, visit in step] for step in trace(shots)]
-    models = LAZY[method](Shifted(world.oracle), 8, shots[0].x.numpy(), steps, **MOMENTUM)
+    models = LAZY[method](Run(Shifted(world.oracle), 8, shots[0].x.numpy(), steps), **MOMENTUM)
     for shot, model in zip(shots, models, strict=True):
         np.testing.assert_allclose(shot.x.numpy(), model, rtol=0, atol=1e-10)
 

@@ -5,14 +5,12 @@ gradient at x0, without moving. A client that occurs twice in a step works from 
 occurrence left. Counts of local steps may differ: a client divides by its own.
 """
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from oracles.cases import SYSTEM, Case
-from oracles.replay import Problem, Step, Vector
+from oracles.replay import Problem, Run, Vector
 
 
 class Rates(NamedTuple):
@@ -50,24 +48,14 @@ class State(NamedTuple):
     uploads: list[Upload]
 
 
-def adamasfl(
-    problem: Problem, population: int, x0: npt.ArrayLike, steps: Sequence[Step], **known: Any
-) -> list[Vector]:
+def adamasfl(run: Run, **known: Any) -> list[Vector]:
     """The models alone."""
-    return [state.x for state in adamasfl_states(problem, population, x0, steps, **known)]
+    return [state.x for state in adamasfl_states(run, **known)]
 
 
-def adamasfl_states(
-    problem: Problem,
-    population: int,
-    x0: npt.ArrayLike,
-    steps: Sequence[Step],
-    *,
-    local_lr: float,
-    server_lr: float,
-    beta: float,
-) -> list[State]:
+def adamasfl_states(run: Run, *, local_lr: float, server_lr: float, beta: float) -> list[State]:
     """Versions 0 to T with everything in them."""
+    problem, population, x0, steps = run
     states = [start(problem, population, np.array(x0, dtype=np.float64))]
     for step in steps:
         x, c, g, _, _ = states[-1]

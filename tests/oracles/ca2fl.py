@@ -5,14 +5,12 @@ or not, and stands still until the step is made; an arrival is compared with the
 it is stored there.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from oracles.cases import RATES, Case
-from oracles.replay import Problem, Step, Vector, local_sgd
+from oracles.replay import Run, Vector, local_sgd
 
 
 class State(NamedTuple):
@@ -24,28 +22,14 @@ class State(NamedTuple):
     v: Vector
 
 
-def ca2fl(
-    problem: Problem,
-    population: int,
-    x0: npt.ArrayLike,
-    steps: Sequence[Step],
-    *,
-    local_lr: float,
-    server_lr: float = 1.0,
-) -> list[Vector]:
+def ca2fl(run: Run, *, local_lr: float, server_lr: float = 1.0) -> list[Vector]:
     """The models alone."""
-    return [s.x for s in ca2fl_states(problem, population, x0, steps, local_lr, server_lr)]
+    return [s.x for s in ca2fl_states(run, local_lr, server_lr)]
 
 
-def ca2fl_states(
-    problem: Problem,
-    population: int,
-    x0: npt.ArrayLike,
-    steps: Sequence[Step],
-    local_lr: float,
-    server_lr: float = 1.0,
-) -> list[State]:
+def ca2fl_states(run: Run, local_lr: float, server_lr: float = 1.0) -> list[State]:
     """Versions 0 to T with everything in them."""
+    problem, population, x0, steps = run
     x = np.array(x0, dtype=np.float64)
     zero = np.zeros_like(x)
     states = [State(x, zero, [zero] * population, zero)]

@@ -16,26 +16,15 @@ variates times 1 + trust^2 of the models before the last buffer, less 1, from 0 
 model's norm.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
-import numpy.typing as npt
 
 from oracles.cases import Case
-from oracles.replay import Problem, Step, Vector
+from oracles.replay import Run, Vector
 
 
-def cadence(
-    problem: Problem,
-    population: int,
-    x0: npt.ArrayLike,
-    steps: Sequence[Step],
-    *,
-    local_steps: int,
-    variates: bool = True,
-    noisy: bool = False,
-) -> list[Vector]:
+def cadence(run: Run, *, local_steps: int, variates: bool = True, noisy: bool = False) -> list[Vector]:
     """Models 0 to T."""
+    problem, population, x0, steps = run
     path = [np.array(x0, dtype=np.float64)]
     models = [path[0]]
     ages, means, missing = [0.0], [np.zeros_like(path[0])], [1.0]

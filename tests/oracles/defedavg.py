@@ -4,25 +4,15 @@ The two forms and FedBuff differ in who works on what, which is the trace's affa
 divided by the local rate.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
-import numpy.typing as npt
 
 from oracles.cases import RATES, Case
-from oracles.replay import Problem, Step, Vector, begin
+from oracles.replay import Run, Vector, begin
 
 
-def defedavg(
-    problem: Problem,
-    population: int,
-    x0: npt.ArrayLike,
-    steps: Sequence[Step],
-    *,
-    local_lr: float,
-    server_lr: float = 1.0,
-) -> list[Vector]:
+def defedavg(run: Run, *, local_lr: float, server_lr: float = 1.0) -> list[Vector]:
     """x <- x - server_lr (1/M) sum (x_v - x_i)."""
+    problem, _, x0, steps = run
     models = begin(x0)
     for step in steps:
         walked = np.zeros_like(models[0])

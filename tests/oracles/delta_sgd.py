@@ -1,21 +1,15 @@
 """Delta-SGD (Kim et al. 2024), Algorithm 1, with both gradients of a step on that step's minibatch."""
 
-from collections.abc import Sequence
-
 import numpy as np
-import numpy.typing as npt
 
 from oracles.cases import Case
 from oracles.fedbuff import fedbuff
-from oracles.replay import Problem, Step, Vector, begin
+from oracles.replay import Run, Vector, begin
 from oracles.weights import Weight, constant, polynomial
 
 
 def delta_sgd(
-    problem: Problem,
-    population: int,
-    x0: npt.ArrayLike,
-    steps: Sequence[Step],
+    run: Run,
     *,
     eta0: float,
     gamma: float,
@@ -25,6 +19,7 @@ def delta_sgd(
     weight: Weight = constant,
 ) -> list[Vector]:
     """x <- x + server_lr times the mean change of clients with adaptive steps."""
+    problem, _, x0, steps = run
     models = begin(x0)
     for t, step in enumerate(steps):
         total = np.zeros_like(models[0])

@@ -3,28 +3,18 @@
 eta_t = max(r_eps, max_{i <= t} |x_i - x_0|) / sqrt(eps + sum_{i <= t} |g_i|^2), r_eps = alpha (1 + |x_0|).
 """
 
-from collections.abc import Sequence
-
 import numpy as np
-import numpy.typing as npt
 
 from oracles.cases import Case
-from oracles.replay import Problem, Step, Vector, begin, mean_change
+from oracles.replay import Run, Vector, begin, mean_change
 from oracles.weights import Weight, constant, polynomial
 
 
 def dog(
-    problem: Problem,
-    population: int,
-    x0: npt.ArrayLike,
-    steps: Sequence[Step],
-    *,
-    local_lr: float,
-    alpha: float,
-    eps: float = 1e-8,
-    weight: Weight = constant,
+    run: Run, *, local_lr: float, alpha: float, eps: float = 1e-8, weight: Weight = constant
 ) -> list[Vector]:
     """x <- x + eta_t times the mean change."""
+    problem, _, x0, steps = run
     models = begin(x0)
     changes: list[Vector] = []
     for step in steps:

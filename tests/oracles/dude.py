@@ -4,14 +4,12 @@ In the paper a task is one gradient. With local steps, a client's G is its displ
 the start every G is the client's mean gradient of visit 0 at x0; the first move waits for an arrival.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from oracles.cases import RATES, Case
-from oracles.replay import Problem, Step, Vector, local_sgd, mean_gradient
+from oracles.replay import Run, Vector, local_sgd, mean_gradient
 
 
 class State(NamedTuple):
@@ -22,28 +20,14 @@ class State(NamedTuple):
     table: list[Vector]  # G of every client
 
 
-def dude(
-    problem: Problem,
-    population: int,
-    x0: npt.ArrayLike,
-    steps: Sequence[Step],
-    *,
-    local_lr: float,
-    server_lr: float,
-) -> list[Vector]:
+def dude(run: Run, *, local_lr: float, server_lr: float) -> list[Vector]:
     """The models alone."""
-    return [s.x for s in dude_states(problem, population, x0, steps, local_lr, server_lr)]
+    return [s.x for s in dude_states(run, local_lr, server_lr)]
 
 
-def dude_states(
-    problem: Problem,
-    population: int,
-    x0: npt.ArrayLike,
-    steps: Sequence[Step],
-    local_lr: float,
-    server_lr: float,
-) -> list[State]:
+def dude_states(run: Run, local_lr: float, server_lr: float) -> list[State]:
     """Versions 0 to T with everything in them."""
+    problem, population, x0, steps = run
     x = np.array(x0, dtype=np.float64)
     table = [mean_gradient(problem, client, 0, x) for client in range(population)]
     states = [State(x, np.mean(table, axis=0), table)]

@@ -5,14 +5,13 @@ experiments use, eq. 4 what it analyses. `correct` adds the bias correction of t
 which eq. 3 has not.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from oracles.cases import ADAPTIVE, LATE, Case
-from oracles.replay import Problem, Step, Vector, begin, mean_change
+from oracles.replay import Run, Vector, begin, mean_change
 from oracles.weights import Weight, constant
 
 Rate: TypeAlias = Callable[[float, int], float]  # server_lr, largest staleness -> rate of this step
@@ -46,10 +45,7 @@ def equation_4(threshold: float) -> Rate:
 
 
 def fadas(
-    problem: Problem,
-    population: int,
-    x0: npt.ArrayLike,
-    steps: Sequence[Step],
+    run: Run,
     *,
     local_lr: float,
     server_lr: float,
@@ -61,6 +57,7 @@ def fadas(
     weight: Weight = constant,
 ) -> list[Vector]:
     """Delay-adaptive with rate=equation_77(threshold) or rate=equation_4(threshold)."""
+    problem, _, x0, steps = run
     x = np.array(x0, dtype=np.float64)
     models = begin(x0)
     m, v, vhat = 0.0 * x, 0.0 * x, 0.0 * x

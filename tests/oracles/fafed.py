@@ -15,30 +15,20 @@ n counts local steps through all rounds, from 1; a round with ragged clients cou
 paper has everybody in every round; here the means are over whoever is in the step.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from oracles.cases import Case
-from oracles.replay import Problem, Step, Vector, begin, mean_gradient, require_prompt
+from oracles.replay import Run, Vector, begin, mean_gradient, require_prompt
 
 Schedule: TypeAlias = float | Callable[[int], float]
 
 
-def fafed(
-    problem: Problem,
-    population: int,
-    x0: npt.ArrayLike,
-    steps: Sequence[Step],
-    *,
-    lr: Schedule,
-    alpha: Schedule,
-    rho_v: float = 0.9,
-    eps: float = 1e-3,
-) -> list[Vector]:
+def fafed(run: Run, *, lr: Schedule, alpha: Schedule, rho_v: float = 0.9, eps: float = 1e-3) -> list[Vector]:
     """One model per round."""
+    problem, population, x0, steps = run
     require_prompt(steps)
     models = begin(x0)
     seen = [mean_gradient(problem, client, 0, models[0]) for client in range(population)]

@@ -5,22 +5,17 @@ form adds eps to the root. `correct` divides m and v by 1 - beta^n in the n-th s
 the authors' code does and the papers' equations do not; the maximum is taken before correcting.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from oracles.cases import ADAPTIVE, Case
-from oracles.replay import Problem, Step, Vector, begin, mean_change
+from oracles.replay import Run, Vector, begin, mean_change
 from oracles.weights import Weight, constant
 
 
 def fedams(
-    problem: Problem,
-    population: int,
-    x0: npt.ArrayLike,
-    steps: Sequence[Step],
+    run: Run,
     *,
     local_lr: float,
     server_lr: float,
@@ -35,6 +30,7 @@ def fedams(
 
     Additive, as FADAS states it: vhat = max(vhat, v), x <- x + server_lr m / (sqrt(vhat) + eps).
     """
+    problem, _, x0, steps = run
     floor, added = (0.0, eps) if additive else (eps, 0.0)
     models = begin(x0)
     m = np.zeros_like(models[0])
@@ -50,11 +46,9 @@ def fedams(
     return models
 
 
-def fedams_additive(
-    problem: Problem, population: int, x0: npt.ArrayLike, steps: Sequence[Step], **known: Any
-) -> list[Vector]:
+def fedams_additive(run: Run, **known: Any) -> list[Vector]:
     """With FADAS's eps."""
-    return fedams(problem, population, x0, steps, additive=True, **{"eps": 1e-8} | known)
+    return fedams(run, additive=True, **{"eps": 1e-8} | known)
 
 
 CASES = {

@@ -4,28 +4,18 @@ The paper mixes one arrival at a time. With a buffer of M the arrivals mix toget
 x <- (1 - alpha wbar) x + alpha (1/M) sum w_i x_i with wbar the mean weight; M = 1 is the paper.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
-import numpy.typing as npt
 
 from oracles.cases import Case
-from oracles.replay import Problem, Step, Vector, begin
+from oracles.replay import Run, Vector, begin
 from oracles.weights import Weight, constant, hinge, polynomial
 
 
 def fedasync(
-    problem: Problem,
-    population: int,
-    x0: npt.ArrayLike,
-    steps: Sequence[Step],
-    *,
-    local_lr: float,
-    alpha: float = 0.6,
-    rho: float = 0.0,
-    weight: Weight = constant,
+    run: Run, *, local_lr: float, alpha: float = 0.6, rho: float = 0.0, weight: Weight = constant
 ) -> list[Vector]:
     """Clients descend F(y) + (rho / 2) |y - x_v|^2 from the x_v they were handed."""
+    problem, _, x0, steps = run
     models = begin(x0)
     for t, step in enumerate(steps):
         total_weight = 0.0

@@ -1,26 +1,17 @@
 """FedAvg (McMahan et al. 2017) with equal weights, and FedAvgM (Hsu et al. 2019) in both forms."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from oracles.cases import RATES, Case
-from oracles.replay import Problem, Step, Vector, begin, local_sgd, mean_change
+from oracles.replay import Run, Vector, begin, local_sgd, mean_change
 from oracles.weights import Weight, constant
 
 
-def fedavg(
-    problem: Problem,
-    population: int,
-    x0: npt.ArrayLike,
-    steps: Sequence[Step],
-    *,
-    local_lr: float,
-    server_lr: float = 1.0,
-) -> list[Vector]:
+def fedavg(run: Run, *, local_lr: float, server_lr: float = 1.0) -> list[Vector]:
     """x <- x + server_lr * (1/M) sum (x_i - x_v)."""
+    problem, _, x0, steps = run
     models = begin(x0)
     for step in steps:
         total = np.zeros_like(models[0])
@@ -31,10 +22,7 @@ def fedavg(
 
 
 def fedavgm(
-    problem: Problem,
-    population: int,
-    x0: npt.ArrayLike,
-    steps: Sequence[Step],
+    run: Run,
     *,
     local_lr: float,
     server_lr: float = 1.0,
@@ -43,6 +31,7 @@ def fedavgm(
     weight: Weight = constant,
 ) -> list[Vector]:
     """Heavy ball: v <- beta v + delta. Averaged: v <- beta v + (1 - beta) delta."""
+    problem, _, x0, steps = run
     models = begin(x0)
     v = np.zeros_like(models[0])
     for step in steps:
@@ -52,11 +41,9 @@ def fedavgm(
     return models
 
 
-def fedavgm_ema(
-    problem: Problem, population: int, x0: npt.ArrayLike, steps: Sequence[Step], **known: Any
-) -> list[Vector]:
+def fedavgm_ema(run: Run, **known: Any) -> list[Vector]:
     """Moving average in place of heavy ball."""
-    return fedavgm(problem, population, x0, steps, averaged=True, **known)
+    return fedavgm(run, averaged=True, **known)
 
 
 CASES = {

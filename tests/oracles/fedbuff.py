@@ -1,26 +1,15 @@
 """FedBuff (Nguyen et al. 2022): a mean of late descents, each weighted by its staleness."""
 
-from collections.abc import Sequence
-
 import numpy as np
-import numpy.typing as npt
 
 from oracles.cases import RATES, Case
-from oracles.replay import Problem, Step, Vector, begin, local_sgd
+from oracles.replay import Run, Vector, begin, local_sgd
 from oracles.weights import Weight, constant, polynomial
 
 
-def fedbuff(
-    problem: Problem,
-    population: int,
-    x0: npt.ArrayLike,
-    steps: Sequence[Step],
-    *,
-    local_lr: float,
-    server_lr: float = 1.0,
-    weight: Weight = constant,
-) -> list[Vector]:
+def fedbuff(run: Run, *, local_lr: float, server_lr: float = 1.0, weight: Weight = constant) -> list[Vector]:
     """x <- x - server_lr * (1/M) sum s(staleness) (x_v - x_i)."""
+    problem, _, x0, steps = run
     models = begin(x0)
     for t, step in enumerate(steps):
         descents = []

@@ -4,31 +4,20 @@ Momentum on the clients, not FedAvgM's on the server. beta is the weight of the 
 zero. VR takes each minibatch's gradient again at the version before the one handed out; x^{-1} is x^0.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from oracles.cases import MOMENTUM, Case
-from oracles.replay import Problem, Step, Vector, begin
+from oracles.replay import Run, Vector, begin
 
 
-def fedcm(
-    problem: Problem,
-    population: int,
-    x0: npt.ArrayLike,
-    steps: Sequence[Step],
-    *,
-    local_lr: float,
-    server_lr: float,
-    beta: float,
-    vr: bool = False,
-) -> list[Vector]:
+def fedcm(run: Run, *, local_lr: float, server_lr: float, beta: float, vr: bool = False) -> list[Vector]:
     """Local steps along beta gradient + (1 - beta) g.
 
     VR: along gradient + (1 - beta) (g - gradient at the version before).
     """
+    problem, _, x0, steps = run
     models = begin(x0)
     momenta = [np.zeros_like(models[0])]
     for step in steps:
@@ -49,11 +38,9 @@ def fedcm(
     return models
 
 
-def fedcm_vr(
-    problem: Problem, population: int, x0: npt.ArrayLike, steps: Sequence[Step], **known: Any
-) -> list[Vector]:
+def fedcm_vr(run: Run, **known: Any) -> list[Vector]:
     """With variance reduction."""
-    return fedcm(problem, population, x0, steps, vr=True, **known)
+    return fedcm(run, vr=True, **known)
 
 
 CASES = {

@@ -6,29 +6,18 @@ theta^t is the mean of the theta_k less h / alpha. Under delay theta^{t-1} is th
 sent, and the mean of the models is the newest one plus the mean of the changes.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
-import numpy.typing as npt
 
 from oracles.cases import RATES, Case
 from oracles.fedavg import fedavg
 from oracles.fedbuff import fedbuff
-from oracles.replay import Problem, Step, Vector, begin
+from oracles.replay import Run, Vector, begin
 from oracles.weights import polynomial
 
 
-def feddyn(
-    problem: Problem,
-    population: int,
-    x0: npt.ArrayLike,
-    steps: Sequence[Step],
-    *,
-    local_lr: float,
-    server_lr: float = 1.0,
-    alpha: float,
-) -> list[Vector]:
+def feddyn(run: Run, *, local_lr: float, server_lr: float = 1.0, alpha: float) -> list[Vector]:
     """theta <- theta + server_lr (mean change - h / alpha)."""
+    problem, population, x0, steps = run
     models = begin(x0)
     gradients = [np.zeros_like(models[0]) for _ in range(population)]
     h = np.zeros_like(models[0])

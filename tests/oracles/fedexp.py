@@ -5,27 +5,16 @@ last two w. A stale change has a weight in both sums.
 """
 
 import itertools
-from collections.abc import Sequence
-
-import numpy.typing as npt
 
 from oracles.cases import Case
 from oracles.fedavg import fedavg
-from oracles.replay import Problem, Step, Vector, begin, local_sgd
+from oracles.replay import Run, Vector, begin, local_sgd
 from oracles.weights import Weight, constant, polynomial
 
 
-def fedexp(
-    problem: Problem,
-    population: int,
-    x0: npt.ArrayLike,
-    steps: Sequence[Step],
-    *,
-    local_lr: float,
-    eps: float,
-    weight: Weight = constant,
-) -> list[Vector]:
+def fedexp(run: Run, *, local_lr: float, eps: float, weight: Weight = constant) -> list[Vector]:
     """The mean of the last two points of w <- w - eta_g D."""
+    problem, _, x0, steps = run
     path = begin(x0)
     models = [path[0]]
     for t, step in enumerate(steps):
@@ -41,11 +30,9 @@ def fedexp(
     return models
 
 
-def two_point_fedavg(
-    problem: Problem, population: int, x0: npt.ArrayLike, steps: Sequence[Step], *, local_lr: float
-) -> list[Vector]:
+def two_point_fedavg(run: Run, *, local_lr: float) -> list[Vector]:
     """FedAvg whose model is the mean of its last two."""
-    models = fedavg(problem, population, x0, steps, local_lr=local_lr, server_lr=1.0)
+    models = fedavg(run, local_lr=local_lr, server_lr=1.0)
     return [models[0], *((one + two) / 2 for one, two in itertools.pairwise(models))]
 
 

@@ -5,30 +5,20 @@ x <- x - tau_eff eta sum_i p_i d_i with tau_eff = sum_i p_i |a_i|_1. A stale upd
 sums; the second is divided by the sum of the weights.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
-import numpy.typing as npt
 
 from oracles.cases import RATES, Case
 from oracles.fedavg import fedavg
 from oracles.fedbuff import fedbuff
-from oracles.replay import Problem, Step, Vector, begin
+from oracles.replay import Run, Vector, begin
 from oracles.weights import Weight, constant, polynomial
 
 
 def fednova(
-    problem: Problem,
-    population: int,
-    x0: npt.ArrayLike,
-    steps: Sequence[Step],
-    *,
-    local_lr: float,
-    server_lr: float = 1.0,
-    momentum: float = 0.0,
-    weight: Weight = constant,
+    run: Run, *, local_lr: float, server_lr: float = 1.0, momentum: float = 0.0, weight: Weight = constant
 ) -> list[Vector]:
     """x <- x - server_lr tau_eff eta sum_i p_i d_i."""
+    problem, _, x0, steps = run
     models = begin(x0)
     for t, step in enumerate(steps):
         weights, norms, directions = [], [], []

@@ -5,22 +5,19 @@ of v0; the common optimisers start from 0 and divide both moments of the n-th st
 `correct` does that.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from oracles.cases import ADAPTIVE, Case
-from oracles.replay import Problem, Step, Vector, begin, mean_change
+from oracles.replay import Run, Vector, begin, mean_change
 from oracles.weights import Weight, constant
 
 
 def fedopt(
     second: Callable[[Vector, Vector], Vector],
-    problem: Problem,
-    x0: npt.ArrayLike,
-    steps: Sequence[Step],
+    run: Run,
     *,
     local_lr: float,
     server_lr: float,
@@ -31,6 +28,7 @@ def fedopt(
     weight: Weight = constant,
 ) -> list[Vector]:
     """Algorithm 2 with `second` as its line for v, from v and delta^2; `correct` is the beta of v there."""
+    problem, _, x0, steps = run
     models = begin(x0)
     m = np.zeros_like(models[0])
     v = np.full_like(models[0], tau**2 if v0 is None else v0)
@@ -43,47 +41,27 @@ def fedopt(
     return models
 
 
-def fedadam(
-    problem: Problem,
-    population: int,
-    x0: npt.ArrayLike,
-    steps: Sequence[Step],
-    *,
-    beta2: float = 0.99,
-    correct: bool = False,
-    **known: Any,
-) -> list[Vector]:
+def fedadam(run: Run, *, beta2: float = 0.99, correct: bool = False, **known: Any) -> list[Vector]:
     """v <- beta2 v + (1 - beta2) delta^2."""
 
     def second(v: Vector, square: Vector) -> Vector:
         return beta2 * v + (1 - beta2) * square
 
-    return fedopt(second, problem, x0, steps, correct=beta2 if correct else None, **known)
+    return fedopt(second, run, correct=beta2 if correct else None, **known)
 
 
-def fedyogi(
-    problem: Problem,
-    population: int,
-    x0: npt.ArrayLike,
-    steps: Sequence[Step],
-    *,
-    beta2: float = 0.99,
-    correct: bool = False,
-    **known: Any,
-) -> list[Vector]:
+def fedyogi(run: Run, *, beta2: float = 0.99, correct: bool = False, **known: Any) -> list[Vector]:
     """v <- v - (1 - beta2) delta^2 sign(v - delta^2)."""
 
     def second(v: Vector, square: Vector) -> Vector:
         return v - (1 - beta2) * square * np.sign(v - square)
 
-    return fedopt(second, problem, x0, steps, correct=beta2 if correct else None, **known)
+    return fedopt(second, run, correct=beta2 if correct else None, **known)
 
 
-def fedadagrad(
-    problem: Problem, population: int, x0: npt.ArrayLike, steps: Sequence[Step], **known: Any
-) -> list[Vector]:
+def fedadagrad(run: Run, **known: Any) -> list[Vector]:
     """v <- v + delta^2, without momentum unless beta1 is given."""
-    return fedopt(lambda v, square: v + square, problem, x0, steps, **{"beta1": 0.0} | known)
+    return fedopt(lambda v, square: v + square, run, **{"beta1": 0.0} | known)
 
 
 CASES = {

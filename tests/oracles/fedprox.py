@@ -4,30 +4,20 @@ h_k(w; w^t) = F_k(w) + mu/2 |w - w^t|^2, and w^{t+1} is the mean of the clients'
 version that the client was sent, and the server adds the mean of the clients' changes.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
-import numpy.typing as npt
 
 from oracles.cases import RATES, Case
 from oracles.fedavg import fedavg
 from oracles.fedbuff import fedbuff
-from oracles.replay import Problem, Step, Vector, begin
+from oracles.replay import Run, Vector, begin
 from oracles.weights import Weight, constant, polynomial
 
 
 def fedprox(
-    problem: Problem,
-    population: int,
-    x0: npt.ArrayLike,
-    steps: Sequence[Step],
-    *,
-    local_lr: float,
-    server_lr: float = 1.0,
-    mu: float,
-    weight: Weight = constant,
+    run: Run, *, local_lr: float, server_lr: float = 1.0, mu: float, weight: Weight = constant
 ) -> list[Vector]:
     """w <- w + server_lr (1/M) sum of s(staleness) (w_k - w_v)."""
+    problem, _, x0, steps = run
     models = begin(x0)
     for t, step in enumerate(steps):
         total = np.zeros_like(models[0])

@@ -4,27 +4,17 @@ eta = min((loss - lower) / (c |gradient|^2), bound), both on the minibatch at ha
 exceed any loss. Where the gradient is zero nothing moves, whatever eta is.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
-import numpy.typing as npt
 
 from oracles.cases import Case
-from oracles.replay import Problem, Step, Vector, begin
+from oracles.replay import Run, Vector, begin
 
 
 def fedsps(
-    problem: Problem,
-    population: int,
-    x0: npt.ArrayLike,
-    steps: Sequence[Step],
-    *,
-    c: float = 0.5,
-    lower: float = 0.0,
-    bound: float = 1.0,
-    server_lr: float = 1.0,
+    run: Run, *, c: float = 0.5, lower: float = 0.0, bound: float = 1.0, server_lr: float = 1.0
 ) -> list[Vector]:
     """x <- x - server_lr (1/M) sum (x_v - x_i)."""
+    problem, _, x0, steps = run
     models = begin(x0)
     for step in steps:
         total = np.zeros_like(models[0])

@@ -6,13 +6,12 @@ torch. Clipping: g min(1, C / |g|) on the gradient of the whole local objective,
 decay W/2 |x|^2 and a proximal term. All of them begin anew in each task.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
 from oracles.cases import RATES, Case
-from oracles.replay import Problem, Step, Vector, begin
+from oracles.replay import Run, Vector, begin
 from oracles.weights import Weight, constant, polynomial
 
 Optimizer = Callable[[Vector, list[Vector], float], Vector]  # x, all gradients of the task so far, and lr
@@ -47,10 +46,7 @@ def adam(beta1: float, beta2: float, eps: float, decay: float = 0.0) -> Optimize
 
 
 def local_rules(
-    problem: Problem,
-    population: int,
-    x0: npt.ArrayLike,
-    steps: Sequence[Step],
+    run: Run,
     *,
     local_lr: float,
     server_lr: float,
@@ -61,6 +57,7 @@ def local_rules(
     weight: Weight = constant,
 ) -> list[Vector]:
     """x <- x - server_lr (1/M) sum of s(staleness) (x_v - x_i)."""
+    problem, _, x0, steps = run
     models = begin(x0)
     for t, step in enumerate(steps):
         descents = []

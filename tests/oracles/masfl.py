@@ -4,16 +4,14 @@ beta is the weight of the new gradient. Clients upload their mean raw gradient a
 local steps led them is thrown away. The server moves along the momentum it has just made.
 """
 
-from collections.abc import Sequence
 from math import e
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from oracles.adamasfl import Rates
 from oracles.cases import MOMENTUM, Case
-from oracles.replay import Problem, Step, Vector
+from oracles.replay import Run, Vector
 from oracles.variates import State, start
 
 
@@ -33,24 +31,14 @@ def masfl_theory(
     )
 
 
-def masfl(
-    problem: Problem, population: int, x0: npt.ArrayLike, steps: Sequence[Step], **known: Any
-) -> list[Vector]:
+def masfl(run: Run, **known: Any) -> list[Vector]:
     """The models alone."""
-    return [state.x for state in masfl_states(problem, population, x0, steps, **known)]
+    return [state.x for state in masfl_states(run, **known)]
 
 
-def masfl_states(
-    problem: Problem,
-    population: int,
-    x0: npt.ArrayLike,
-    steps: Sequence[Step],
-    *,
-    local_lr: float,
-    server_lr: float,
-    beta: float,
-) -> list[State]:
+def masfl_states(run: Run, *, local_lr: float, server_lr: float, beta: float) -> list[State]:
     """Versions 0 to T with everything in them."""
+    problem, population, x0, steps = run
     states = [start(problem, population, np.array(x0, dtype=np.float64))]
     for step in steps:
         now = states[-1]

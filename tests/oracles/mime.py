@@ -4,27 +4,17 @@ Here beta is the weight of the memory. The momentum is frozen while clients work
 clients equally.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
-import numpy.typing as npt
 
 from oracles.cases import RATES, Case
-from oracles.replay import Problem, Step, Vector, begin, require_prompt
+from oracles.replay import Run, Vector, begin, require_prompt
 
 
 def mime(
-    problem: Problem,
-    population: int,
-    x0: npt.ArrayLike,
-    steps: Sequence[Step],
-    *,
-    local_lr: float,
-    server_lr: float = 1.0,
-    beta: float = 0.9,
-    lite: bool = False,
+    run: Run, *, local_lr: float, server_lr: float = 1.0, beta: float = 0.9, lite: bool = False
 ) -> list[Vector]:
     """Lite: clients step along their plain minibatch gradients, without the correction by c."""
+    problem, _, x0, steps = run
     require_prompt(steps)
     models = begin(x0)
     m = np.zeros_like(models[0])

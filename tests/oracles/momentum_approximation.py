@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from oracles.cases import ADAPTIVE, LATE, RATES, Case
-from oracles.replay import Problem, Step, Vector, begin, local_sgd
+from oracles.replay import Problem, Run, Step, Vector, begin, local_sgd
 from oracles.server_rules import Rule, adagrad, adam, amsgrad, identity
 from oracles.weights import Weight, constant, polynomial
 
@@ -90,10 +90,7 @@ def relative_error(A: Matrix, W: Matrix, beta: float) -> float:
 
 
 def momentum_approximation(
-    problem: Problem,
-    population: int,
-    x0: npt.ArrayLike,
-    steps: Sequence[Step],
+    run: Run,
     *,
     local_lr: float,
     server_lr: float,
@@ -106,16 +103,14 @@ def momentum_approximation(
     weight: Weight = constant,
 ) -> list[Vector]:
     """x <- x - server_lr H^-1 sum_s a_s r_s."""
+    problem, _, x0, steps = run
     W = arrivals(steps, span, weight)
     A = full(W, beta, penalty=penalty, rcond=rcond, window=window)
     return follow(problem, x0, steps, A, local_lr, server_lr, rule, weight)
 
 
 def light_momentum_approximation(
-    problem: Problem,
-    population: int,
-    x0: npt.ArrayLike,
-    steps: Sequence[Step],
+    run: Run,
     *,
     local_lr: float,
     server_lr: float,
@@ -125,6 +120,7 @@ def light_momentum_approximation(
     weight: Weight = constant,
 ) -> list[Vector]:
     """The same with the weights of MA-light."""
+    problem, _, x0, steps = run
     A = light(arrivals(steps, span, weight), beta)
     return follow(problem, x0, steps, A, local_lr, server_lr, rule, weight)
 

@@ -6,15 +6,13 @@ at hand: the momentum of VR is derived, such that g^t stays the mean of the loca
 which clients also upload their mean gradient at theta^{t-1}. theta^{-1} is theta^0.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from oracles.adamasfl import Rates
 from oracles.cases import SYSTEM, Case
-from oracles.replay import Problem, Step, Vector
+from oracles.replay import Run, Vector
 from oracles.variates import State
 
 
@@ -31,40 +29,20 @@ def padamfed_vr_theory(cohort: int, local_steps: int, rounds: int) -> Rates:
     return Rates(1 / (K * T), gamma, min(1.0, gamma))
 
 
-def padamfed(
-    problem: Problem,
-    population: int,
-    x0: npt.ArrayLike,
-    steps: Sequence[Step],
-    *,
-    local_lr: float,
-    server_lr: float,
-    beta: float,
-    vr: bool = False,
-) -> list[Vector]:
+def padamfed(run: Run, *, local_lr: float, server_lr: float, beta: float, vr: bool = False) -> list[Vector]:
     """The models alone."""
-    states = padamfed_states(problem, population, x0, steps, local_lr, server_lr, beta, vr)
+    states = padamfed_states(run, local_lr, server_lr, beta, vr)
     return [state.x for state in states]
 
 
-def padamfed_vr(
-    problem: Problem, population: int, x0: npt.ArrayLike, steps: Sequence[Step], **known: Any
-) -> list[Vector]:
+def padamfed_vr(run: Run, **known: Any) -> list[Vector]:
     """The models alone, with variance reduction."""
-    return padamfed(problem, population, x0, steps, vr=True, **known)
+    return padamfed(run, vr=True, **known)
 
 
-def padamfed_states(
-    problem: Problem,
-    population: int,
-    x0: npt.ArrayLike,
-    steps: Sequence[Step],
-    eta: float,
-    gamma: float,
-    beta: float,
-    vr: bool = False,
-) -> list[State]:
+def padamfed_states(run: Run, eta: float, gamma: float, beta: float, vr: bool = False) -> list[State]:
     """theta^t with the c^{t-1}, g^{t-1} and c_i^{t-1} that round t has at hand, for t = 0 to T."""
+    problem, population, x0, steps = run
     N = population
     first = np.array(x0, dtype=np.float64)
     own = []  # c_i, always the latest

@@ -2,29 +2,27 @@
 
 A client joins the shared weights u with its own weights v_i, takes simultaneous SGD steps on both, keeps v_i
 and sends the change of u. The server takes the mean of the changes, as FedBuff does. With the last layers
-personal this is also FedPer (Arivazhagan et al., 2019).
+personal this is also FedPer (Arivazhagan et al., 2019). Another local optimiser takes the steps of both, its
+state anew in each task.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
-import numpy.typing as npt
 
-from oracles.replay import Problem, Step, Vector, begin
+from oracles.local_rules import Optimizer, sgd
+from oracles.replay import Run, Vector, begin
 
 
 def fedsim(
-    problem: Problem,
-    population: int,
-    x0: npt.ArrayLike,
-    steps: Sequence[Step],
+    run: Run,
     *,
     personal: int,
     local_lr: float,
     personal_lr: float,
     server_lr: float,
+    optimizer: Optimizer = sgd,
 ) -> tuple[list[Vector], list[Vector]]:
     """The shared weights of every version, and each client's own in the end; the last `personal` are own."""
+    problem, population, x0, steps = run
     start = np.array(x0, dtype=np.float64)
     models = begin(start[:-personal])
     own = [start[-personal:].copy() for _ in range(population)]
@@ -32,10 +30,11 @@ def fedsim(
         changes = []
         for client, version, visit in step:
             u, v = models[version].copy(), own[client].copy()
+            gradients = []
             for k in range(problem.steps(client, visit)):
-                gradient = problem.gradient(client, visit, k, np.concatenate([u, v]))
-                u = u - local_lr * gradient[:-personal]
-                v = v - personal_lr * gradient[-personal:]
+                gradients.append(problem.gradient(client, visit, k, np.concatenate([u, v])))
+                u = optimizer(u, [gradient[:-personal] for gradient in gradients], local_lr)
+                v = optimizer(v, [gradient[-personal:] for gradient in gradients], personal_lr)
             own[client] = v
             changes.append(u - models[version])
         models.append(models[t] + server_lr * np.sum(changes, axis=0) / len(step))

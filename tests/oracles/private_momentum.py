@@ -8,20 +8,16 @@ zero anyway.
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from oracles.momentum_approximation import arrivals, full, light
 from oracles.private import clean_row, clip, payload_deviations, stamp_scale
-from oracles.replay import Problem, Step, Vector, begin, local_sgd
+from oracles.replay import Run, Vector, begin, local_sgd
 from oracles.server_rules import Rule, identity
 from oracles.weights import Weight, constant
 
 
 def private_momentum(
-    problem: Problem,
-    population: int,
-    x0: npt.ArrayLike,
-    steps: Sequence[Step],
+    run: Run,
     *,
     local_lr: float,
     server_lr: float,
@@ -37,6 +33,7 @@ def private_momentum(
     weight: Weight = constant,
 ) -> list[Vector]:
     """noise[t]: standard draws of step t, of the model's size and of the ring's."""
+    problem, _, x0, steps = run
     on_sum, on_counts = payload_deviations(sigma, bound, stamp_scale(sigma, xi, bound))
     W = arrivals(steps, span, weight)
     for t, step in enumerate(steps):

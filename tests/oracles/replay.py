@@ -42,6 +42,15 @@ class Problem(Protocol):
         ...
 
 
+class Run(NamedTuple):
+    """A run that an oracle repeats: the clients' losses, their number, the first model, and who did what."""
+
+    problem: Problem
+    population: int
+    x0: npt.ArrayLike
+    steps: Sequence[Step]
+
+
 def begin(x0: npt.ArrayLike) -> list[Vector]:
     """The history of models, which so far is version 0."""
     return [np.array(x0, dtype=np.float64)]

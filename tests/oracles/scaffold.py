@@ -4,14 +4,12 @@ All variates start at zero, without a start pass. A late client works with the x
 that it was handed; the server adds what it gets to the newest ones.
 """
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from oracles.cases import RATES, Case
-from oracles.replay import Problem, Step, Vector
+from oracles.replay import Run, Vector
 
 
 class State(NamedTuple):
@@ -22,27 +20,17 @@ class State(NamedTuple):
     variates: list[Vector]  # c_i of every client
 
 
-def scaffold(
-    problem: Problem, population: int, x0: npt.ArrayLike, steps: Sequence[Step], **known: Any
-) -> list[Vector]:
+def scaffold(run: Run, **known: Any) -> list[Vector]:
     """The models alone."""
-    return [state.x for state in scaffold_states(problem, population, x0, steps, **known)]
+    return [state.x for state in scaffold_states(run, **known)]
 
 
-def scaffold_states(
-    problem: Problem,
-    population: int,
-    x0: npt.ArrayLike,
-    steps: Sequence[Step],
-    *,
-    local_lr: float,
-    server_lr: float = 1.0,
-    option: int = 2,
-) -> list[State]:
+def scaffold_states(run: Run, *, local_lr: float, server_lr: float = 1.0, option: int = 2) -> list[State]:
     """Option 1: c_i+ is the gradient on all of the client's data at the x it was handed.
 
     Option 2: c_i+ = c_i - c + (x - y) / (K local_lr).
     """
+    problem, population, x0, steps = run
     if option not in (1, 2):
         raise ValueError("SCAFFOLD has options 1 and 2")
     x = np.array(x0, dtype=np.float64)

@@ -5,43 +5,30 @@ client measures from the model it was handed. g0 is zero in the paper; 'mean' is
 VR takes each minibatch's gradient again at the version before the one handed out; x^{-1} is x^0.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from oracles.cases import MOMENTUM, Case
-from oracles.replay import Problem, Step, Vector
+from oracles.replay import Run, Vector
 from oracles.variates import State, start
 
 
-def scaffold_m(
-    problem: Problem, population: int, x0: npt.ArrayLike, steps: Sequence[Step], **known: Any
-) -> list[Vector]:
+def scaffold_m(run: Run, **known: Any) -> list[Vector]:
     """The models alone."""
-    return [state.x for state in scaffold_m_states(problem, population, x0, steps, **known)]
+    return [state.x for state in scaffold_m_states(run, **known)]
 
 
-def scaffold_m_vr(
-    problem: Problem, population: int, x0: npt.ArrayLike, steps: Sequence[Step], **known: Any
-) -> list[Vector]:
+def scaffold_m_vr(run: Run, **known: Any) -> list[Vector]:
     """The models alone, with variance reduction."""
-    return scaffold_m(problem, population, x0, steps, vr=True, **known)
+    return scaffold_m(run, vr=True, **known)
 
 
 def scaffold_m_states(
-    problem: Problem,
-    population: int,
-    x0: npt.ArrayLike,
-    steps: Sequence[Step],
-    local_lr: float,
-    server_lr: float,
-    beta: float,
-    g0: str = "zero",
-    vr: bool = False,
+    run: Run, local_lr: float, server_lr: float, beta: float, g0: str = "zero", vr: bool = False
 ) -> list[State]:
     """Versions 0 to T with everything in them."""
+    problem, population, x0, steps = run
     if g0 not in ("zero", "mean"):
         raise ValueError("g0 is 'zero' or 'mean'")
     first = start(problem, population, np.array(x0, dtype=np.float64))

@@ -3,14 +3,13 @@
 Cosine: Loshchilov and Hutter 2017, eq. 5, without restarts. Linear, step and warm-up are their definitions.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import cos, pi
 
 import numpy as np
-import numpy.typing as npt
 
 from oracles.cases import RATES, SYSTEM, Case
-from oracles.replay import Problem, Step, Vector, begin
+from oracles.replay import Run, Vector, begin
 from oracles.weights import Weight, constant, polynomial
 
 Factor = Callable[[int], float]
@@ -18,10 +17,7 @@ ROUNDS = SYSTEM[2]
 
 
 def scheduled(
-    problem: Problem,
-    population: int,
-    x0: npt.ArrayLike,
-    steps: Sequence[Step],
+    run: Run,
     *,
     local_lr: float,
     server_lr: float,
@@ -31,6 +27,7 @@ def scheduled(
     weight: Weight = constant,
 ) -> list[Vector]:
     """x <- x - server_lr server(t) sum of beta^age times the mean descents, with local rates by version."""
+    problem, _, x0, steps = run
     models, means = begin(x0), []
     for t, step in enumerate(steps):
         descents = []

@@ -9,22 +9,16 @@ Not in the paper: `stepwise` takes for drift the same average of the steps that 
 asks nothing of how it takes them.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
-import numpy.typing as npt
 
 from oracles.cases import ADAPTIVE, LATE, RATES, Case
-from oracles.replay import Problem, Step, Vector, begin, local_sgd
+from oracles.replay import Run, Vector, begin, local_sgd
 from oracles.server_rules import Rule, adam, identity
 from oracles.weights import Weight, constant, polynomial
 
 
 def weight_prediction(
-    problem: Problem,
-    population: int,
-    x0: npt.ArrayLike,
-    steps: Sequence[Step],
+    run: Run,
     *,
     local_lr: float,
     server_lr: float,
@@ -36,6 +30,7 @@ def weight_prediction(
     weight: Weight = constant,
 ) -> list[Vector]:
     """Start from x - staleness * drift; upload that start minus the end."""
+    problem, population, x0, steps = run
     models = begin(x0)
     drifts = [np.zeros_like(models[0])]
     history: list[Vector] = []

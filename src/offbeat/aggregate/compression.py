@@ -45,7 +45,7 @@ class Quantised(NamedTuple):
 class Sparse(NamedTuple):
     """The largest numbers of a vector."""
 
-    places: Tensor  # (k,) int32, ascending
+    places: Tensor  # (k,) int32, the indices of the values, ascending
     values: Tensor  # (k,)
 
 
@@ -95,7 +95,7 @@ class EightBit:
 
 @dataclass(frozen=True)
 class TopK:
-    """The largest `share` of the numbers, with their places; the rest is added to the client's next upload.
+    """The largest `share` of the numbers, with their indices; the rest is added to the client's next upload.
 
     A number and its place take 8 bytes in float32, so a share of 0.025 is a twentieth of the size.
 
@@ -155,8 +155,8 @@ def secure_refused(compression: Compression | None, name: str) -> InputError:
             "hide: use one of the two."
         )
     return InputError(
-        f"{name} would save nothing in secure aggregation, whose shares have 32 bits a number whatever they "
-        "encode: use one of the two."
+        f"{name} has scales that differ between clients, so that its levels cannot be summed unseen, and the "
+        "shares of secure aggregation have 32 bits a number whatever they encode: use one of the two."
     )
 
 
@@ -202,7 +202,7 @@ def invalid_code(upload: Tree, length: int) -> str | None:
         if isinstance(code, Sparse):
             places = code.places.long()
             if bool((places < 0).any() | (places >= length).any() | (places.diff() <= 0).any()):
-                found.append(f"its places are not ascending numbers below {length}")
+                found.append(f"its indices are not ascending numbers below {length}")
 
     trees.map_until(_CODES, look, upload)
     return found[0] if found else None

@@ -1,7 +1,7 @@
-"""The interface between the training loop and aggregation, sums of uploads, and the plain mean."""
+"""The interface between the training loop and aggregation, checks and sums of uploads, and the plain mean."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from offbeat import trees
 from offbeat.aggregate.uploads import ClippingBounds, NoiseRequest
 from offbeat.core import AnyAlgorithm, Cohort, SavedState, Task, Vector
+from offbeat.errors import DivergedError
 from offbeat.privacy.ledger import is_simulated
 from offbeat.schedule.availability import Always, Availability
 from offbeat.schedule.dispatch import Dispatch
@@ -67,8 +68,18 @@ class PrivacyCost(NamedTuple):
 class Aggregation(Protocol):
     """The aggregation of one run; it can be saved between two server steps."""
 
-    def collect(self, uploads: Tree, tasks: Sequence[Task], cohort: Cohort) -> Tree:
-        """The sum of these uploads (leaves stacked over tasks); sums of several calls add up."""
+    def piece(self, numbers: int) -> int | None:
+        """How many uploads of that many numbers to collect in one call; None: all of a server step.
+
+        Every engine collects the same pieces in the same order, so that the sums are the same to the bit.
+        """
+        ...
+
+    def collect(self, uploads: Tree, tasks: Sequence[Task], cohort: Cohort, onto: Tree | None = None) -> Tree:
+        """The sum of these uploads (leaves stacked over tasks); sums of several calls add up.
+
+        Where a server step is collected in pieces, `onto` is the sum of the earlier ones, and is overwritten.
+        """
         ...
 
     def release(self, total: Tree, cohort: Cohort) -> Tree:
@@ -123,6 +134,10 @@ class RunningSum(Protocol):
         """The largest number that an upload may hold."""
         ...
 
+    def piece(self, numbers: int) -> int | None:
+        """How many uploads of that many numbers are added at a time; None: they are summed all at once."""
+        ...
+
     def total(
         self,
         payload: Tree,
@@ -130,10 +145,12 @@ class RunningSum(Protocol):
         cohort: Cohort,
         dtype: torch.dtype | None = None,
         noise: NoiseRequest | None = None,
+        onto: Tree | None = None,
     ) -> Tree:
         """The weighted sum over tasks: leaves (tasks, ...) to leaves (...), computed in `dtype`.
 
-        None: each leaf in its own. `noise` is what a helper adds to the sum.
+        None: each leaf in its own. `noise` is what a helper adds to the sum. `onto` is an earlier sum to
+        which this one is added in place, where sums are of pieces.
         """
         ...
 
@@ -164,7 +181,7 @@ class Summation(Protocol):
         ...
 
 
-_CONVERTED = 1 << 22  # numbers that are converted to another dtype at a time
+_ADDED = 1 << 22  # numbers that are added at a time, and converted to another dtype for it
 
 
 @dataclass(frozen=True)
@@ -186,6 +203,9 @@ class PlainSum:
     def open(self, opening: AggregationContext) -> "PlainSum":
         return self
 
+    def piece(self, numbers: int) -> int:
+        return max(1, _ADDED // max(1, numbers))
+
     def total(
         self,
         payload: Tree,
@@ -193,10 +213,11 @@ class PlainSum:
         cohort: Cohort,
         dtype: torch.dtype | None = None,
         noise: NoiseRequest | None = None,
+        onto: Tree | None = None,
     ) -> Tree:
         assert noise is None  # `Private` asks for it under secure aggregation only
 
-        def add(stack: Tensor) -> Tensor:
+        def add(stack: Tensor, earlier: Tensor | None = None) -> Tensor:
             own = stack.dtype if stack.is_floating_point() else torch.get_default_dtype()
             if not len(stack):  # nothing has arrived for a timed release
                 return stack.new_zeros(stack.shape[1:], dtype=dtype or own)
@@ -205,14 +226,17 @@ class PlainSum:
             weights = weights.to(stack.device, non_blocking=True)
             rows = stack.reshape(len(stack), -1)
             # rows of another dtype are converted a few at a time, so that no second copy of all exists
-            count = len(rows) if own == weights.dtype else max(1, _CONVERTED // max(1, rows.shape[1]))
-            total = weights[:count] @ rows[:count].to(weights.dtype)
-            for start in range(count, len(rows), max(1, count)):
+            count = len(rows) if own == weights.dtype else self.piece(rows.shape[1])
+            total = None if earlier is None else earlier.view(-1)
+            for start in range(0, len(rows), count):
                 piece = slice(start, start + count)
-                total += weights[piece] @ rows[piece].to(weights.dtype)
+                some = rows[piece].to(weights.dtype)
+                # row after row onto the sum, as one product of all rows does
+                total = weights[piece] @ some if total is None else total.addmv_(some.T, weights[piece])
+            assert total is not None
             return total.view(stack.shape[1:])
 
-        return trees.map(add, payload)
+        return trees.map(add, payload) if onto is None else trees.map(add, payload, onto)
 
     def secure_encoding(self, clip: ClippingBounds | None = None) -> None:
         return None
@@ -222,6 +246,70 @@ class PlainSum:
 
     def load(self, saved: SavedState) -> None:
         pass
+
+
+class FiniteCheck:
+    """Whether the uploads and the model of a server step are finite; on a GPU without waiting for it."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+        self._tasks: list[Task] = []
+        self._rows: list[tuple[Tensor, tuple[Task, ...]]] = []  # uploads that may not be finite
+        self._finite: list[Tensor] = []  # whether they are
+        self._copied: torch.cuda.Event | None = None
+
+    def add_uploads(self, uploads: Tree, tasks: tuple[Task, ...]) -> None:
+        """Check these uploads as well."""
+        self._tasks.extend(tasks)
+        for leaf in trees.leaves(uploads) if tasks else ():
+            rows = leaf.reshape(len(tasks), -1)
+            self._rows.append((rows, tasks))
+            self._finite.append(
+                torch.isfinite(rows.sum(1)).all()
+            )  # one pass; where it overflows, all is seen
+
+    def add_model(self, x: Vector) -> None:
+        """Check the model that the uploads led to as well, and have the result sent to the CPU."""
+        flags = torch.stack([*self._finite, torch.isfinite(x).all()])
+        if not x.is_cuda:
+            self._flags = flags
+            return
+        self._flags = torch.empty(flags.shape, dtype=torch.bool, pin_memory=True)
+        self._flags.copy_(flags, non_blocking=True)
+        self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._copied.record()
+
+    def check_uploads(self, where: str | None = None) -> None:
+        """Stop before a NaN or infinite upload touches the state."""
+        bad = set()
+        for (rows, tasks), finite in zip(self._rows, self._finite, strict=True):
+            if bool(finite):
+                continue
+            each = torch.isfinite(rows).all(1).tolist()
+            bad |= {task for task, good in zip(tasks, each, strict=True) if not good}
+        self._rows, self._finite = [], []
+        if bad:
+            where = where or f"at server step {self._step}: lower the rates"
+            raise DivergedError(f"the update of {client_names(bad)} became NaN or infinite {where}.")
+
+    def settle(self) -> None:
+        """Wait for the result, and raise if something was not finite."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        if bool(self._flags.all()):
+            return
+        self.check_uploads()
+        if not self._flags[-1]:
+            raise DivergedError(
+                f"the model became NaN or infinite at server step {self._step} "
+                f"(its updates came from {client_names(self._tasks)}): lower the rates."
+            )
+
+
+def client_names(tasks: Iterable[Task]) -> str:
+    """The clients of these tasks, as text."""
+    clients = sorted({task.client for task in tasks})
+    return f"client{'s' if len(clients) > 1 else ''} {', '.join(map(str, clients))}"
 
 
 @dataclass(frozen=True)
@@ -249,8 +337,11 @@ class MeanAggregation:
     summing: RunningSum
     private: bool  # under secure aggregation nothing may leave clients beside the sum
 
-    def collect(self, uploads: Tree, tasks: Sequence[Task], cohort: Cohort) -> Tree:
-        return self.summing.total(uploads, tasks, cohort)
+    def piece(self, numbers: int) -> int | None:
+        return self.summing.piece(numbers)
+
+    def collect(self, uploads: Tree, tasks: Sequence[Task], cohort: Cohort, onto: Tree | None = None) -> Tree:
+        return self.summing.total(uploads, tasks, cohort, onto=onto)
 
     def release(self, total: Tree, cohort: Cohort) -> Tree:
         return trees.map(lambda leaf: leaf / len(cohort.weights), total)

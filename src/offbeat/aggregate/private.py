@@ -4,7 +4,7 @@ Sums and noise are in double precision whatever the dtype of the model, and what
 last: the noise would be lost where the sum of a large cohort has few digits left for it.
 
 The unit of privacy is a client: runs are compared that differ by one client's contributions. Nothing here
-makes what a client stores agree with what the server was told: a method whose server adds up changes of
+makes what a client stores agree with what the server received: a method whose server adds up changes of
 clients' memory (control variates) sees clipped and noisy ones, and its mean drifts from theirs.
 """
 
@@ -103,7 +103,10 @@ class PrivateAggregation:
         self._unlock(secret_key() if plan.seed is None else seeded_key(plan.seed))
         self._known: tuple[ReleaseTotals, float, float | None] | None = None  # the last epsilons computed
 
-    def collect(self, uploads: Tree, tasks: Sequence[Task], cohort: Cohort) -> Tree:
+    def piece(self, numbers: int) -> int | None:
+        return self._summing.piece(numbers)
+
+    def collect(self, uploads: Tree, tasks: Sequence[Task], cohort: Cohort, onto: Tree | None = None) -> Tree:
         if not all(0 <= weight <= 1 for weight in cohort.weights):
             raise InputError("staleness weights above 1 would outgrow the bounds: use lower ones.")
         clip = self._clip
@@ -113,7 +116,7 @@ class PrivateAggregation:
             raise InputError("clients that clip by themselves knew other bounds than those of this step.")
         else:
             payload = uploads._replace(clip=clip)
-        total = self._summing.total(payload, tasks, cohort, torch.float64, clip.noise)
+        total = self._summing.total(payload, tasks, cohort, torch.float64, clip.noise, onto)
         if not self._starting:
             self._ledger.contribute([task.client for task in tasks])
         return total

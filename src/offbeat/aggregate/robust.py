@@ -13,7 +13,7 @@ coordinates on; the papers start from the mean, which one attacker can put anywh
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -52,7 +52,10 @@ class RobustAggregation:
     private: bool = False
     hides_sample: bool = False
 
-    def collect(self, uploads: Tree, tasks: Sequence[Task], cohort: Cohort) -> Tree:
+    def piece(self, numbers: int) -> None:
+        """A middle is of all uploads at once."""
+
+    def collect(self, uploads: Tree, tasks: Sequence[Task], cohort: Cohort, onto: Tree | None = None) -> Tree:
         """The middle itself: the uploads of a server step come at once."""
         weighted = uploads if set(cohort.weights) == {1.0} else _weighted(uploads, cohort.weights)
         parts = clipping.fields(weighted)
@@ -79,6 +82,29 @@ class RobustAggregation:
         pass
 
 
+def _open(rule: RobustRule, opening: AggregationContext) -> RobustAggregation:
+    """Refuse a run whose method or dispatch needs a mean."""
+    name = type(opening.algorithm).__name__
+    if trees.leaves(opening.algorithm.memory(torch.zeros(1))) or opening.algorithm.warmup() is not None:
+        # the server adds up changes of what clients keep, and a middle is not their sum
+        raise InputError(
+            f"{name} has no robust aggregation, since its clients keep memory whose changes the server adds "
+            "up: use the mean, or a method without client memory."
+        )
+    if "stamp" in upload_fields(opening.algorithm):
+        raise InputError(
+            f"{name} with these parameters reads from the mean of stamps which versions it is made of, and a "
+            "robust aggregate has no such stamps: use the mean."
+        )
+    if isinstance(opening.dispatch, TimedDispatch):
+        raise InputError(
+            "releases by a clock have any number of updates, even none, and a robust aggregate needs a full "
+            "buffer: use another dispatch, or the mean."
+        )
+    rule.check(opening.buffer)
+    return RobustAggregation(rule)
+
+
 @dataclass(frozen=True)
 class TrimmedMean:
     """Without the largest and the smallest `share` of the values of each coordinate.
@@ -90,6 +116,8 @@ class TrimmedMean:
     """
 
     share: float
+    participation: ClassVar = Participation()
+    open = _open
 
     def __post_init__(self) -> None:
         if not 0 <= self.share < 0.5:
@@ -97,13 +125,6 @@ class TrimmedMean:
                 f"a trimmed mean cannot leave out a share of {self.share:g} on each side: give one of at "
                 "least 0 and below 0.5, such as 0.2, or take the median."
             )
-
-    @property
-    def participation(self) -> Participation:
-        return Participation()
-
-    def open(self, opening: AggregationContext) -> RobustAggregation:
-        return _open(self, opening)
 
     def check(self, buffer: int) -> None:
         if self.share and not self._trimmed(buffer):
@@ -123,12 +144,8 @@ class TrimmedMean:
 class Median:
     """The middle value of each coordinate; of an even number the mean of the middle two."""
 
-    @property
-    def participation(self) -> Participation:
-        return Participation()
-
-    def open(self, opening: AggregationContext) -> RobustAggregation:
-        return _open(self, opening)
+    participation: ClassVar = Participation()
+    open = _open
 
     def check(self, buffer: int) -> None:
         _check_majority("median", buffer)
@@ -151,6 +168,8 @@ class GeometricMedian:
 
     smoothing: float = 1e-6
     iterations: int = 8
+    participation: ClassVar = Participation()
+    open = _open
 
     def __post_init__(self) -> None:
         check_number("the smoothing of a geometric median", self.smoothing, strict=True)
@@ -158,13 +177,6 @@ class GeometricMedian:
             raise InputError(
                 f"a geometric median needs a whole number of iterations above 0, not {self.iterations:g}."
             )
-
-    @property
-    def participation(self) -> Participation:
-        return Participation()
-
-    def open(self, opening: AggregationContext) -> RobustAggregation:
-        return _open(self, opening)
 
     def check(self, buffer: int) -> None:
         _check_majority("geometric median", buffer)
@@ -190,17 +202,12 @@ class NormBound:
     """
 
     bound: float | None = None
+    participation: ClassVar = Participation()
+    open = _open
 
     def __post_init__(self) -> None:
         if self.bound is not None:
             check_number("the bound on norms", self.bound, strict=True)
-
-    @property
-    def participation(self) -> Participation:
-        return Participation()
-
-    def open(self, opening: AggregationContext) -> RobustAggregation:
-        return _open(self, opening)
 
     def check(self, buffer: int) -> None:
         if self.bound is None:
@@ -219,7 +226,6 @@ _RULES: dict[str, type[Any]] = {
     "geometric-median": GeometricMedian,
     "norm-bound": NormBound,
 }
-AGGREGATE_NAMES = ("mean", *_RULES)
 
 
 def parse_aggregate(text: str) -> Aggregator:
@@ -234,29 +240,6 @@ def parse_aggregate(text: str) -> Aggregator:
 @dataclass(frozen=True)
 class _PlainMean:
     """For the list of names in an error, and for `mean` with a value, which it does not take."""
-
-
-def _open(rule: RobustRule, opening: AggregationContext) -> RobustAggregation:
-    """Refuse a run whose method or dispatch needs a mean."""
-    name = type(opening.algorithm).__name__
-    if trees.leaves(opening.algorithm.memory(torch.zeros(1))) or opening.algorithm.warmup() is not None:
-        # the server adds up changes of what clients keep, and a middle is not their sum
-        raise InputError(
-            f"{name} has no robust aggregation, since its clients keep memory whose changes the server adds "
-            "up: use the mean, or a method without client memory."
-        )
-    if "stamp" in upload_fields(opening.algorithm):
-        raise InputError(
-            f"{name} with these parameters reads from the mean of stamps which versions it is made of, and a "
-            "robust aggregate has no such stamps: use the mean."
-        )
-    if isinstance(opening.dispatch, TimedDispatch):
-        raise InputError(
-            "releases by a clock have any number of updates, even none, and a robust aggregate needs a full "
-            "buffer: use another dispatch, or the mean."
-        )
-    rule.check(opening.buffer)
-    return RobustAggregation(rule)
 
 
 def _check_majority(name: str, buffer: int) -> None:

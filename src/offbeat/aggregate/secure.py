@@ -25,8 +25,7 @@ from offbeat.algorithms.rates import unwrapped
 from offbeat.core import AnyAlgorithm, Cohort, SavedState, Task
 from offbeat.errors import InputError, check_whole
 from offbeat.privacy.mechanism import fingerprint
-from offbeat.privacy.secure.client import Report, make_report
-from offbeat.privacy.secure.encoding import Residues, decode
+from offbeat.privacy.secure.encoding import Report, Residues, decode, make_report
 from offbeat.privacy.secure.servers import AggregationHelper, Helper, Leader
 from offbeat.privacy.secure.terms import (
     DEFAULT_MINIMUM,
@@ -209,6 +208,9 @@ class SecureSum:
         """For uploads of that many numbers."""
         return agree_terms(self._secure, self._opening, self._run, length)
 
+    def piece(self, numbers: int) -> None:
+        """The reports of a server step are one sum: the difference of two could reveal who is in them."""
+
     def secure_encoding(self, clip: ClippingBounds | None = None) -> None:
         """None: the uploads are encoded in this process."""
 
@@ -219,6 +221,7 @@ class SecureSum:
         cohort: Cohort,
         dtype: torch.dtype | None = None,
         noise: NoiseRequest | None = None,
+        onto: Tree | None = None,
     ) -> Tree:
         check_weights(self._opening.weights, tasks, cohort)
         stacks = [to_fixed_point_input(leaf).reshape(len(tasks), -1) for leaf in trees.leaves(payload)]
@@ -415,6 +418,9 @@ class RemoteSecureSum:
     def largest(self) -> float:
         return self._terms.largest
 
+    def piece(self, numbers: int) -> None:
+        """The reports of a server step are one sum, and the helper counts it as one."""
+
     def secure_encoding(self, clip: ClippingBounds | None = None) -> SecureEncoding:
         """The terms of these sums, as clients receive them."""
         known, terms = self._meet(), self._terms_of(clip)
@@ -436,6 +442,7 @@ class RemoteSecureSum:
         cohort: Cohort,
         dtype: torch.dtype | None = None,
         noise: NoiseRequest | None = None,
+        onto: Tree | None = None,
     ) -> Tree:
         if not isinstance(payload, SecretShares):
             raise InputError(

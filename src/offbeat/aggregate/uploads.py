@@ -44,7 +44,7 @@ class SecretShares(NamedTuple):
     share: Tensor  # (tasks, length) int32: numbers mod 2^32
     sealed: Tensor  # (tasks, bytes) uint8: the helper's half
     signature: Tensor | None = None  # (tasks, bytes) uint8, where the helper asks for one
-    clip: ClippingBounds | None = None  # what their clients were told; None: not to clip
+    clip: ClippingBounds | None = None  # the bounds that clients clip to; None: they do not clip
 
 
 def clip_uploads(uploads: Tree, bounds: Mapping[str, float], moving: Sequence[str]) -> Payload:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 from offbeat.algorithms.fedopt import Message
-from offbeat.algorithms.registry import Cost, Method, check_ranges, constructor
+from offbeat.algorithms.registry import Cost, Method, check_ranges, constructor, no_warmup, zero_vector
 from offbeat.core import Batches, Cohort, Gradient, Vector, Visit, sgd, zeros_like
 
 
@@ -35,6 +35,9 @@ class CA2FL:
     local_lr: float
     server_lr: float = 1.0
 
+    memory = zero_vector
+    warmup = no_warmup
+
     def __post_init__(self) -> None:
         check_ranges(self)
 
@@ -48,14 +51,8 @@ class CA2FL:
         local = 1 / (36 * steps * smoothness * math.sqrt(worst))
         return cls(local, cohort / (36 * steps * smoothness**2 * worst**2) / local)
 
-    def warmup(self) -> None:
-        return None
-
     def init(self, x: Vector) -> State:
         return State(x, zeros_like(x))
-
-    def memory(self, x: Vector) -> Vector:
-        return zeros_like(x)
 
     def broadcast(self, state: State, version: int) -> Message:
         return Message(state.x)

@@ -1,40 +1,29 @@
-"""Cadence, this project's own: unit steps in a unit that is found on the way, at rates that nobody tunes.
+"""Cadence, this project's own: unit steps in a unit of length that is found on the way; nobody sets a rate.
 
-The local step is u / |u| with u = g / G + trust (c - seen c_i). g is the gradient and G the largest norm of
-one that the client has met in this task, so that a client which has fitted its data follows the others. c_i
-is the mean of g / G over the client's last task, c the mean of all c_i, seen the part of the clients that
-came at least once, as if all came equally often (c_i is zero for the others, so that c / seen is the mean of
-those that came), and trust is 1 / (1 + age), age being the mean staleness that the server saw lately. Where u
-is shorter than 1/4, as when the client has fitted its data, a task of more than 10 steps would follow the
-others too far: a step is then 4 |u| long, though at least 10 / K.
+In a task of K steps from x_0, with minibatches B_k, a client computes
 
-The server moves along the mean of the clients' unit steps, its coordinates evened out as far as `_EVENED`
-says: each is divided by that power of its root mean square lately, and the whole keeps its length.
-The unit of length is found on the way, from whether directions agree. Were they noise, the steps of m tasks
-would add up to sqrt(m (1 + trust^2) / K) by their squares; the second part is c_i, which all steps of a task
-share. A sum that is more than 1.3 times as long says that they agree over the lengths that they now have, and
-the unit grows: by as many times itself as the square of the sum is above that of the bound, at most by 2, and
-by b / (b + age) of that over b buffers, since what has grown is seen only when those come back who were sent
-it. It begins at 2 % of the first model's norm, or of 1 where that is less, so that a model may begin at zero,
-and is at most twice that norm, since a model that fits its data grows without end. Sums are looked at when
-they have 20 local steps, so a buffer that has fewer waits for the next ones. Where noise is added for privacy
-(`noisy`), which makes every sum long, the unit is that norm. The constants are the same for every task:
+    g_k = grad f(x_k; B_k),   v_k = g_k / max_{j <= k} |g_j|,   u_k = v_k + (c - seen c_i) / (1 + age),
+    x_{k+1} = x_k - 0.12 U / sqrt(K) s_k u_k / |u_k|,   s_k = clip(4 |u_k|, min(1, 10 / K), 1)
 
-- a local step is 0.12 / sqrt(K), so that a random walk of K steps gets 0.12 from its start,
-- while a client is at work the server goes at most 4 times as far as the client can: its rate times (1 +
-  age) is at most 4 x 0.12 sqrt(K),
-- and a server step of version t is at most 0.75 / sqrt(t + 1) long, by the length of the clients' mean step
-  lately, so that all steps so far, were they noise alone, move the model by about a unit or two; noise that
-  is added for privacy counts by itself. The rate is never above 1.
+and uploads d, the mean of s_k u_k / |u_k|, and the change of its control variate c_i, which becomes the mean
+of v_k. With D the mean of d over a buffer, the server computes, from version t,
 
-Nothing falls to zero, so no end has to be known: the model is a running mean of the server's path that
-forgets its first steps (step t has the weight of a polynomial of degree 8), and training may stop at any
-time. As long as each buffer has a client of the first model, age is the staleness of the last one alone.
+    p <- p - r U even(D),   r = min(4 x 0.12 sqrt(K) / (1 + age), 0.75 / (sqrt(t + 1) length), 1),
+    x <- x + 9 / (t + 10) (p - x),
+    U <- min(U (1 + clip(A / 1.3^2 - 1, 0, 2) b / (b + age)), 2 n).
 
-All that is uploaded is bounded: the mean unit step by 1, the change of c_i by 2. So there is no clipping
-bound to choose under differential privacy, and no gradient counts for more than one step.
-Without control variates (`variates` false) clients keep nothing, step along g / G, and upload the mean of
-that alone.
+p is what clients are sent, and x, a running mean of it, the model. U begins at 0.02 n, n being the first
+model's norm, or 1 where that is less. A is the square of the sum of all d since the last look, by what
+unrelated steps would give: (1 + 1 / (1 + age)^2) / K for each task. There is a look when the b buffers since
+the last one hold 20 local steps or more. age is the mean staleness lately, and length the norm of D lately:
+each new one has a weight of 0.1, but as long as every buffer has a client of the first model, age is the
+staleness of the last buffer. c is the mean of all c_i, and seen the part of the clients that came at least
+once, as if all came equally often. even(D) has the length of D, and each coordinate divided by the root of
+its root mean square lately (a weight of 0.01 for each new square).
+
+With `noisy`, for noise that is added for privacy, U is always n. Without `variates` there is no c, clients
+keep nothing, step along v_k as it is, and upload the mean of that alone. All that is uploaded is bounded: d
+by 1, the change of c_i by 2. docs/cadence.md has the reasons, and what is proved.
 """
 
 from dataclasses import dataclass

@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from offbeat.algorithms.fedasync import Model
 from offbeat.algorithms.fedopt import Upload
-from offbeat.algorithms.registry import Method, check_ranges, constructor
+from offbeat.algorithms.registry import Method, check_ranges, constructor, empty, no_warmup, send_state
 from offbeat.core import Batch, Batches, Cohort, Gradient, Tensor, Traits, Vector, Visit, scan
 
 _Walk = tuple[Vector, Vector, Tensor, Tensor]  # x_k, x_{k-1}, eta_{k-1}, theta_{k-1}
@@ -36,20 +36,13 @@ class DeltaSGD:
 
     traits: ClassVar[Traits] = Traits(repeats_batches=True)
 
+    init = Model
+    memory = empty
+    broadcast = send_state
+    warmup = no_warmup
+
     def __post_init__(self) -> None:
         check_ranges(self, gamma="(0, inf)", delta="[0, inf)", theta="[0, inf)")
-
-    def warmup(self) -> None:
-        return None
-
-    def init(self, x: Vector) -> Model:
-        return Model(x)
-
-    def memory(self, x: Vector) -> tuple[()]:
-        return ()
-
-    def broadcast(self, state: Model, version: int) -> Model:
-        return state
 
     def local(
         self, message: Model, memory: tuple[()], batches: Batches, visit: Visit, grad: Gradient

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from offbeat.algorithms.fedasync import Model
 from offbeat.algorithms.fedopt import Upload
-from offbeat.algorithms.registry import Cost, Method, check_ranges, constructor
+from offbeat.algorithms.registry import Cost, Method, check_ranges, constructor, empty, no_warmup
 from offbeat.core import Batches, Cohort, Gradient, Tensor, Vector, Visit, sgd
 
 
@@ -35,17 +35,14 @@ class DoG:
     first_move: float = 1e-6
     eps: float = 1e-8
 
+    memory = empty
+    warmup = no_warmup
+
     def __post_init__(self) -> None:
         check_ranges(self, first_move="(0, inf)")
 
-    def warmup(self) -> None:
-        return None
-
     def init(self, x: Vector) -> State:
         return State(x, x, self.first_move * (1 + x.norm()), x.new_zeros(()))
-
-    def memory(self, x: Vector) -> tuple[()]:
-        return ()
 
     def broadcast(self, state: State, version: int) -> Model:
         return Model(state.x)

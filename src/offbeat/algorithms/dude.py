@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
 from offbeat.algorithms.fedopt import Message
-from offbeat.algorithms.registry import Cost, Method, check_ranges, constructor
+from offbeat.algorithms.registry import Cost, Method, check_ranges, constructor, zero_vector
 from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, descend, scan, zeros_like
 
 
@@ -35,9 +35,9 @@ class DuDe:
 
     local_lr: float
     server_lr: float
-    lazy: bool = (
-        False  # without the full-participation start: all zero, and a client's first task fills its own
-    )
+    lazy: bool = False  # no first pass over all clients: a client's first task fills its own
+
+    memory = zero_vector
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -47,9 +47,6 @@ class DuDe:
 
     def init(self, x: Vector) -> State:
         return State(x, zeros_like(x))
-
-    def memory(self, x: Vector) -> Vector:
-        return zeros_like(x)
 
     def broadcast(self, state: State, version: int) -> Message:
         return Message(state.x)

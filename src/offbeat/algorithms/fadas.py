@@ -21,7 +21,7 @@ from typing import ClassVar, NamedTuple
 
 from offbeat.algorithms import fedopt
 from offbeat.algorithms.fedopt import AmsGrad, Ema, FedOpt, Steady, Upload
-from offbeat.algorithms.registry import Cost, Method, Setting, check_ranges
+from offbeat.algorithms.registry import Cost, Method, Setting, check_ranges, empty, no_warmup
 from offbeat.core import Batches, Cohort, Gradient, Traits, Vector, Visit, sgd
 from offbeat.errors import InputError
 
@@ -104,14 +104,11 @@ class Trailing:
     buffer: int
     traits: ClassVar[Traits] = Traits(reads_rank=True)
 
-    def warmup(self) -> None:
-        return None
+    memory = empty
+    warmup = no_warmup
 
     def init(self, x: Vector) -> State:
         return State(x, x, self.inner.init(x))
-
-    def memory(self, x: Vector) -> tuple[()]:
-        return ()
 
     def broadcast(self, state: State, version: int) -> Message:
         return Message(state.x, state.before)
@@ -120,7 +117,7 @@ class Trailing:
         self, message: Message, memory: tuple[()], batches: Batches, visit: Visit, grad: Gradient
     ) -> tuple[Upload, tuple[()]]:
         if isinstance(visit.rank, tuple):
-            raise InputError("this engine does not tell in which order tasks start: use a simulated one.")
+            raise InputError("this engine does not know in which order tasks start: use a simulated one.")
         start = message.before.where(visit.rank < self.buffer - 1, message.x)
         return Upload(message.x - sgd(start, batches, grad, self.inner.local_lr)), memory
 

@@ -11,7 +11,7 @@ One pass over all clients at the initial model gives m its mean gradient and v i
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple, Self
 
-from offbeat.algorithms.registry import Cost, Method, check_ranges, constructor
+from offbeat.algorithms.registry import Cost, Method, check_ranges, constructor, empty, send_state
 from offbeat.core import Batch, Batches, Cohort, Gradient, Traits, Vector, Visit, scan, zeros_like
 
 
@@ -34,6 +34,9 @@ class FAFED:
     starting: bool = False
     traits: ClassVar[Traits] = Traits(repeats_batches=True)
 
+    memory = empty
+    broadcast = send_state
+
     def __post_init__(self) -> None:
         check_ranges(self)
 
@@ -42,12 +45,6 @@ class FAFED:
 
     def init(self, x: Vector) -> Triple:
         return Triple(x, zeros_like(x), zeros_like(x))
-
-    def memory(self, x: Vector) -> tuple[()]:
-        return ()
-
-    def broadcast(self, state: Triple, version: int) -> Triple:
-        return state
 
     def local(
         self, message: Triple, memory: tuple[()], batches: Batches, visit: Visit, grad: Gradient

@@ -10,7 +10,7 @@ the papers that build on it, not confirmed against its own listing.
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from offbeat.algorithms.registry import Cost, Method, check_ranges, constructor
+from offbeat.algorithms.registry import Cost, Method, check_ranges, constructor, empty, no_warmup, send_state
 from offbeat.core import Batch, Batches, Cohort, Gradient, Traits, Vector, Visit, descend, scan, zeros_like
 
 
@@ -35,20 +35,15 @@ class FedCM:
     server_lr: float
     beta: float
 
+    memory = empty
+    broadcast = send_state
+    warmup = no_warmup
+
     def __post_init__(self) -> None:
         check_ranges(self)
 
-    def warmup(self) -> None:
-        return None
-
     def init(self, x: Vector) -> State:
         return State(x, zeros_like(x))
-
-    def memory(self, x: Vector) -> tuple[()]:
-        return ()
-
-    def broadcast(self, state: State, version: int) -> State:
-        return state
 
     def local(
         self, message: State, memory: tuple[()], batches: Batches, visit: Visit, grad: Gradient
@@ -82,20 +77,15 @@ class FedCMVR:
     beta: float
     traits: ClassVar[Traits] = Traits(repeats_batches=True)
 
+    memory = empty
+    broadcast = send_state
+    warmup = no_warmup
+
     def __post_init__(self) -> None:
         check_ranges(self)
 
-    def warmup(self) -> None:
-        return None
-
     def init(self, x: Vector) -> ReducedState:
         return ReducedState(x, x, zeros_like(x))
-
-    def memory(self, x: Vector) -> tuple[()]:
-        return ()
-
-    def broadcast(self, state: ReducedState, version: int) -> ReducedState:
-        return state
 
     def local(
         self, message: ReducedState, memory: tuple[()], batches: Batches, visit: Visit, grad: Gradient

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from offbeat.algorithms.fedasync import Model
 from offbeat.algorithms.fedopt import Upload
-from offbeat.algorithms.registry import Cost, Method, check_ranges, constructor
+from offbeat.algorithms.registry import Cost, Method, check_ranges, constructor, no_warmup
 from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, sgd, zeros_like
 
 
@@ -34,11 +34,10 @@ class FedDyn:
     server_lr: float = 1.0
     alpha: float = 0.01
 
+    warmup = no_warmup
+
     def __post_init__(self) -> None:
         check_ranges(self, alpha="[0, inf)")
-
-    def warmup(self) -> None:
-        return None
 
     def init(self, x: Vector) -> State:
         return State(x, self.memory(x))

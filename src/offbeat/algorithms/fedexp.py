@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from offbeat.algorithms.fedasync import Model
-from offbeat.algorithms.registry import Cost, Method, check_ranges, constructor
+from offbeat.algorithms.registry import Cost, Method, check_ranges, constructor, empty, no_warmup
 from offbeat.core import Batches, Cohort, Gradient, Tensor, Vector, Visit, sgd
 
 
@@ -40,17 +40,14 @@ class FedExP:
     local_lr: float
     eps: float = 1e-3
 
+    memory = empty
+    warmup = no_warmup
+
     def __post_init__(self) -> None:
         check_ranges(self)
 
-    def warmup(self) -> None:
-        return None
-
     def init(self, x: Vector) -> State:
         return State(x, x)
-
-    def memory(self, x: Vector) -> tuple[()]:
-        return ()
 
     def broadcast(self, state: State, version: int) -> Model:
         return Model(state.path)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from offbeat.algorithms.fedasync import Model
-from offbeat.algorithms.registry import Cost, Method, check_ranges, constructor
+from offbeat.algorithms.registry import Cost, Method, check_ranges, constructor, empty, no_warmup, send_state
 from offbeat.core import Batch, Batches, Cohort, Gradient, Tensor, Vector, Visit, descend, scan, zeros_like
 
 
@@ -34,20 +34,13 @@ class FedNova:
     server_lr: float = 1.0
     momentum: float = 0.0  # of local steps
 
+    init = Model
+    memory = empty
+    broadcast = send_state
+    warmup = no_warmup
+
     def __post_init__(self) -> None:
         check_ranges(self, momentum="[0, 1)")
-
-    def warmup(self) -> None:
-        return None
-
-    def init(self, x: Vector) -> Model:
-        return Model(x)
-
-    def memory(self, x: Vector) -> tuple[()]:
-        return ()
-
-    def broadcast(self, state: Model, version: int) -> Model:
-        return state
 
     def local(
         self, message: Model, memory: tuple[()], batches: Batches, visit: Visit, grad: Gradient

@@ -17,10 +17,20 @@ papers and does not correct.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from offbeat.algorithms.registry import Cost, Method, Setting, check_interval, check_ranges
+from offbeat.algorithms.registry import (
+    Cost,
+    Method,
+    Setting,
+    check_interval,
+    check_ranges,
+    empty,
+    no_warmup,
+    zero_vector,
+)
 from offbeat.core import Batches, Cohort, Gradient, Tensor, Traits, Vector, Visit, sgd, zeros_like
 from offbeat.trees import Tree
 
@@ -58,17 +68,19 @@ class Damp(Protocol):
     def __call__(self, lr: float, cohort: Cohort) -> float: ...
 
 
+def no_stamp(owner: object, x: Vector, version: int) -> tuple[()]:
+    """The momentum does not ask which version an update started from."""
+    return ()
+
+
 @dataclass(frozen=True)
 class Plain:
     """m = r."""
 
     span: ClassVar[None] = None
 
-    def init(self, x: Vector) -> tuple[()]:
-        return ()
-
-    def stamp(self, x: Vector, version: int) -> tuple[()]:
-        return ()
+    init = empty
+    stamp = no_stamp
 
     def __call__(self, past: tuple[()], mean: "Upload", cohort: Cohort) -> tuple[Vector, tuple[()]]:
         return mean.delta, past
@@ -81,14 +93,11 @@ class HeavyBall:
     beta: float
     span: ClassVar[None] = None
 
+    init = zero_vector
+    stamp = no_stamp
+
     def __post_init__(self) -> None:
         check_interval("momentum beta", self.beta, "(-1, 1)")
-
-    def init(self, x: Vector) -> Vector:
-        return zeros_like(x)
-
-    def stamp(self, x: Vector, version: int) -> tuple[()]:
-        return ()
 
     def __call__(self, past: Vector, mean: "Upload", cohort: Cohort) -> tuple[Vector, Vector]:
         m = self.beta * past + mean.delta
@@ -103,14 +112,11 @@ class Ema:
     unbiased: bool = False
     span: ClassVar[None] = None
 
+    init = zero_vector
+    stamp = no_stamp
+
     def __post_init__(self) -> None:
         check_interval("momentum beta", self.beta, "(-1, 1)")
-
-    def init(self, x: Vector) -> Vector:
-        return zeros_like(x)
-
-    def stamp(self, x: Vector, version: int) -> tuple[()]:
-        return ()
 
     def __call__(self, past: Vector, mean: "Upload", cohort: Cohort) -> tuple[Vector, Vector]:
         m = self.beta * past + (1 - self.beta) * mean.delta
@@ -121,8 +127,7 @@ class Ema:
 class Identity:
     """h = 1."""
 
-    def init(self, x: Vector) -> tuple[()]:
-        return ()
+    init = empty
 
     def __call__(self, past: tuple[()], r: Vector, cohort: Cohort) -> tuple[float, tuple[()]]:
         return 1.0, past
@@ -259,6 +264,9 @@ class FedOpt:
     scale: Scale = Identity()
     damp: Damp = Steady()
 
+    memory = empty
+    warmup = no_warmup
+
     def __post_init__(self) -> None:
         check_ranges(self)
 
@@ -267,14 +275,8 @@ class FedOpt:
         # A stamp is a one-hot vector, where there is one.
         return Traits(span=self.momentum.span, bounds={"stamp": 1.0}, shares={"stamp": STAMP_SHARE})
 
-    def warmup(self) -> None:
-        return None
-
     def init(self, x: Vector) -> State:
         return State(x, self.momentum.init(x), self.scale.init(x))
-
-    def memory(self, x: Vector) -> tuple[()]:
-        return ()
 
     def broadcast(self, state: State, version: int) -> Message:
         return Message(state.x, self.momentum.stamp(state.x, version))
@@ -317,32 +319,21 @@ def fedavgm(
     return FedOpt(local_lr, server_lr, Ema(beta) if averaged else HeavyBall(beta))
 
 
-def fedadam(
-    setting: Setting,
-    *,
-    local_lr: float = 0.1,
-    server_lr: float = 0.01,
-    beta1: float = 0.9,
-    beta2: float = 0.99,
-    eps: float = 1e-3,
-    unbiased: bool = False,
-) -> FedOpt:
-    """Adam on the server."""
-    return FedOpt(local_lr, server_lr, Ema(beta1, unbiased), Adam(beta2, eps, unbiased))
+def _adaptive(scale: type[Adam] | type[Yogi]) -> Callable[..., FedOpt]:
+    def build(
+        setting: Setting,
+        *,
+        local_lr: float = 0.1,
+        server_lr: float = 0.01,
+        beta1: float = 0.9,
+        beta2: float = 0.99,
+        eps: float = 1e-3,
+        unbiased: bool = False,
+    ) -> FedOpt:
+        """Adam or Yogi on the server."""
+        return FedOpt(local_lr, server_lr, Ema(beta1, unbiased), scale(beta2, eps, unbiased))
 
-
-def fedyogi(
-    setting: Setting,
-    *,
-    local_lr: float = 0.1,
-    server_lr: float = 0.01,
-    beta1: float = 0.9,
-    beta2: float = 0.99,
-    eps: float = 1e-3,
-    unbiased: bool = False,
-) -> FedOpt:
-    """Yogi on the server."""
-    return FedOpt(local_lr, server_lr, Ema(beta1, unbiased), Yogi(beta2, eps, unbiased))
+    return build
 
 
 def fedadagrad(
@@ -391,7 +382,7 @@ METHODS = {
         fedadagrad, "Adagrad on the server", "ICLR 2021, arXiv 2003.00295", "synchronous", Cost(server=3)
     ),
     "fedadam": Method(
-        fedadam, "Adam on the server", "ICLR 2021, arXiv 2003.00295", "synchronous", Cost(server=3)
+        _adaptive(Adam), "Adam on the server", "ICLR 2021, arXiv 2003.00295", "synchronous", Cost(server=3)
     ),
     "fedams": Method(
         fedams,
@@ -415,6 +406,6 @@ METHODS = {
         theory="local x server <= 1/(4 K tau^(3/2))",
     ),
     "fedyogi": Method(
-        fedyogi, "Yogi on the server", "ICLR 2021, arXiv 2003.00295", "synchronous", Cost(server=3)
+        _adaptive(Yogi), "Yogi on the server", "ICLR 2021, arXiv 2003.00295", "synchronous", Cost(server=3)
     ),
 }

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from offbeat.algorithms.fedasync import Model
 from offbeat.algorithms.fedopt import Upload
-from offbeat.algorithms.registry import Method, check_ranges, constructor
+from offbeat.algorithms.registry import Method, check_ranges, constructor, empty, no_warmup, send_state
 from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, sgd
 
 
@@ -24,20 +24,13 @@ class FedProx:
     server_lr: float = 1.0
     mu: float = 0.01
 
+    init = Model
+    memory = empty
+    broadcast = send_state
+    warmup = no_warmup
+
     def __post_init__(self) -> None:
         check_ranges(self, mu="[0, inf)")
-
-    def warmup(self) -> None:
-        return None
-
-    def init(self, x: Vector) -> Model:
-        return Model(x)
-
-    def memory(self, x: Vector) -> tuple[()]:
-        return ()
-
-    def broadcast(self, state: Model, version: int) -> Model:
-        return state
 
     def local(
         self, message: Model, memory: tuple[()], batches: Batches, visit: Visit, grad: Gradient

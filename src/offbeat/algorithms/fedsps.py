@@ -10,7 +10,7 @@ from typing import Self
 
 from offbeat.algorithms.fedasync import Model
 from offbeat.algorithms.fedopt import Upload
-from offbeat.algorithms.registry import Method, check_ranges, constructor
+from offbeat.algorithms.registry import Method, check_ranges, constructor, empty, no_warmup, send_state
 from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan
 
 
@@ -23,6 +23,11 @@ class FedSPS:
     bound: float = 1.0
     server_lr: float = 1.0
 
+    init = Model
+    memory = empty
+    broadcast = send_state
+    warmup = no_warmup
+
     def __post_init__(self) -> None:
         check_ranges(self)
 
@@ -30,18 +35,6 @@ class FedSPS:
     def tuned(cls, steps: int, smoothness: float, c: float = 0.5) -> Self:
         """The largest bound of its theory, from K and the smoothness L."""
         return cls(c, bound=min(1 / (2 * c * smoothness), 1 / (25 * steps * smoothness)))
-
-    def warmup(self) -> None:
-        return None
-
-    def init(self, x: Vector) -> Model:
-        return Model(x)
-
-    def memory(self, x: Vector) -> tuple[()]:
-        return ()
-
-    def broadcast(self, state: Model, version: int) -> Model:
-        return state
 
     def local(
         self, message: Model, memory: tuple[()], batches: Batches, visit: Visit, grad: Gradient

@@ -16,7 +16,15 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
 from offbeat.algorithms.adamasfl import Message, State
-from offbeat.algorithms.registry import Cost, Method, Setting, cap_beta, check_ranges, constructor
+from offbeat.algorithms.registry import (
+    Cost,
+    Method,
+    Setting,
+    cap_beta,
+    check_ranges,
+    constructor,
+    zero_vector,
+)
 from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, descend, scan, zeros_like
 from offbeat.errors import InputError
 
@@ -35,9 +43,9 @@ class MasFL:
     server_lr: float
     beta: float
     start: float = 1.0  # what part of c the momentum starts from
-    lazy: bool = (
-        False  # without the full-participation start: all zero, and a client's first task fills its own
-    )
+    lazy: bool = False  # no first pass over all clients: a client's first task fills its own
+
+    memory = zero_vector
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -61,9 +69,6 @@ class MasFL:
 
     def init(self, x: Vector) -> State:
         return State(x, zeros_like(x), zeros_like(x))
-
-    def memory(self, x: Vector) -> Vector:
-        return zeros_like(x)
 
     def broadcast(self, state: State, version: int) -> Message:
         return Message(state.x, self.beta * state.c + (1 - self.beta) * state.g)

@@ -11,7 +11,7 @@ m <- (1 - beta) c + beta m. `beta` weighs the *old* momentum.
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from offbeat.algorithms.registry import Cost, Method, check_ranges, constructor
+from offbeat.algorithms.registry import Cost, Method, check_ranges, constructor, empty, no_warmup, send_state
 from offbeat.core import (
     Batch,
     Batches,
@@ -62,17 +62,14 @@ class Mime:
     beta: float = 0.9
     traits: ClassVar[Traits] = Traits(full_pass=True, repeats_batches=True, two_phases=True)
 
+    memory = empty
+    warmup = no_warmup
+
     def __post_init__(self) -> None:
         check_ranges(self)
 
-    def warmup(self) -> None:
-        return None
-
     def init(self, x: Vector) -> State:
         return State(x, zeros_like(x), zeros_like(x))
-
-    def memory(self, x: Vector) -> tuple[()]:
-        return ()
 
     def broadcast(self, state: State, version: int) -> GradientRequest | State:
         return state if version % 2 else GradientRequest(state.x)
@@ -126,20 +123,15 @@ class MimeLite:
     beta: float = 0.9
     traits: ClassVar[Traits] = Traits(full_pass=True)
 
+    memory = empty
+    broadcast = send_state
+    warmup = no_warmup
+
     def __post_init__(self) -> None:
         check_ranges(self)
 
-    def warmup(self) -> None:
-        return None
-
     def init(self, x: Vector) -> LiteState:
         return LiteState(x, zeros_like(x))
-
-    def memory(self, x: Vector) -> tuple[()]:
-        return ()
-
-    def broadcast(self, state: LiteState, version: int) -> LiteState:
-        return state
 
     def local(
         self, message: LiteState, memory: tuple[()], batches: Batches, visit: Visit, grad: Gradient

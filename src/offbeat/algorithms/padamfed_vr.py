@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple, Self
 
 from offbeat.algorithms.adamasfl import add_unit
-from offbeat.algorithms.registry import Cost, Method, cap_beta, check_ranges, tuned_constructor
+from offbeat.algorithms.registry import Cost, Method, cap_beta, check_ranges, tuned_constructor, zero_vector
 from offbeat.core import Batch, Batches, Cohort, Gradient, Traits, Vector, Visit, descend, scan, zeros_like
 
 
@@ -50,10 +50,10 @@ class PAdaMFedVR:
     local_lr: float
     server_lr: float
     beta: float
-    lazy: bool = (
-        False  # without the full-participation start: all zero, and a client's first task fills its own
-    )
+    lazy: bool = False  # no first pass over all clients: a client's first task fills its own
     traits: ClassVar[Traits] = Traits(repeats_batches=True, bounds={"descent": 1.0})
+
+    memory = zero_vector
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -73,9 +73,6 @@ class PAdaMFedVR:
 
     def init(self, x: Vector) -> State:
         return State(x, x, zeros_like(x), zeros_like(x))
-
-    def memory(self, x: Vector) -> Vector:
-        return zeros_like(x)
 
     def broadcast(self, state: State, version: int) -> Message:
         return Message(state.x, state.before, self.beta * state.c + (1 - self.beta) * state.g)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
 
-from offbeat.algorithms.registry import check_interval
+from offbeat.algorithms.registry import check_interval, empty, zero_vector
 from offbeat.core import (
     AnyAlgorithm,
     Batches,
@@ -42,8 +42,7 @@ from offbeat.errors import InputError
 class LocalSGD:
     """x <- x - lr g."""
 
-    def init(self, x: Vector) -> tuple[()]:
-        return ()
+    init = empty
 
     def __call__(self, x: Vector, gradient: Vector, state: tuple[()], lr: Rate) -> tuple[Vector, tuple[()]]:
         return descend(x, gradient, lr), state
@@ -55,11 +54,10 @@ class LocalMomentum:
 
     beta: float = 0.9
 
+    init = zero_vector
+
     def __post_init__(self) -> None:
         check_interval("beta of local momentum", self.beta, "[0, 1)")
-
-    def init(self, x: Vector) -> Vector:
-        return zeros_like(x)
 
     def __call__(self, x: Vector, gradient: Vector, state: Vector, lr: Rate) -> tuple[Vector, Vector]:
         m = self.beta * state + gradient
@@ -72,11 +70,10 @@ class LocalNesterov:
 
     beta: float = 0.9
 
+    init = zero_vector
+
     def __post_init__(self) -> None:
         check_interval("beta of local momentum", self.beta, "[0, 1)")
-
-    def init(self, x: Vector) -> Vector:
-        return zeros_like(x)
 
     def __call__(self, x: Vector, gradient: Vector, state: Vector, lr: Rate) -> tuple[Vector, Vector]:
         m = self.beta * state + gradient
@@ -304,6 +301,23 @@ def with_rate(algorithm: AnyAlgorithm, name: str, value: Any) -> AnyAlgorithm:
     return made
 
 
+def _inner_init(outer: Any, x: Vector) -> Any:
+    return outer.inner.init(x)
+
+
+def _inner_memory(outer: Any, x: Vector) -> Any:
+    return outer.inner.memory(x)
+
+
+def _inner_warmup(outer: Any) -> Any:
+    inner = outer.inner.warmup()
+    return None if inner is None else replace(outer, inner=inner)
+
+
+def _inner_traits(outer: Any) -> Traits:
+    return traits_of(outer.inner)
+
+
 @dataclass(frozen=True)
 class LocallyOptimized:
     """A method of local SGD, its clients with another optimiser and gradients of at most `max_norm`."""
@@ -312,23 +326,14 @@ class LocallyOptimized:
     optimizer: LocalOptimizer = LocalSGD()
     max_norm: float | None = None
 
+    init = _inner_init
+    memory = _inner_memory
+    warmup = _inner_warmup
+    traits = property(_inner_traits)
+
     def __post_init__(self) -> None:
         if self.max_norm is not None:
             check_interval("largest norm of gradients", self.max_norm, "(0, inf)")
-
-    @property
-    def traits(self) -> Traits:
-        return traits_of(self.inner)
-
-    def warmup(self) -> Self | None:
-        inner = self.inner.warmup()
-        return None if inner is None else replace(self, inner=inner)
-
-    def init(self, x: Vector) -> Any:
-        return self.inner.init(x)
-
-    def memory(self, x: Vector) -> Any:
-        return self.inner.memory(x)
 
     def broadcast(self, state: Any, version: int) -> Any:
         return self.inner.broadcast(state, version)
@@ -341,6 +346,14 @@ class LocallyOptimized:
 
     def step(self, state: Any, mean: Any, cohort: Cohort) -> Any:
         return self.inner.step(state, mean, cohort)
+
+
+def local_optimizer(algorithm: AnyAlgorithm) -> LocalOptimizer | None:
+    """The local optimiser that a run put around a method; None: SGD."""
+    own: Any = algorithm
+    if isinstance(own, LocallyOptimized):
+        return None if own.optimizer == LocalSGD() else own.optimizer
+    return local_optimizer(own.inner) if hasattr(own, "inner") else None
 
 
 class Message(NamedTuple):
@@ -358,30 +371,21 @@ class Scheduled:
     local_schedule: Schedule | None = None
     server_schedule: Schedule | None = None
 
+    init = _inner_init
+    memory = _inner_memory
+    warmup = _inner_warmup
+    traits = property(_inner_traits)
+
     def __post_init__(self) -> None:
         for name, schedule in (("local_lr", self.local_schedule), ("server_lr", self.server_schedule)):
             if schedule is not None and not has_rate(self.inner, name):
                 raise InputError(f"{type(self.inner).__name__} has no {name}, so it has no schedule either.")
 
-    @property
-    def traits(self) -> Traits:
-        return traits_of(self.inner)
-
-    def warmup(self) -> Self | None:
-        inner = self.inner.warmup()
-        return None if inner is None else replace(self, inner=inner)
-
-    def init(self, x: Vector) -> Any:
-        return self.inner.init(x)
-
-    def memory(self, x: Vector) -> Any:
-        return self.inner.memory(x)
-
     def broadcast(self, state: Any, version: int) -> Any:
         message = self.inner.broadcast(state, version)
         if self.local_schedule is None:
             return message
-        rate = rate_of(self.inner, "local_lr") * _factor(self.local_schedule, version)
+        rate = rate_of(self.inner, "local_lr") * schedule_factor(self.local_schedule, version)
         return Message(message, state.x.new_full((), rate))
 
     def local(
@@ -395,12 +399,19 @@ class Scheduled:
     def step(self, state: Any, mean: Any, cohort: Cohort) -> Any:
         if self.server_schedule is None:
             return self.inner.step(state, mean, cohort)
-        rate = rate_of(self.inner, "server_lr") * _factor(self.server_schedule, cohort.version)
+        rate = rate_of(self.inner, "server_lr") * schedule_factor(self.server_schedule, cohort.version)
         return with_rate(self.inner, "server_lr", rate).step(state, mean, cohort)
 
 
-def _factor(schedule: Schedule, version: int) -> float:
-    found: Any = schedule(version)
+def schedule_factor(schedule: Schedule, version: int) -> float:
+    """The factor of a rate at a version, checked: the function may be the user's."""
+    try:
+        found: Any = schedule(version)
+    except Exception as error:
+        raise InputError(
+            f"the schedule of a rate failed for version {version} with {type(error).__name__}: it must be a "
+            "function of one number, the version."
+        ) from error
     try:
         factor = float(found)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""What the catalogue knows of a method, and how it finds the methods.
+"""What the catalogue knows of a method, how it finds the methods, and parts that many methods share.
 
 Each file of this package holds the methods of one paper and, in `METHODS`, their entries by name. A new file
 is found without being listed. Nothing here imports torch, so that methods can be listed without it.
@@ -17,7 +17,7 @@ from pkgutil import iter_modules
 from types import MappingProxyType
 from typing import Any, Concatenate, NamedTuple
 
-from offbeat.core import AnyAlgorithm
+from offbeat.core import AnyAlgorithm, State, Vector, zeros_like
 from offbeat.errors import InputError, unknown_name
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*")
@@ -283,3 +283,22 @@ def cap_beta(method: str, beta: float) -> float:
             beta,
         )
     return min(1.0, beta)
+
+
+def empty(owner: object, x: Vector) -> tuple[()]:
+    """Nothing is kept. A method that needs no memory has `memory = empty` in its class."""
+    return ()
+
+
+def zero_vector(owner: object, x: Vector) -> Vector:
+    """One vector is kept, which starts at zero: `memory = zero_vector` in a class."""
+    return zeros_like(x)
+
+
+def send_state(owner: object, state: State, version: int) -> State:
+    """Clients are sent the state of the server as it is: `broadcast = send_state` in a class."""
+    return state
+
+
+def no_warmup(owner: object) -> None:
+    """Training begins without a first step of all clients: `warmup = no_warmup` in a class."""

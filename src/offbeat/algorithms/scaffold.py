@@ -9,7 +9,15 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
-from offbeat.algorithms.registry import Cost, Method, check_ranges, constructor
+from offbeat.algorithms.registry import (
+    Cost,
+    Method,
+    check_ranges,
+    constructor,
+    no_warmup,
+    send_state,
+    zero_vector,
+)
 from offbeat.core import (
     Batch,
     Batches,
@@ -47,6 +55,10 @@ class Scaffold:
     server_lr: float = 1.0
     whole: bool = False  # option I
 
+    memory = zero_vector
+    broadcast = send_state
+    warmup = no_warmup
+
     def __post_init__(self) -> None:
         check_ranges(self)
 
@@ -60,17 +72,8 @@ class Scaffold:
         server = math.sqrt(cohort)
         return cls((cohort / population) ** (2 / 3) / (24 * server * steps * smoothness), server)
 
-    def warmup(self) -> None:
-        return None
-
     def init(self, x: Vector) -> State:
         return State(x, zeros_like(x))
-
-    def memory(self, x: Vector) -> Vector:
-        return zeros_like(x)
-
-    def broadcast(self, state: State, version: int) -> State:
-        return state
 
     def local(
         self, message: State, c_i: Vector, batches: Batches, visit: Visit, grad: Gradient

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple, Self
 
 from offbeat.algorithms.padamfed_vr import Message, State
-from offbeat.algorithms.registry import Cost, Method, check_ranges, constructor
+from offbeat.algorithms.registry import Cost, Method, check_ranges, constructor, zero_vector
 from offbeat.core import Batch, Batches, Cohort, Gradient, Traits, Vector, Visit, descend, scan, zeros_like
 
 
@@ -30,10 +30,10 @@ class ScaffoldMVR:
     server_lr: float
     beta: float
     momentum: float = 1.0  # what part of the mean direction is kept: 0 in the start alone
-    lazy: bool = (
-        False  # without the full-participation start: all zero, and a client's first task fills its own
-    )
+    lazy: bool = False  # no first pass over all clients: a client's first task fills its own
     traits: ClassVar[Traits] = Traits(repeats_batches=True)
+
+    memory = zero_vector
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -43,9 +43,6 @@ class ScaffoldMVR:
 
     def init(self, x: Vector) -> State:
         return State(x, x, zeros_like(x), zeros_like(x))
-
-    def memory(self, x: Vector) -> Vector:
-        return zeros_like(x)
 
     def broadcast(self, state: State, version: int) -> Message:
         return Message(state.x, state.before, self.beta * state.c + (1 - self.beta) * state.g)

@@ -9,7 +9,7 @@ else is the inner algorithm's. Two drifts:
 - `StepDrift` is for any algorithm: the average of the steps that the server took. Where the
   inner rule is FedAvg or FedBuff the two are the same.
 
-The paper gives no decay of the average; 0.9 is this project's choice. Two ways to tell tau:
+The paper gives no decay of the average; 0.9 is this project's choice. Two ways to find tau:
 
 - `Foreseen`, the paper's: the staleness that the update is going to have, which a simulator knows.
 - `Remembered`: that of the client's own last update, which it learns as it uploads; 0 at its first
@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, Self
 
 from offbeat.algorithms.fedopt import Adam, Ema, FedOpt, Identity
-from offbeat.algorithms.registry import Cost, Method, Setting, check_interval
+from offbeat.algorithms.registry import Cost, Method, Setting, check_interval, empty, zero_vector
 from offbeat.core import (
     AnyAlgorithm,
     Batches,
@@ -74,11 +74,10 @@ class MeanDrift:
 
     decay: float = 0.9
 
+    init = zero_vector
+
     def __post_init__(self) -> None:
         check_interval("decay of the drift", self.decay, "[0, 1)")
-
-    def init(self, x: Vector) -> Vector:
-        return zeros_like(x)
 
     def __call__(self, drift: Vector, past: Vector, stepped: InnerStep) -> tuple[Vector, Vector]:
         rule, r, cohort = stepped.inner, stepped.mean.delta, stepped.cohort
@@ -94,11 +93,10 @@ class StepDrift:
 
     decay: float = 0.9
 
+    init = empty
+
     def __post_init__(self) -> None:
         check_interval("decay of the drift", self.decay, "[0, 1)")
-
-    def init(self, x: Vector) -> tuple[()]:
-        return ()
 
     def __call__(self, drift: Vector, past: tuple[()], stepped: InnerStep) -> tuple[Vector, tuple[()]]:
         return self.decay * drift + (1 - self.decay) * (stepped.before.x - stepped.after.x), past
@@ -108,8 +106,7 @@ class StepDrift:
 class Foreseen:
     """The staleness that it will have."""
 
-    def init(self, x: Vector) -> tuple[()]:
-        return ()
+    init = empty
 
     def __call__(self, kept: tuple[()], visit: Visit) -> tuple[Tensor, tuple[()]]:
         return visit.staleness, kept

@@ -24,7 +24,6 @@ from offbeat.engines.engine import ClientUpdates, Engine, Session
 from offbeat.engines.simulation import SimulatedEngine
 from offbeat.errors import DivergedError
 from offbeat.nn.problem import Statistics
-from offbeat.schedule.availability import Availability
 from offbeat.schedule.delays import Delay
 from offbeat.schedule.rng import Rng
 from offbeat.training.build import build_run
@@ -88,14 +87,7 @@ class AttackedEngine:
 
     def __init__(self, engine: Engine, who: frozenset[int], factor: float) -> None:
         self._engine, self._who, self._factor = engine, who, factor
-
-    @property
-    def clients(self) -> int:
-        return self._engine.clients
-
-    @property
-    def availability(self) -> Availability:
-        return self._engine.availability
+        self.clients, self.availability = engine.clients, engine.availability
 
     def initial(self) -> tuple[Vector, Statistics]:
         return self._engine.initial()

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.data.datasets import Source
-from offbeat.data.formats import MissingFileError, find_file, parse_file
+from offbeat.data.download import MissingFileError, find_file, parse_file
 from offbeat.errors import InputError
 
 _NAME = "qmnist-train-labels-idx2-int"

@@ -6,7 +6,7 @@ import multiprocessing
 import queue
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 from pathlib import Path
@@ -106,7 +106,7 @@ def method(kind: str, words: dict[str, Any], sizes: tuple[int, ...], at: dict[st
     if kind == "unit":
         return variant(words, sizes, at)
     if kind == "steady":
-        return Steady.tuned(at["steps"])
+        return replace(Steady.tuned(at["steps"]), **words)
     words = dict(words)
     falls = words.pop("falls", False) or at["falls"]
     made = build(kind, Setting(at["buffer"], at["steps"], at["rounds"]), words)
@@ -173,6 +173,10 @@ def run(cell: dict[str, Any], given: argparse.Namespace) -> dict[str, Any]:
             x = shot.x
             for decay in AVERAGES:
                 averages[decay] = decay * averages.get(decay, x) + (1 - decay) * x
+        if at["method"] in ("cadence", "steady"):  # of length, at the end, by the first model's norm
+            state, first = shot.state, problem.initial()[0].norm().clamp_min(1)
+            unit = state.unit if at["method"] == "cadence" else state.units[0]
+            record["unit"] = round(float(unit / first), 4)
         made = {"last": x} | {f"average {decay}": vector for decay, vector in averages.items()}
         record |= {
             name: round(evaluate(problem, vector, test, {"accuracy": accuracy})["accuracy"], 4)

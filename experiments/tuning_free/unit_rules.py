@@ -294,9 +294,27 @@ def joint(group: Group, unit: Tensor, size: Tensor, seen: Signals) -> Tensor:
     slow = (group.get("hold_down", 1e9) / (seen.version + 1)).clamp_max(1)
     pace = torch.where(wanted < 0, pace * slow, pace)
     target = torch.where(group.get("blind", 0) > 0, now + wanted / (1 + seen.age), seen.sent + wanted)
+    pace = torch.where(target < now, pace * group.get("fall", 1), pace)
     made = torch.exp(now + pace * (target - now)).minimum(group.get("cap", 1e30) * size)
     high = group.memory["high"] = made.maximum(group.memory.get("high", unit))
     return made.maximum(high / group.get("keep_of", 1e30))
+
+
+def gated(group: Group, unit: Tensor, size: Tensor, seen: Signals) -> Tensor:
+    """Growth by agreement, reckoned from what was sent, while gradients are steady and losses fall."""
+    if seen.agree is None:
+        return unit
+    ratio = seen.part.clamp(1e-4, 1 - 1e-4)
+    room = ratio / (1 - ratio) / group.get("change", 1)
+    factor = (seen.agree / group.get("accord", ACCORD) ** 2).minimum(group.get("most", 3))
+    factor = torch.where(room > 1, factor.minimum(room ** group.get("gain", 1)), torch.ones_like(factor))
+    factor = torch.where(seen.loss > group.get("guard", 1e9), torch.ones_like(factor), factor.clamp_min(1))
+    pace = seen.tasks / (seen.tasks + group.get("few", 0))
+    move = (seen.sent + factor.log() - unit.log()).clamp_min(0)
+    slide = group.get("slide", 0) * (
+        seen.loss.clamp_min(TINY).log() - group.get("worse", 1e9).log()
+    ).clamp_min(0)
+    return (unit * torch.exp(pace * move - slide / (1 + seen.age))).minimum(group.get("cap", 2) * size)
 
 
 def distance(group: Group, unit: Tensor, size: Tensor, seen: Signals) -> Tensor:
@@ -321,6 +339,7 @@ RULES = {
     "distance": distance,
     "steered": steered,
     "joint": joint,
+    "gated": gated,
 }
 
 

@@ -9,8 +9,9 @@ set with the results.
   column for each system, and `--words` keeps to rules that have all of these words.
 - `python -m experiments.tuning_free.unit_table best --draw development` prints FedBuff's best and the
   best fixed unit of each system.
-- `python -m experiments.tuning_free.unit_table sweep` prints results by scale, and `python -m
-  experiments.tuning_free.unit_table curves` the long runs.
+- `python -m experiments.tuning_free.unit_table sweep` prints results by scale, `python -m
+  experiments.tuning_free.unit_table scales` those of Cadence and FedBuff alone, as docs/cadence.md has them,
+  and `python -m experiments.tuning_free.unit_table curves` the long runs.
 """
 
 import argparse
@@ -85,6 +86,8 @@ def read(path: Path) -> tuple[dict[str, list[Record]], list[Record], dict[tuple[
     rules = {record["set"]: record["rules"] for record in records if "rules" in record}
     systems = [record for record in records if "unit" in record]
     best = {(record["draw"], record["system"]): record for record in records if "fedbuff" in record}
+    for (draw, system), record in list(best.items()):  # panels name a system by the draw that it is of
+        best |= {(panel, f"{draw}: {system}"): record for panel in ("panel", "sound")}
     return rules, systems, best
 
 
@@ -165,6 +168,24 @@ def show_sweep(given: argparse.Namespace) -> None:
         print("| " + " | ".join(cells + [f"{mean(record['finals'][n]):.1f}" for n in chosen]) + " |")
 
 
+def show_scales(given: argparse.Namespace) -> None:
+    """Print what Cadence and FedBuff's best reach with inputs, weights or loss times 0.01, 1 and 100."""
+    rules, systems, best = read(given.records)
+    ours = rules["final"].index({"rule": "agreement"})
+    found = {
+        record["system"]: (mean(record["finals"][ours]), mean(best["sweep", record["system"]]["finals"]))
+        for record in systems
+        if record["draw"] == "sweep"
+    }
+    heads = ["task", "what is multiplied by 0.01, 1 and 100", "Cadence", "FedBuff's best rates"]
+    print("| " + " | ".join(heads) + " |\n|" + " --- |" * len(heads))
+    for base in ("digits, mlp", "clear, deep", "fashion, linear", "curve, mlp"):
+        for what in ("loss", "inputs", "weights"):
+            names = (f"{base}, {what} x 0.01", base, f"{base}, {what} x 100")
+            cells = [", ".join(f"{found[name][n]:.1f}" for name in names) for n in (0, 1)]
+            print("| " + " | ".join([base, what, *cells]) + " |")
+
+
 def show_curves(given: argparse.Namespace) -> None:
     """Print the long runs at a tenth, a quarter, a half, three quarters and the end."""
     rules, systems, _ = read(given.records)
@@ -178,7 +199,7 @@ def show_curves(given: argparse.Namespace) -> None:
 def main() -> None:
     """Read the arguments."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["compact", "show", "best", "sweep", "curves"])
+    parser.add_argument("what", choices=["compact", "show", "best", "sweep", "scales", "curves"])
     parser.add_argument("sources", type=Path, nargs="*")
     parser.add_argument("--out", type=Path, default=Path("unit_rules.jsonl"))
     parser.add_argument("--records", type=Path, default=Path(__file__).parent / "unit_rules.jsonl")
@@ -190,7 +211,8 @@ def main() -> None:
     if given.what == "compact":
         compact(given.sources, given.out)
     else:
-        {"show": show, "best": show_best, "sweep": show_sweep, "curves": show_curves}[given.what](given)
+        ways = {"show": show, "best": show_best, "sweep": show_sweep, "scales": show_scales}
+        (ways | {"curves": show_curves})[given.what](given)
 
 
 if __name__ == "__main__":

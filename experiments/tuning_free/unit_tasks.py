@@ -452,6 +452,44 @@ KNOWN = (
     System("large embedding", "text", "transformer", "natural", 200, 20, 10, 10, 10, 300, "mild"),
 )
 
+_PANEL = (
+    "development: raw features",
+    "development: digits16, deep",
+    "development: raw150, mlp",
+    "development: breast-raw, mlp",
+    "development: digits16, mlp, weights x 100",
+    "development: curve, mlp",
+    "development: mixture, linear, inputs x 10",
+    "development: clear, deep",
+    "development: digits, mlp, loss x 10",
+    "development: mixture, mlp",
+    "development: diabetes, mlp",
+    "another: mixture, mlp",
+    "another: fashion, linear",
+    "another: curve, linear",
+    "another: digits, residual",
+    "another: digits16, mlp",
+    "fresh: clear, mlp",
+    "fresh: fashion, linear",
+    "fresh: digits16, mlp",
+)
+_SOUND = (
+    "development: curve, mlp",
+    "development: mixture, linear, inputs x 10",
+    "development: mixture, mlp",
+    "development: digits, mlp, loss x 10",
+    "development: words, linear",
+    "fresh: clear, mlp",
+    "fresh: mixture, linear",
+    "fresh: mixture, mlp, inputs x 10",
+    "fresh: digits, deep",
+    "fresh: words, mlp, inputs x 10",
+    "fresh: digits16, deep",
+    "another: fashion, linear",
+    "another: digits, deep",
+    "another: digits, cnn",
+)
+
 
 def draw(seed: int, count: int) -> tuple[System, ...]:
     """Systems drawn at random from the space; each pair of data and model at most once."""
@@ -530,6 +568,27 @@ def test() -> tuple[System, ...]:
     return draw(24, 24)
 
 
+def panel() -> tuple[System, ...]:
+    """19 of the first three draws that a CPU runs in seconds each, in half of which Cadence fails."""
+    return _chosen(_PANEL)
+
+
+def sound() -> tuple[System, ...]:
+    """14 of them in which Cadence is good, to see what each of its rules earns."""
+    return _chosen(_SOUND)
+
+
+def _chosen(names: tuple[str, ...]) -> tuple[System, ...]:
+    """Systems of the first three draws, named by their draw."""
+    drawn = {"development": development(), "fresh": fresh(), "another": another()}
+    chosen = {
+        f"{draw}: {label(system)}": System(**(asdict(system) | {"name": f"{draw}: {system.name}"}))
+        for draw, systems in drawn.items()
+        for system in systems
+    }
+    return tuple(chosen[name] for name in names)
+
+
 def short() -> tuple[System, ...]:
     """The development draw with 40 server steps."""
     return tuple(System(**(asdict(system) | {"rounds": 40})) for system in development() if system.buffer > 1)
@@ -548,6 +607,8 @@ DRAWS = {
     "fresh": fresh,
     "another": another,
     "test": test,
+    "panel": panel,
+    "sound": sound,
     "sweep": sweep,
     "short": short,
     "long": long,

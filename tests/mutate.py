@@ -2,47 +2,57 @@
 
 `python tests/mutate.py` draws mutants of the mathematical packages with a seed, runs on each the fast tests
 that reach the mutated statement, and writes every outcome to `tests/mutations.json`, mutant by mutant: the
-next call continues where the last one ended (`--minutes`). Which tests reach which lines is measured once,
-with the package `coverage`, and kept in a folder for temporary files. `--again` repeats those that survived,
-after tests were added or with more `--seconds` of tests. `--chosen` runs the mutants of `CHOSEN` alone, which
-are mistakes that the tests once missed. `--table` writes `tests/mutations.md`, the score by package and the
-survivors. A mutant that survives is either a missing test or changes nothing that can be observed; `REASONS`
-says why for each that stays.
+next call continues where the last one ended (`--minutes`). The draw depends on the text of a line alone, so
+that other changes of the source change few mutants. Which tests reach which lines is measured once for each
+test, with the package `coverage`, and kept in a folder for temporary files. `--again` repeats those
+that survived, after tests were added or with more `--seconds` of tests. `--chosen` runs the mutants of
+`CHOSEN` alone. `--table` writes `tests/mutations.md`, the score by package and the survivors. A mutant that
+survives is either a missing test or changes nothing that can be observed; `REASONS` says why for each that
+stays.
+
+Most of the time would go into imports. So all tests are collected once, and each mutant is a forked process
+in which the mutated function is given its new code. A mutant that changes what happens on import, or that
+survives, gets a process that imports the mutated package.
 """
 
 import argparse
 import ast
-import hashlib
+import contextlib
+import gc
 import importlib
+import inspect
 import json
-import math
-import multiprocessing
 import os
-import random
+import select
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
-from xml.etree import ElementTree
+from types import CodeType, FunctionType
+from typing import Any, TypedDict
+
+import pytest
+
+from mutants import MISSED, PACKAGE, SEED, TARGETS, Mutant, chosen, drawn, reason
 
 ROOT = Path(__file__).parent.parent
-PACKAGE = ROOT / "src" / "offbeat"
 RECORDS = ROOT / "tests" / "mutations.json"
 REPORT = ROOT / "tests" / "mutations.md"
 REACHED = Path(tempfile.gettempdir()) / "offbeat-mutants"  # which tests reach which lines
-SEED = 22
-TIMEOUT = 240.0  # seconds for the tests of one mutant; a mutant that makes them hang is caught
-MAX_SECONDS = 20.0  # of tests for one mutant, the quickest first
-MAX_CASES = 4  # of a test with parameters
-FIRST_SECONDS = 5.0  # of those that are run before the others
+TIMEOUT = 30.0  # seconds for the tests of one mutant besides three times those they take without it
+MAX_SECONDS = 20.0  # of tests for one mutant
+FIRST_CASES = 4  # of a test with parameters, before its other cases
+MANY_CASES = 100  # of a test with parameters; of more, not all are used
 
-PYTEST = ("-x", "-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning")
+# Without capture nothing is printed either, since the output of a forked process is closed.
+PYTEST: tuple[str, ...] = ("-q", "--capture=no", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "addopts=")
+PYTEST += ("-m", "not slow", "-W", "ignore::pytest.PytestAssertRewriteWarning")
 PRELOADED = (
     "torch.func",
     "hypothesis",
@@ -54,468 +64,504 @@ PRELOADED = (
     "sklearn.datasets",
 )
 
-# What is mutated, how many mutants are drawn, and the files that have them.
-TARGETS: dict[str, tuple[int, tuple[str, ...]]] = {
-    "core": (10, ("core.py", "trees.py", "draws.py")),
-    "algorithms": (50, ("algorithms/*.py",)),
-    "aggregate": (25, ("aggregate/*.py",)),
-    "schedule": (35, ("schedule/*.py",)),
-    "privacy": (30, ("privacy/*.py", "privacy/secure/*.py")),
-    "data": (0, ()),
-    "engines": (0, ()),
-    "training": (20, ("training/checkpoint.py", "training/loop.py", "training/replay.py")),
-}
-TESTS = ("aggregate", "algorithms", "data", "engines", "nn", "privacy", "schedule", "training")
+TESTS: tuple[str, ...] = ("aggregate", "algorithms", "privacy", "schedule", "data/test_partition.py")
+TESTS += tuple(f"engines/test_{name}.py" for name in ("ahead", "engines"))
+TESTS += tuple(f"training/test_{name}.py" for name in ("buffer_sum", "checkpoint", "loop", "personal"))
+TESTS += tuple(f"training/test_{name}.py" for name in ("replay", "resume", "standardise", "stopping"))
+TESTS += tuple(f"deploy/test_secure_{name}.py" for name in ("attacks", "encode", "summation"))
+TESTS += ("cli/test_tune.py", "test_amplification.py")
 
 
-class Mutant(NamedTuple):
-    """One change of one line."""
+class Measured(TypedDict):
+    """What the tests of one file reach."""
 
-    target: str
-    path: str  # below the package
-    line: int
-    before: str  # of the line
-    after: str
-
-    @property
-    def name(self) -> str:
-        return f"{self.path}: {self.before.strip()} -> {self.after.strip()}"
-
-
-# Mistakes that passed the tests when they were first injected: path, text before, text after.
-CHOSEN: tuple[tuple[str, str, str, str], ...] = (
-    (
-        "data",
-        "data/partition.py",
-        "zip(shares, counts, strict=True)]",
-        "zip(shares[:1].repeat(len(counts), 0), counts)]",
-    ),
-    (
-        "training",
-        "training/loop.py",
-        "[a + b for a, b in zip(self._start_sum, part, strict=True)] if",
-        "part if",
-    ),
-    ("algorithms", "algorithms/scaffold.py", "total / batches.steps", "total / len(batches.items)"),
-    ("privacy", "privacy/ledger.py", "before = (Releases(self.noise, 1),) if start else ()", "before = ()"),
-    ("privacy", "privacy/ledger.py", "count + self._start >= self._max", "count + self._start > self._max"),
-    ("schedule", "schedule/rng.py", "self.choices += count", "pass"),
-    ("engines", "engines/simulation.py", "self._ranks.forget(tasks)", "return self._ranks.forget(tasks)"),
-    (
-        "algorithms",
-        "algorithms/fadas.py",
-        "worst <= self.threshold else min(lr, lr / worst)",
-        "worst < self.threshold else min(lr, lr / worst)",
-    ),
-    (
-        "algorithms",
-        "algorithms/fadas.py",
-        "worst <= self.threshold else min(lr, 1 / worst)",
-        "worst < self.threshold else min(lr, 1 / worst)",
-    ),
-)
-
-# Survivors that no test can or need notice.
-REASONS: dict[str, str] = {
-    "training/loop.py: if not isinstance(weights, Equal) and trees.leaves(algorithm.memory(torch.zeros(1))):"
-    " -> if not isinstance(weights, Equal) and trees.leaves(algorithm.memory(torch.zeros(2))):": (
-        "whether clients keep memory does not depend on the size of the model"
-    ),
-    "aggregate/uploads.py: moved = algorithm.step(state, nothing, Cohort(0, 10, (0, 0), (1.0, 1.0))).x"
-    " -> moved = algorithm.step(state, nothing, Cohort(0, 10, (1, 0), (1.0, 1.0))).x": (
-        "the staleness of a mean of zero moves no model"
-    ),
-}
-
-_COMPARE: dict[type[ast.cmpop], str] = {
-    ast.Lt: "<=",
-    ast.LtE: "<",
-    ast.Gt: ">=",
-    ast.GtE: ">",
-    ast.Eq: "!=",
-    ast.NotEq: "==",
-    ast.Is: "is not",
-    ast.IsNot: "is",
-    ast.In: "not in",
-    ast.NotIn: "in",
-}
-_BINARY: dict[type[ast.operator], str] = {
-    ast.Add: "-",
-    ast.Sub: "+",
-    ast.Mult: "/",
-    ast.Div: "*",
-    ast.FloorDiv: "*",
-    ast.Pow: "*",
-    ast.Mod: "//",
-}
-_SYMBOL: dict[type[ast.AST], str] = {
-    ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!=",
-    ast.Is: "is", ast.IsNot: "is not", ast.In: "in", ast.NotIn: "not in", ast.Add: "+", ast.Sub: "-",
-    ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Pow: "**", ast.Mod: "%",
-    ast.And: "and", ast.Or: "or",
-}  # fmt: skip
-
-
-def _skipped(node: ast.AST) -> bool:
-    """Whether a node is text alone: messages, imports, the catalogue."""
-    if isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr | ast.Import | ast.ImportFrom):
-        return True
-    return isinstance(node, ast.Assign) and any(
-        isinstance(each, ast.Name) and each.id in ("METHODS", "__all__") for each in node.targets
-    )
-
-
-def _walk(node: ast.AST) -> Iterator[ast.AST]:
-    if _skipped(node):
-        return
-    yield node
-    for field, value in ast.iter_fields(node):
-        if field in ("annotation", "returns", "decorator_list", "bases"):
-            continue
-        for child in value if isinstance(value, list) else [value]:
-            if isinstance(child, ast.AST):
-                yield from _walk(child)
-
-
-def _edits(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST | None, str, str]]:
-    """Nodes between which, or in which, one text takes the place of another."""
-    match node:
-        case ast.Compare(left=left, ops=[op], comparators=[right]):
-            yield left, right, _SYMBOL[type(op)], _COMPARE[type(op)]
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
-            if not isinstance(left, ast.Constant) or not isinstance(left.value, str):
-                yield left, right, _SYMBOL[type(op)], _BINARY[type(op)]
-        case ast.BoolOp(op=op, values=[first, second, *_]):
-            yield first, second, _SYMBOL[type(op)], "or" if isinstance(op, ast.And) else "and"
-        case ast.UnaryOp(op=ast.Not()):
-            yield node, None, "not ", ""
-        case ast.UnaryOp(op=ast.USub(), operand=operand) if not isinstance(operand, ast.Constant):
-            yield node, None, "-", ""
-        case ast.Call(func=ast.Name(id="min" | "max" as name)):
-            yield node, None, name, "max" if name == "min" else "min"
-        case ast.Constant(value=bool() as value):
-            yield node, None, str(value), str(not value)
-        case ast.Constant(value=int() as value) if 0 <= value <= 64:
-            yield node, None, str(value), str(value + 1)
-
-
-def mutants_of(target: str, path: Path) -> Iterator[Mutant]:
-    """Every mutant of a file that is one change on one line."""
-    text = path.read_text()
-    lines = text.splitlines()
-    for node in _walk(ast.parse(text)):
-        for first, second, before, after in _edits(node):
-            row = first.end_lineno if second is not None else first.lineno  # type: ignore[attr-defined]
-            line = lines[row - 1]
-            if not line.isascii():
-                continue
-            begin = first.end_col_offset if second is not None else first.col_offset  # type: ignore[attr-defined]
-            same_line = second is not None and second.lineno == row  # type: ignore[attr-defined]
-            end = second.col_offset if same_line else len(line)  # type: ignore[union-attr]
-            place = line.find(before, begin, end)
-            if place < 0 or (second is None and place != begin):
-                continue
-            changed = line[:place] + after + line[place + len(before) :]
-            yield Mutant(target, str(path.relative_to(PACKAGE)), row, line, changed)
-
-
-def drawn(seed: int) -> list[Mutant]:
-    """The mutants of every target, drawn with a seed."""
-    found = []
-    for target, (count, patterns) in TARGETS.items():
-        paths = sorted(path for pattern in patterns for path in PACKAGE.glob(pattern))
-        every = [mutant for path in paths for mutant in mutants_of(target, path)]
-        found += random.Random(f"{seed} {target}").sample(every, min(count, len(every)))
-    return found
-
-
-def chosen() -> list[Mutant]:
-    """The mutants of `CHOSEN`, which must each match one place of the source."""
-    found = []
-    for target, path, before, after in CHOSEN:
-        lines = (PACKAGE / path).read_text().splitlines()
-        rows = [row for row, line in enumerate(lines) if before in line]
-        if len(rows) != 1:
-            raise SystemExit(f"{path} has {len(rows)} lines with '{before}': choose the mutant anew.")
-        line = lines[rows[0]]
-        found.append(Mutant(target, path, rows[0] + 1, line, line.replace(before, after)))
-    return found
+    seconds: dict[str, float]  # of those that passed
+    failed: list[str]
+    lines: dict[str, dict[str, list[str]]]  # by path and text of the line
 
 
 class Reached:
-    """The fast tests that reach each line of the package, and how long they take."""
+    """The fast tests that reach each line of the package, and how long they take.
 
-    def __init__(self, lines: dict[str, dict[str, list[str]]], seconds: dict[str, float]) -> None:
-        self._lines, self._seconds = lines, seconds
-        self._by_function: dict[str, list[str]] = {}
-        for name in seconds:
-            self._by_function.setdefault(_function(name), []).append(name)
+    Lines are known by their text, so that a measurement stays useful while the source changes.
+    """
 
-    @classmethod
-    def measure(cls) -> "Reached":
-        """Run the tests once under coverage, or read what was measured before."""
-        REACHED.mkdir(exist_ok=True)
-        found = REACHED / "reached.json"
-        if not found.exists():
-            _measure(found)
-        return cls(**json.loads(found.read_text()))
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._lines: dict[str, dict[str, set[str]]] = {}  # by path and text of the line
+        self._reach: dict[str, Counter[str]] = {}  # by test: how many lines of each file
+
+    def add(self, measured: Measured) -> None:
+        """Take in the tests of one file."""
+        self.seconds |= measured["seconds"]
+        for path, lines in measured["lines"].items():
+            own = self._lines.setdefault(path, {})
+            for text, names in lines.items():
+                passed = [name for name in names if name in measured["seconds"]]
+                own.setdefault(text, set()).update(passed)
+                for name in passed:
+                    self._reach.setdefault(name, Counter())[path] += 1
 
     def tests(self, mutant: Mutant, most: float) -> list[str]:
-        """The tests that reach the mutated statement; those that reach its file if it runs on import.
+        """The tests that reach the mutated statement, or else its function or its file, for so many seconds.
 
-        The quickest come first, for so many seconds.
+        Quick tests that reach little outside the mutated file come first, and a few cases of each test with
+        parameters before its other cases.
         """
-        lines = self._lines.get(mutant.path, {})
-        first, last = _statement(PACKAGE / mutant.path, mutant.line)
-        names = {name for row in range(first, last + 1) for name in lines.get(str(row), ())}
-        names = names or {name for each in lines.values() for name in each}
-        return self._quickest(self._cases(names, mutant), most)
+        paths = [path for path in self._lines if path == mutant.path or not (PACKAGE / path).exists()]
+        lines = [self._lines[path] for path in paths]  # code may have moved from a file that is no more
+        names: set[str] = set()
+        for rows in _places(PACKAGE / mutant.path, mutant.row):
+            names = names or {name for own in lines for row in rows for name in own.get(row, ())}
+        names = names or {name for each in self._lines.get(mutant.path, {}).values() for name in each}
 
-    def closest(self, mutant: Mutant, most: float) -> list[str]:
-        """Those of the two files that are most about the mutated statement, which are collected at once."""
-        tests = self.tests(mutant, math.inf)
-        own, every = (Counter(_file(name) for name in each) for each in (tests, self._seconds))
-        files = sorted(own, key=lambda file: (-own[file] / every[file], file))[:2]
-        return self._quickest([name for name in tests if _file(name) in files], most)
+        def rank(name: str) -> float:
+            share = self._reach[name][mutant.path] / self._reach[name].total()
+            return (self.seconds[name] + 0.05) / (share + 0.01)
 
-    def _cases(self, functions: Iterable[str], mutant: Mutant) -> list[str]:
-        """The cases of tests; of many, those of the methods of the mutated file, or a few."""
-        words = _methods(PACKAGE / mutant.path)
-        found = []
-        for function in functions:
-            cases = sorted(self._by_function.get(function, ()))
-            if len(cases) > MAX_CASES:
-                own = [name for name in cases if any(word in name for word in words)]
-                kinds: dict[str, list[str]] = {}
-                for name in own:
-                    kinds.setdefault(name.rsplit("-", 3)[0], []).append(name)
-                cases = [name for each in kinds.values() for name in _spread(each)] or _spread(cases)
-            found += cases
+        cases: dict[str, list[str]] = {}
+        for name in sorted(names):
+            cases.setdefault(name.partition("[")[0], []).append(name)
+        first = {name for each in cases.values() for name in _spread(each, FIRST_CASES)}
+        found: list[str] = []
+        total = 0.0
+        for name in sorted(names, key=lambda name: (name not in first, rank(name), name)):
+            if not found or total + self.seconds[name] <= most:
+                total += self.seconds[name]
+                found.append(name)
         return found
 
-    def _quickest(self, names: Iterable[str], most: float) -> list[str]:
-        chosen, total = [], 0.0
-        for name in sorted(names, key=lambda name: (self._seconds.get(name, 0.0), name)):
-            total += self._seconds.get(name, 0.0)
-            if chosen and total > most:
-                break
-            chosen.append(name)
-        return chosen
+
+def _spread(cases: Sequence[str], count: int) -> list[str]:
+    return sorted({cases[len(cases) * place // count] for place in range(count)})
 
 
-def _spread(cases: Sequence[str]) -> list[str]:
-    return sorted({cases[len(cases) * place // MAX_CASES] for place in range(MAX_CASES)})
+def _places(path: Path, row: int) -> Iterator[list[str]]:
+    """The texts of the lines of the statement of a row, or of its head; then those of its functions."""
+    text = path.read_text()
+    lines = [line.strip() for line in text.splitlines()]
+    found: list[tuple[int, int, int]] = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.stmt) and node.lineno <= row <= (node.end_lineno or row):
+            body: list[ast.stmt] = getattr(node, "body", [])
+            whole = not body or isinstance(node, ast.FunctionDef)
+            last = (node.end_lineno or row) if whole else max(node.lineno, body[0].lineno - 1)
+            if row <= last and not isinstance(node, ast.ClassDef):
+                found.append((last - node.lineno, node.lineno, last))
+    for _, first, last in sorted(found):
+        yield [line for line in lines[first - 1 : last] if line]
 
 
-def _methods(path: Path) -> set[str]:
-    """The names in the catalogue of the methods of a file."""
-    for node in ast.parse(path.read_text()).body:
-        match node:
-            case ast.Assign(targets=[ast.Name(id="METHODS")], value=ast.Dict(keys=keys)):
-                return {str(key.value) for key in keys if isinstance(key, ast.Constant)}
-    return {path.stem} if path.parent.name == "algorithms" else set()
+class Session:
+    """A plugin of pytest that runs chosen tests in forked processes, after all tests have been collected."""
+
+    def __init__(self, work: Callable[["Session"], None]) -> None:
+        self._work = work
+        self._items: dict[str, pytest.Item] = {}
+        self._failed: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._failed.append(report.nodeid)
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        self._items = {item.nodeid: item for item in session.items}
+        self._work(self)
+        return True
+
+    def files(self) -> dict[Path, list[str]]:
+        """The names of the tests that were collected, by file; of one with many cases two of each kind."""
+        cases: dict[str, list[str]] = {}
+        for name in self._items:
+            cases.setdefault(name.partition("[")[0], []).append(name)
+        found: dict[Path, list[str]] = {}
+        for names in cases.values():
+            kinds: dict[str, list[str]] = {}
+            for name in names:
+                kinds.setdefault(name.rsplit("-", 3)[0] if len(names) > MANY_CASES else name, []).append(name)
+            for each in kinds.values():
+                found.setdefault(self._items[each[0]].path, []).extend(_spread(each, 2))
+        return found
+
+    def run(self, names: Iterable[str], watch: Callable[[str], object] = str) -> str:
+        """Run tests until the first that fails, and return its name; only in a process that ends then."""
+        items = [self._items[name] for name in names if name in self._items]
+        self._failed.clear()
+        for place, item in enumerate(items):
+            watch(item.nodeid)
+            following = items[place + 1] if place + 1 < len(items) else None
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            if self._failed:
+                return self._failed[0]
+        return ""
+
+    def measure(self, names: Sequence[str]) -> Measured:
+        """Run tests under coverage; only in a process that ends then."""
+        import coverage
+
+        watcher = coverage.Coverage(data_file=None, source=[str(PACKAGE)], config_file=False)
+        watcher.set_option("run:disable_warnings", ["module-not-measured", "no-data-collected"])
+        watcher.start()
+        seconds: dict[str, float] = {}
+        failed: list[str] = []
+        for name in names:
+            begin = time.monotonic()
+            if self.run([name], watcher.switch_context):  # a test that fails says nothing of mutants
+                failed.append(name)
+            else:
+                seconds[name] = round(time.monotonic() - begin, 3)
+        watcher.stop()
+        data = watcher.get_data()
+        lines: dict[str, dict[str, list[str]]] = {}
+        for file in data.measured_files():
+            texts = Path(file).read_text().splitlines()
+            own = lines.setdefault(str(Path(file).relative_to(PACKAGE)), {})
+            for row, contexts in data.contexts_by_lineno(file).items():
+                reached = set(own.get(texts[row - 1].strip(), ())) | set(contexts)
+                own[texts[row - 1].strip()] = sorted(reached - {""})
+        return Measured(seconds=seconds, failed=failed, lines=lines)
 
 
-def _function(name: str) -> str:
-    return name.partition("[")[0]
+def measure(session: Session, deadline: float) -> Reached:
+    """Which tests reach which lines: measured for tests that are new, and read for the others."""
+    REACHED.mkdir(exist_ok=True)
+    reached = Reached()
+    for path, names in session.files().items():
+        file = REACHED / f"{str(path.relative_to(ROOT)).replace('/', '-')}.json"
+        known = Measured(seconds={}, failed=[], lines={})
+        if file.exists():
+            known = json.loads(file.read_text())
+        new = [name for name in names if name not in known["seconds"] and name not in known["failed"]]
+        if new and time.monotonic() < deadline:
+            print(f"measuring {len(new)} tests of {path.relative_to(ROOT)}", flush=True)
+            found = forked(partial(session.measure, new), ROOT, None, 600.0)
+            if not isinstance(found, dict):
+                raise SystemExit(f"the tests of {path} did not run: {found}")
+            known["seconds"] |= found["seconds"]
+            known["failed"] += found["failed"]
+            for source, lines in found["lines"].items():
+                own = known["lines"].setdefault(source, {})
+                for text, reaching in lines.items():
+                    own[text] = sorted({*own.get(text, ()), *reaching})
+            file.write_text(json.dumps(known))
+        reached.add(known)
+    return reached
 
 
-def _file(name: str) -> str:
-    return _function(name).rpartition(".")[0]
+def forked(work: Callable[[], Any], folder: Path, copy: Path | None, seconds: float) -> Any:
+    """What a function returns in a forked process without output, "timeout", or None if the process ends."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        os.close(reader)
+        os.chdir(ROOT)
+        paths = [*([str(copy)] if copy else []), str(ROOT), str(ROOT / "tests")]
+        os.environ |= {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
+        if copy:
+            os.environ |= {"TMPDIR": str(folder), "PYTEST_DEBUG_TEMPROOT": str(folder)}
+            tempfile.tempdir = str(folder)
+        null = os.open(os.devnull, os.O_RDWR)
+        for stream in range(3):
+            os.dup2(null, stream)
+        try:
+            answer = json.dumps(work()).encode()
+            while answer:
+                answer = answer[os.write(writer, answer) :]
+        finally:
+            os._exit(0)
+    os.close(writer)
+    deadline = time.monotonic() + seconds
+    answer = b""
+    try:
+        while select.select([reader], [], [], max(deadline - time.monotonic(), 0.0))[0]:
+            part = os.read(reader, 1 << 20)
+            if not part:
+                return json.loads(answer) if answer else None
+            answer += part
+        return "timeout"
+    finally:
+        os.close(reader)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
-def _measure(found: Path) -> None:
-    import coverage
-
-    data, times = REACHED / "coverage", REACHED / "times.xml"
-    settings = REACHED / "rc"
-    settings.write_text("[run]\ndynamic_context = test_function\n")
-    command = [sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", f"--data-file={data}"]
-    command += [f"--source={PACKAGE}", "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={times}"]
-    subprocess.run([*command, *(str(ROOT / "tests" / name) for name in TESTS)], cwd=ROOT, check=False)
-    seconds: dict[str, float] = {}
-    failed = set()
-    for case in ElementTree.parse(times).iter("testcase"):
-        name = f"{case.attrib['classname']}.{case.attrib['name']}".removeprefix("tests.")
-        seconds[name] = float(case.attrib["time"])
-        if any(case.find(kind) is not None for kind in ("failure", "error", "skipped")):
-            failed.add(name)
-    seconds = {name: time for name, time in seconds.items() if name not in failed}  # says nothing of mutants
-    measured = coverage.CoverageData(str(data))
-    measured.read()
-    known = {".".join(each.split(".")[-2:]): each for each in map(_function, seconds)}
-    lines: dict[str, dict[str, list[str]]] = {}
-    for file in measured.measured_files():
-        contexts = measured.contexts_by_lineno(file)
-        lines[str(Path(file).relative_to(PACKAGE))] = {
-            str(row): sorted(
-                {known[name] for each in names if (name := ".".join(each.split(".")[-2:])) in known}
-            )
-            for row, names in contexts.items()
-        }
-    found.write_text(json.dumps({"lines": lines, "seconds": seconds}))
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """The functions of a module and of its classes, without those inside functions."""
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            if each.co_flags & inspect.CO_OPTIMIZED:
+                yield each
+            else:
+                yield from _codes(each)
 
 
-def _statement(path: Path, line: int) -> tuple[int, int]:
-    """The first and the last line of the innermost statement of a line, or of its head."""
-    best = (line, line)
-    size = math.inf
-    for node in ast.walk(ast.parse(path.read_text())):
-        if not isinstance(node, ast.stmt):
-            continue
-        body = getattr(node, "body", None)
-        last = body[0].lineno - 1 if body else node.end_lineno or node.lineno
-        last = max(last, node.lineno)
-        if node.lineno <= line <= last and last - node.lineno < size:
-            best, size = (node.lineno, last), last - node.lineno
-    return best
-
-
-def _node_id(name: str) -> str:
-    """The test `folder.file.function` as pytest names it."""
-    *folders, function = _function(name).split(".")
-    return f"{ROOT / 'tests' / Path(*folders)}.py::{function}{name.removeprefix(_function(name))}"
-
-
-def outcome(mutant: Mutant, reached: Reached, most: float) -> str:
-    """Run the tests that reach the mutant: caught, survived, timeout, or unreached.
-
-    A few close ones come first, since a mutant is mostly caught by them.
-    """
-    tests, first = reached.tests(mutant, most), reached.closest(mutant, FIRST_SECONDS)
-    rest = [name for name in tests if name not in first]
-    found = "unreached"
-    for names in (first, rest):
-        if names and found in ("unreached", "survived"):
-            found = _outcome_of(mutant, [_node_id(name) for name in names])
+def _frame(code: CodeType) -> list[object]:
+    """What a module does on import, without its functions."""
+    found: list[object] = [code.co_code, code.co_names]
+    for each in code.co_consts:
+        if not isinstance(each, CodeType):
+            found.append(repr(each))
+        elif not each.co_flags & inspect.CO_OPTIMIZED:
+            found += _frame(each)
     return found
 
 
-def _outcome_of(mutant: Mutant, tests: Sequence[str]) -> str:
-    with tempfile.TemporaryDirectory(prefix="mutant") as folder:
-        copy = Path(folder) / "offbeat"
-        shutil.copytree(PACKAGE, copy)  # with its bytecode, which stays valid for other files
-        path = copy / mutant.path
-        lines = path.read_text().splitlines(keepends=True)
-        lines[mutant.line - 1] = mutant.after + "\n"
-        path.write_text("".join(lines))
-        child = multiprocessing.get_context("fork").Process(target=_run_tests, args=(folder, tests))
-        child.start()
-        child.join(TIMEOUT)
-        if child.exitcode is None:
-            os.killpg(child.pid or 0, signal.SIGKILL)
-            child.join()
-            return "timeout"
-        if child.exitcode not in (0, 1, 2):  # 2: the mutant cannot be imported
-            raise SystemExit(f"the tests of {mutant.name} did not run (exit code {child.exitcode}).")
-        return "survived" if child.exitcode == 0 else "caught"
+def _pairs(old: CodeType, new: CodeType) -> Iterator[tuple[CodeType, CodeType]]:
+    yield old, new
+    inner = [[each for each in code.co_consts if isinstance(each, CodeType)] for code in (old, new)]
+    if len(inner[0]) == len(inner[1]):
+        for pair in zip(*inner, strict=True):
+            yield from _pairs(*pair)
 
 
-def _run_tests(folder: str, tests: Sequence[str]) -> None:
-    """Run tests on the package in a folder, in a process that has torch imported already."""
-    os.setsid()
-    os.chdir(ROOT)
-    sys.path.insert(0, folder)
+def replacements(mutant: Mutant) -> list[tuple[FunctionType, CodeType]]:
+    """The functions in memory that a mutant changes, with their new code; none if it needs a new import."""
+    path = PACKAGE / mutant.path
+    old, new = (compile(text, path, "exec") for text in (path.read_text(), mutant.text()))
+    if _frame(old) != _frame(new):
+        return []
+    changed = [pair for pair in zip(_codes(old), _codes(new), strict=True) if pair[0] != pair[1]]
+    if len(changed) != 1:
+        return []
+    codes = {(each.co_qualname, each.co_firstlineno): code for each, code in _pairs(*changed[0])}
+    found: list[tuple[FunctionType, CodeType]] = []
+    for each in gc.get_objects():
+        if type(each) is FunctionType and each.__code__.co_filename == str(path):
+            code = codes.get((each.__code__.co_qualname, each.__code__.co_firstlineno))
+            if code is not None:
+                found.append((each, code))
+    outer = changed[0][0].co_qualname
+    return found if any(each.__code__.co_qualname == outer for each, _ in found) else []
+
+
+def outcome(mutant: Mutant, names: Sequence[str], seconds: float, session: Session | None) -> tuple[str, str]:
+    """Run tests on a mutant: caught with the test that failed, survived, timeout, or unreached.
+
+    With a session the mutated function gets its new code in a process that has collected the tests, and
+    "import" says that this does not suffice. Without one the tests are collected on a copy of the package.
+    """
+    if not names:
+        return "unreached", ""
+    with tempfile.TemporaryDirectory(prefix="mutant") as name:
+        folder = Path(name)
+        copy = folder / "package"
+        shutil.copytree(PACKAGE, copy / "offbeat")  # with its bytecode, which stays valid for other files
+        (copy / "offbeat" / mutant.path).write_text(mutant.text())
+        if session is None:
+            found = forked(lambda: _collect_and_run(copy, names), folder, copy, TIMEOUT + 3 * seconds)
+        else:
+            changes = replacements(mutant)
+            if not changes:
+                return "import", ""
+
+            def work() -> str:
+                for function, code in changes:
+                    function.__code__ = code
+                return session.run(names)
+
+            found = forked(work, folder, copy, TIMEOUT + 3 * seconds)
+    if found is None:
+        return "caught", "the process of the tests ends"
+    if found == "timeout":
+        return "timeout", ""
+    return ("caught", found) if found else ("survived", "")
+
+
+def _collect_and_run(copy: Path, names: Sequence[str]) -> str:
+    """The first test that fails with the package of a folder, in a process that has not imported it."""
+    sys.path.insert(0, str(copy))
     sys.dont_write_bytecode = True
-    os.environ |= {"PYTHONPATH": os.pathsep.join([folder, str(ROOT), str(ROOT / "tests")]), "CI": "true"}
-    os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": folder}
-    tempfile.tempdir = folder
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
-    os.dup2(null, 2)
-    import pytest
+    found = ["the package cannot be imported"]
 
-    code = 3
-    try:
-        code = int(pytest.main([*PYTEST, *tests]))
-    finally:
-        os._exit(code)
+    def work(session: Session) -> None:
+        found[0] = session.run(names)
+
+    files = sorted({name.partition("::")[0] for name in names})
+    pytest.main([*PYTEST, *files], plugins=[Session(work)])
+    return found[0]
 
 
-def check_tests(mutants: Sequence[Mutant], reached: Reached) -> None:
-    """Make sure, once, that tests pass on the source as it is: of one mutant of each package."""
-    source = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(PACKAGE.rglob("*.py")))).hexdigest()
-    checked = REACHED / "checked"
-    if checked.exists() and checked.read_text() == source:
-        return
-    for mutant in {mutant.target: mutant for mutant in mutants}.values():
-        if outcome(mutant._replace(after=mutant.before), reached, 1.0) != "survived":
-            raise SystemExit(f"the tests of {mutant.path} fail without a mutant: measure them again.")
-    checked.write_text(source)
+class Record(TypedDict):
+    """One mutant in `mutations.json`."""
+
+    target: str
+    path: str
+    before: str
+    after: str
+    first: str  # the outcome when it was first run
+    outcome: str
+    test: str  # that failed
 
 
-def table(records: Sequence[dict[str, str]]) -> str:
-    """The score by package, and the survivors; a mutant that makes the tests hang is noticed."""
-    lines = ["| package | mutants | caught | score |", "|---|---|---|---|"]
+CAUGHT = ("caught", "timeout")
+
+
+def table(records: Sequence[Record]) -> str:
+    """The score by package, at first and now; a mutant that makes the tests hang is noticed."""
+    lines = ["| package | mutants | caught at first | caught now | score | changes nothing | score without |"]
+    lines.append("|---|---|---|---|---|---|---|")
     for target in (*TARGETS, "all"):
         own = [each for each in records if target in ("all", each["target"])]
         if own:
-            caught = sum(each["outcome"] in ("caught", "timeout") for each in own)
-            lines.append(f"| {target} | {len(own)} | {caught} | {100 * caught / len(own):.1f} % |")
-    lines.append("")
-    for each in records:
-        if each["outcome"] not in ("caught", "timeout"):
-            name = f"{each['path']}: {each['before']} -> {each['after']}"
-            lines.append(f"- `{name}`: {REASONS.get(name, 'no reason is known; a test is missing')}")
+            first, now = (sum(each[key] in CAUGHT for each in own) for key in ("first", "outcome"))
+            same = sum(each["outcome"] not in CAUGHT and reason(each["after"]) is not None for each in own)
+            scores = f"{100 * now / len(own):.1f} % | {same} | {100 * now / (len(own) - same):.1f} %"
+            lines.append(f"| {target} | {len(own)} | {first} | {now} | {scores} |")
     return "\n".join(lines)
 
 
-def page(records: Sequence[dict[str, str]]) -> str:
+def survivors(records: Sequence[Record]) -> str:
+    """Those that are not caught, with the reason."""
+    lines = []
+    for each in records:
+        if each["outcome"] not in CAUGHT:
+            why = reason(each["after"]) or "a test is missing"
+            lines.append(f"- `{_key(each)}`: {why}.")
+    return "\n".join(lines)
+
+
+def page(records: Sequence[Record]) -> str:
     """The report."""
+    own = {mutant.name for mutant in chosen()}
+    missed = "\n".join(
+        f"- `{_key(each)}`: `{each['test'] or each['outcome']}`" for each in records if _key(each) in own
+    )
     return (
         "# Mutation testing\n\n`python tests/mutate.py --table` writes this page from `mutations.json`. Each "
-        "mutant is one changed operator or constant; a mutant is caught if one of the fast tests that reach "
-        f"its statement fails or hangs. Those of the seed {SEED}, and {len(CHOSEN)} mistakes that the tests "
-        f"once missed. {len(records)} of {len(CHOSEN) + len(drawn(SEED))} have been run, in a random order "
-        f"over the packages:\n\n{table(records)}\n"
+        "mutant is one changed operator or constant, or a mistake that was made up; it is caught if one of "
+        "the fast tests that reach its statement fails or hangs. "
+        f"{len(records) - len(own)} mutants were drawn with the seed {SEED}, and {len(own)} were chosen. "
+        '"At first" is the outcome with the tests that there were when the mutant was drawn or chosen.\n\n'
+        f"{table(records)}\n\n## Survivors\n\n{survivors(records)}\n\n## Chosen mistakes, and the test that "
+        f"fails on each\n\n{missed}\n"
     )
 
 
-def read_records(path: Path) -> dict[str, dict[str, str]]:
+def read_records(path: Path) -> dict[str, Record]:
     """What is recorded, by mutant."""
     if not path.exists():
         return {}
     return {_key(each): each for each in json.loads(path.read_text())}
 
 
-def _key(record: dict[str, str]) -> str:
+def _still(known: dict[str, Record], mutants: dict[str, Mutant]) -> dict[str, Record]:
+    """The records of these mutants; code that has moved to another file keeps its records."""
+    moved = {
+        (each["before"], each["after"]): each
+        for each in known.values()
+        if not (PACKAGE / each["path"]).exists() or _key(each) not in mutants
+    }
+    found: dict[str, Record] = {}
+    for name, mutant in mutants.items():
+        record = known.get(name) or moved.get((mutant.before.strip(), mutant.after.strip()))
+        if record is not None:
+            record["path"] = mutant.path
+            found[name] = record
+    return found
+
+
+def _key(record: Record) -> str:
     return f"{record['path']}: {record['before']} -> {record['after']}"
+
+
+def run_mutants(mutants: Sequence[Mutant], options: argparse.Namespace, known: dict[str, Record]) -> None:
+    """Run mutants until there is no time left, and record each; in a process without the package."""
+    deadline = time.monotonic() + 60 * options.minutes
+    missed = {mutant.name for mutant in chosen(MISSED)}
+    every = {mutant.name: mutant for mutant in chosen() + drawn(SEED)}
+
+    def record(mutant: Mutant, found: str, test: str, begin: float) -> None:
+        print(f"{time.monotonic() - begin:5.1f} s  {found:9} {mutant.name}  {test}", flush=True)
+        if options.tests and found not in CAUGHT:
+            return  # other tests may catch it
+        known.update(_still(read_records(options.out), every))  # another process may write, too
+        first = known[mutant.name]["first"] if mutant.name in known else found
+        first = "survived" if mutant.name in missed else first
+        known[mutant.name] = Record(
+            target=mutant.target,
+            path=mutant.path,
+            before=mutant.before.strip(),
+            after=mutant.after.strip(),
+            first=first,
+            outcome=found,
+            test=test,
+        )
+        text = ",\n".join(json.dumps(each) for each in known.values())
+        options.out.write_text(f"[\n{text}\n]\n")
+
+    def work(session: Session) -> None:
+        for mutant in mutants:
+            module = mutant.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+            importlib.import_module(f"offbeat.{module}")
+        reached = measure(session, deadline)
+        for place, mutant in enumerate(mutants):
+            if time.monotonic() > deadline:
+                break
+            begin = time.monotonic()
+            names = reached.tests(mutant, options.seconds)
+            seconds = sum(reached.seconds[name] for name in names)
+            found, test = outcome(mutant, names, seconds, session)
+            os.write(told, json.dumps([place, found, test, names, seconds, begin]).encode() + b"\n")
+            os.read(go, 1)
+
+    reader, told = os.pipe()
+    go, reply = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        os.close(reply)
+        code = 1
+        try:
+            folders = [str(ROOT / "tests" / name) for name in options.tests or TESTS]
+            code = int(pytest.main([*PYTEST, *folders], plugins=[Session(work)]))
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            os._exit(code)
+    os.close(told)
+    os.close(go)
+    with os.fdopen(reader) as answers:
+        for answer in answers:
+            place, found, test, names, seconds, begin = json.loads(answer)
+            if found == "import" or (found == "survived" and not options.tests):
+                found, test = outcome(mutants[place], names, seconds, None)
+            record(mutants[place], found, test, begin)
+            os.write(reply, b" ")
+    if status := os.waitpid(child, 0)[1]:
+        raise SystemExit(f"the tests could not be collected (status {status}).")
 
 
 def main() -> None:
     """Run mutants, or print what is recorded."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--chosen", action="store_true", help="only those that were once missed")
+    parser.add_argument("--chosen", action="store_true", help="only those of `CHOSEN`")
     parser.add_argument("--again", action="store_true", help="those that survived")
     parser.add_argument("--table", action="store_true", help="write the report from the records")
+    parser.add_argument("--of", default="", help="only mutants of files whose path begins so")
+    parser.add_argument(
+        "--tests", nargs="+", default=(), help="of these files alone; records what they catch"
+    )
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no mutant after so many")
     parser.add_argument("--seconds", type=float, default=MAX_SECONDS, help="of tests for one mutant")
     parser.add_argument("--out", type=Path, default=RECORDS)
     options = parser.parse_args()
-    known = read_records(options.out)
+    mutants = {mutant.name: mutant for mutant in chosen() + drawn(SEED)}
+    known = _still(read_records(options.out), mutants)
     if options.table:
         REPORT.write_text(page(list(known.values())))
-        print(table(list(known.values())))
-        return
-    reached = Reached.measure()
-    for name in PRELOADED:
-        importlib.import_module(name)  # once, before processes are forked
-    others = [] if options.chosen else drawn(SEED)
-    random.Random(SEED).shuffle(others)  # so that what has run is a sample of all packages
-    mutants = chosen() + others
-    check_tests(mutants, reached)
-    deadline = time.monotonic() + 60 * options.minutes
-    for mutant in mutants:
-        again = options.again and known.get(mutant.name, {}).get("outcome") in ("survived", "unreached")
-        if time.monotonic() > deadline or (mutant.name in known and not again):
-            continue
-        found = outcome(mutant, reached, options.seconds)
-        print(f"{found:9} {mutant.name}", flush=True)
-        fields = {"before": mutant.before.strip(), "after": mutant.after.strip(), "outcome": found}
-        known[mutant.name] = {"target": mutant.target, "path": mutant.path, **fields}
-        text = ",\n".join(json.dumps(each) for each in known.values())
-        options.out.write_text(f"[\n{text}\n]\n")
+    else:
+        os.environ |= {"OMP_NUM_THREADS": "1", "CI": "true"}
+        for name in PRELOADED:
+            importlib.import_module(name)  # once, before processes are forked
+        wanted = chosen() if options.chosen else list(mutants.values())
+        again = {name for name, each in known.items() if options.again and each["outcome"] not in CAUGHT}
+        wanted = [each for each in wanted if each.name not in known or each.name in again]
+        run_mutants([each for each in wanted if each.path.startswith(options.of)], options, known)
     print(table(list(known.values())))
+    print(f"{len(known)} of {len(mutants)} have been run.")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import json
 import math
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat import Asynchronous, Examples, Population, Problem, Setting, build, trees
+from offbeat import Asynchronous, Examples, Population, Problem, Sequential, Setting, Steps, build, trees
+from offbeat.aggregate.compression import parse_compression
 from offbeat.aggregate.mean import Aggregator, Mean
 from offbeat.core import AnyAlgorithm, Task, Visit
 from offbeat.deploy.protocol.strict_json import Reason
@@ -29,6 +31,7 @@ from offbeat.training.build import RunSpec
 from offbeat.training.experiment import Experiment
 from offbeat.training.folder import RunFolder, read_jsonl
 from offbeat.training.loop import describe_cohort
+from offbeat.training.replay import replay
 from offbeat.training.runner import Progress, run_experiment
 from worlds import SEED, World, each, make_world
 
@@ -105,9 +108,15 @@ class Network:
         if node not in self.sites:
             raise TransportError("no such node")
         self.count += 1
-        due = max(self.clock.now, self._free.get(node, 0.0)) + self.random.uniform(0.2, 3.0)
-        self._free[node] = due
         number = f"m{self.count}"
+        if kind == "recall":  # it comes while the site is at work, which sends what it has soon after
+            due = self.clock.now + 0.1
+            self.sites[node].answer(kind, header, payload)
+            for letter in self.letters.values():
+                letter.due = min(letter.due, due) if letter.node == node else letter.due
+        else:
+            due = max(self.clock.now, self._free.get(node, 0.0)) + self.random.uniform(0.2, 3.0)
+            self._free[node] = due
         self.letters[number] = Letter(number, node, kind, header, payload, due)
         self.trouble("pushed")
         return number
@@ -164,6 +173,10 @@ class Deployment:
     terms: dict[str, Any] = field(default_factory=dict)
     compress: str | None = None
     aggregate: Aggregator = Mean()
+    steps: int = 3
+    site_clocks: dict[int, Callable[[], float]] = field(
+        default_factory=dict
+    )  # where they are not the real one
 
     def __post_init__(self) -> None:
         self.world: World = make_world(self.clients)
@@ -183,7 +196,8 @@ class Deployment:
             return Examples(*trees.map(lambda leaf: leaf[mine], tuple(world.population.data)))
 
         module = world.problem.module(*world.problem.initial())
-        return Site(str(client), self.place / f"site-{client}", load, lambda: module, each)
+        clock = self.site_clocks.get(client, time.perf_counter)
+        return Site(str(client), self.place / f"site-{client}", load, lambda: module, each, clock=clock)
 
     @contextmanager
     def joined(self) -> Iterator["Deployment"]:
@@ -201,7 +215,7 @@ class Deployment:
         return site_plan(
             algorithm=self.name,
             setting=list(self.setting),
-            work=["steps", 3, 4],
+            work=["steps", self.steps, 4],
             seed=SEED,
             clients=self.clients,
             **({} if self.compress is None else {"compress": self.compress}),
@@ -263,13 +277,30 @@ class Deployment:
             self.algorithm, self.world.problem, self.population(), self.trace(), self.weights, nominal=nominal
         )
 
+    def simulated(self) -> Tensor:
+        """The model of the sequential simulator from the trace."""
+        shots = replay(
+            self.algorithm,
+            Sequential(self.world.problem, self.population()),
+            self.trace(),
+            dispatch=self.dispatch,
+            buffer=self.buffer,
+            rounds=self.rounds,
+            weights=self.weights,
+            max_staleness=self.max_staleness,
+            aggregate=self.aggregate,
+            compress=parse_compression(self.compress),
+            seed=SEED,
+        )
+        return list(shots)[-1].x
+
     def population(self) -> Population:
         """The clients by their numbers, which sites get in the order of coming."""
         roster = json.loads((self.folder / "roster.json").read_text())
         mine = self.world.population
         names = [int(roster.get(str(client), {"name": client})["name"]) for client in range(self.clients)]
         parts = [mine.parts[name] for name in names]
-        return Population(mine.data, parts, mine.work)
+        return Population(mine.data, parts, Steps(self.steps, 4))
 
     def files(self) -> set[Task]:
         """Accepted uploads that are still on the disk."""

@@ -12,7 +12,7 @@ from oracles.cadence import cadence
 from oracles.fadas import equation_4, equation_77, fadas
 from oracles.fedbuff import fedbuff
 from oracles.momentum_approximation import light_momentum_approximation, momentum_approximation
-from oracles.replay import Vector
+from oracles.replay import Run, Vector
 from oracles.server_rules import adam
 from oracles.softmax import Softmax
 from oracles.weights import Weight, constant, hinge, polynomial
@@ -61,7 +61,7 @@ def oracle_replay(
         given["local_steps"] = settings.work.count
     elif settings.method != "adamasfl":  # these two have no weights
         given["weight"] = _weight(settings.weights)
-    return oracle(problem, len(data), settings.x0, steps, **given)[-1]
+    return oracle(Run(problem, len(data), settings.x0, steps), **given)[-1]
 
 
 def _weight(text: str) -> Weight:

@@ -15,8 +15,7 @@ from offbeat.deploy.helper.protocol import HelperRequest, read_answer, read_requ
 from offbeat.deploy.helper.server import HelperService, build_server
 from offbeat.deploy.helper.store import HelperStore
 from offbeat.deploy.network import TlsFiles, bind_socket, running_in_thread
-from offbeat.privacy.secure.client import Report, make_report
-from offbeat.privacy.secure.encoding import Residues
+from offbeat.privacy.secure.encoding import Report, Residues, make_report
 from offbeat.privacy.secure.servers import SealedSeed, SumRequest
 from offbeat.privacy.secure.terms import SecureTerms
 from offbeat.schedule.staleness import Equal

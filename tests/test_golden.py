@@ -50,7 +50,7 @@ from offbeat.deploy.server.journal import AcceptedUpload, Journal
 from offbeat.deploy.server.run import ServeOutcome, write_outcome
 from offbeat.nn import models
 from offbeat.privacy.secure import encoding
-from offbeat.privacy.secure.client import subtract_share
+from offbeat.privacy.secure.encoding import subtract_share
 from offbeat.privacy.secure.servers import SealedSeed, SumRequest
 from offbeat.privacy.secure.terms import SecureTerms
 from offbeat.schedule.staleness import Polynomial

@@ -63,7 +63,8 @@ def test_a_module_is_named_after_what_it_holds(path: Path) -> None:
 
 
 def test_there_are_few_modules_and_few_files_in_deploy() -> None:
-    assert len(MODULES) <= 190
+    """There are at most 175 with the 26 of `algorithms`, where each new method adds one."""
+    assert len([name for name in NAMES if not name.startswith("algorithms/")]) <= 149
     assert len([name for name in NAMES if name.startswith("deploy/")]) <= 40
 
 

@@ -29,6 +29,7 @@ from offbeat.algorithms.fedasync import FedAsync as FedAsync
 from offbeat.algorithms.fedopt import FedOpt as FedOpt
 from offbeat.api import RunResult as RunResult
 from offbeat.api import run as run
+from offbeat.api import tune as tune
 from offbeat.core import (
     Algorithm as Algorithm,
 )
@@ -120,9 +121,9 @@ from offbeat.schedule.availability import ClientCycle as ClientCycle
 from offbeat.schedule.availability import Cycle as Cycle
 from offbeat.schedule.availability import Dropout as Dropout
 from offbeat.schedule.availability import RecordedLinks as RecordedLinks
-from offbeat.schedule.deadline import FixedDeadline as FixedDeadline
-from offbeat.schedule.deadline import QuantileDeadline as QuantileDeadline
-from offbeat.schedule.deadline import TaskLimits as TaskLimits
+from offbeat.schedule.clock import FixedDeadline as FixedDeadline
+from offbeat.schedule.clock import QuantileDeadline as QuantileDeadline
+from offbeat.schedule.clock import TaskLimits as TaskLimits
 from offbeat.schedule.delays import (
     Constant as Constant,
 )
@@ -189,5 +190,7 @@ from offbeat.training.loop import Snapshot as Snapshot
 from offbeat.training.loop import train as train
 from offbeat.training.standardise import standardise as standardise
 from offbeat.training.task import LearningTask as LearningTask
+from offbeat.tuning import StudyResult as StudyResult
+from offbeat.tuning import TrialResult as TrialResult
 
 __version__: str

@@ -1,12 +1,12 @@
-"""`offbeat.run`: train a task with progress, checkpoints, trackers and a run's folder.
+"""`offbeat.run` and `offbeat.tune`: train a task with progress, checkpoints, trackers and a run's folder.
 
-The command `offbeat run` starts and resumes runs by the same functions.
+The commands `offbeat run` and `offbeat tune` start and resume runs and studies by the same functions.
 """
 
 import dataclasses
 import logging
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,18 @@ from offbeat.algorithms import Setting, build, find
 from offbeat.data.client_store import Anywhere, make_client_store
 from offbeat.engines.local import ClientMemory
 from offbeat.errors import DivergedError, InputError, setting_name, unknown_name
+from offbeat.files import replace_file
 from offbeat.nn.problem import Problem, Statistics
 from offbeat.renamed import check_name
-from offbeat.trackers.backends import check_trackers, open_trackers
-from offbeat.trackers.tracker import (
+from offbeat.report.chart import figure_csv
+from offbeat.report.figures import tuning_figure
+from offbeat.report.svg import draw, standalone
+from offbeat.trackers import (
     TrackerGroup,
     TrackerOptions,
+    check_trackers,
     load_tracked_runs,
+    open_trackers,
     save_tracked_runs,
 )
 from offbeat.training import checkpoint, settings_file
@@ -34,8 +39,8 @@ from offbeat.training.build import (
     RunSpec,
     build_run,
     check_extension,
+    describe_run,
     personal_arguments,
-    resolved_settings,
     with_computed_noise,
 )
 from offbeat.training.experiment import Experiment
@@ -45,9 +50,20 @@ from offbeat.training.runner import RunOutcome, resumed_outcome, run_experiment
 from offbeat.training.schema import settings_of
 from offbeat.training.standardise import Scaling
 from offbeat.training.stopping import SETTINGS as STOP_SETTINGS
-from offbeat.training.task import LearningTask, function_name, named_task
+from offbeat.training.task import LearningTask, function_name, load_task, named_task
+from offbeat.tuning import (
+    SearchRange,
+    Study,
+    StudyPlan,
+    StudyResult,
+    check_same_study,
+    check_trials,
+    load_optuna,
+    search_space,
+)
 
 _log = logging.getLogger("offbeat")
+_STOPPING_STUDY = b"\noffbeat: saving the trials that are running; interrupt again to stop at once.\n"
 _NOT_FOR_TASKS = ("algorithm", "parameters", "task", "data", "data_dir", "model")
 
 
@@ -181,25 +197,7 @@ def run(
     Returns:
         The records and the folder. An interrupt saves the current step and raises `KeyboardInterrupt`.
     """
-    if not isinstance(task, LearningTask):
-        raise InputError(f"run needs an offbeat.LearningTask, not a {type(task).__name__}.")
-    if not isinstance(algorithm, str):
-        raise InputError(
-            f"the algorithm must be the name of a method, not a {type(algorithm).__name__}: register it "
-            "with offbeat.register(name, method) and give that name."
-        )
-    known = [name for name in settings_of(Experiment) if name not in _NOT_FOR_TASKS]
-    for name, value in settings.items():
-        check_name(name)
-        if name in _NOT_FOR_TASKS:
-            raise InputError(f"the task brings its own data and model: leave out {name}.")
-        if name not in known:
-            raise unknown_name("setting", name, known)
-        if name.endswith("_schedule") and callable(value):
-            settings[name] = value = function_name(value, name)
-        if value is not None and not settings_of(Experiment)[name].accepts(value):
-            kind = settings_of(Experiment)[name].kind.value
-            raise InputError(f"{name} must be {kind}, not {value!r}.")
+    settings = _checked_settings("run", task, algorithm, settings)
     if parameters is not None:
         settings["parameters"] = _checked_parameters(algorithm, parameters)
     options = RunOptions(save_every, TrackerOptions(tensorboard, wandb, mlflow), progress)
@@ -219,12 +217,217 @@ def run(
     return result
 
 
+def _checked_settings(what: str, task: Any, algorithm: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that were given beside a task, if they can be given."""
+    if not isinstance(task, LearningTask):
+        raise InputError(f"{what} needs an offbeat.LearningTask, not a {type(task).__name__}.")
+    if not isinstance(algorithm, str):
+        raise InputError(
+            f"the algorithm must be the name of a method, not a {type(algorithm).__name__}: register it "
+            "with offbeat.register(name, method) and give that name."
+        )
+    settings = dict(given)
+    known = [name for name in settings_of(Experiment) if name not in _NOT_FOR_TASKS]
+    for name, value in given.items():
+        check_name(name)
+        if name in _NOT_FOR_TASKS:
+            raise InputError(f"the task brings its own data and model: leave out {name}.")
+        if name not in known:
+            raise unknown_name("setting", name, known)
+        if name.endswith("_schedule") and callable(value):
+            settings[name] = value = function_name(value, name)
+        if value is not None and not settings_of(Experiment)[name].accepts(value):
+            kind = settings_of(Experiment)[name].kind.value
+            raise InputError(f"{name} must be {kind}, not {value!r}.")
+    return settings
+
+
 def _checked_parameters(algorithm: str, given: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     known = find(algorithm).parameters()
     for name in given:
         if name not in known:
             raise unknown_name(f"parameter of {algorithm}", name, known)
     return tuple(sorted(given.items()))
+
+
+def tune(
+    task: LearningTask | str,
+    algorithm: str,
+    *,
+    search: Mapping[str, tuple[float, float] | list[Any]] | None = None,
+    parameters: Mapping[str, Any] | None = None,
+    trials: int | None = None,
+    sampler: str | None = None,
+    pruner: str | None = None,
+    baseline: str | None = None,
+    jobs: int = 1,
+    out: str | Path | None = None,
+    resume: bool = False,
+    **settings: Any,
+) -> StudyResult:
+    """Search for the hyperparameters of a method with Optuna, and stop trials early that are behind.
+
+    Args:
+        task: What to train, or `PACKAGE.MODULE:FUNCTION`, the name of a function that makes it. Its test
+            data decide which trial is the best.
+        algorithm: The name of the method to tune.
+        search: For each hyperparameter a range as a tuple `(low, high)`, or the values to try as a list.
+            None: the learning rates of the method, around their defaults.
+        parameters: Hyperparameters of the method that are the same in all trials.
+        trials: Trials of the whole study, those before a resume included. None: 20, or the whole grid.
+        sampler: `tpe` learns from earlier trials, `random` does not, `grid` tries all values in order. None:
+            `tpe`.
+        pruner: What stops trials early: `median`, `halving` (successive halving) or `none`. None: `median`.
+        baseline: A method to compare with, run once without tuning, or `none`. None: the default method.
+        jobs: Trials at a time, each in a process. More than one need a task that is given by its name, so
+            that other processes can make it.
+        out: The folder of the study; None: the next free folder in `runs/`.
+        resume: Continue the study in `out`; settings that are left out are those of the study.
+        **settings: Any other setting of `Experiment`, as for `offbeat.run`.
+
+    Returns:
+        The trials, the best of them, and what they cost. An interrupt saves the trials that are running and
+        raises `KeyboardInterrupt`.
+    """
+    name = task if isinstance(task, str) else getattr(task, "name", None)
+    if isinstance(task, str):
+        task = load_task(task, settings.get("seed", Experiment.seed))
+    settings = _checked_settings("tune", task, algorithm, settings)
+    names = {"sampler": sampler, "pruner": pruner, "baseline": baseline}
+    options = {name: value for name, value in names.items() if value is not None}
+    ranges = None if search is None else _search_ranges(algorithm, search)
+    fixed = None if parameters is None else dict(_checked_parameters(algorithm, parameters))
+    if resume:
+        if out is None:
+            raise InputError("resume needs out, the folder of the study to resume.")
+        plan = resumed_study(Path(out), settings | {"algorithm": algorithm}, fixed, ranges, options)
+        if plan.experiment.task != name:
+            raise InputError(
+                f"the study in {out} is of the task '{plan.experiment.task}', not of '{name}': give the "
+                "same task, or name another folder with out."
+            )
+    else:
+        defaults = {"algorithm": algorithm, "task": name} | task.defaults(algorithm)
+        plan = planned_study(defaults | settings, fixed or {}, ranges or [], options, trials)
+    result = run_study(plan, task, out, resume=resume, trials=trials, jobs=jobs)
+    if result.stopped is not None:
+        raise KeyboardInterrupt(f"the study in {result.folder} was stopped; resume it with resume=True")
+    return result
+
+
+def _search_ranges(algorithm: str, search: Any) -> list[SearchRange]:
+    if not isinstance(search, Mapping) or not search:
+        raise InputError(
+            f"search takes a dictionary of at least one hyperparameter of {algorithm}, not {search!r}: leave "
+            "it out to search the learning rates."
+        )
+    _checked_parameters(algorithm, search)
+    found = []
+    for name, given in search.items():
+        pair: Any = given if isinstance(given, tuple) and len(given) == 2 else ("", "")
+        if isinstance(given, list) and given and all(isinstance(each, int | float | str) for each in given):
+            found.append(SearchRange(name, values=tuple(dict.fromkeys(given))))
+        elif all(isinstance(each, int | float) and not isinstance(each, bool) for each in pair):
+            whole = all(isinstance(each, int) for each in pair) and _is_whole(algorithm, name)
+            found.append(SearchRange(name, pair[0], pair[1], whole=whole))
+        else:
+            raise InputError(
+                f"the search of {name} takes a tuple (low, high) of two numbers or a list of values, not "
+                f"{given!r}."
+            )
+    return found
+
+
+def _is_whole(algorithm: str, name: str) -> bool:
+    """Whether a hyperparameter is a whole number."""
+    default = find(algorithm).parameters()[name].default
+    return isinstance(default, int) and not isinstance(default, bool)
+
+
+def planned_study(
+    settings: Mapping[str, Any],
+    parameters: Mapping[str, Any],
+    ranges: Sequence[SearchRange],
+    options: Mapping[str, Any],
+    trials: int | None,
+) -> StudyPlan:
+    """A new study; `options` are its sampler, pruner and baseline where they were given."""
+    experiment = Experiment.of(**{**settings, "parameters": tuple(sorted(parameters.items()))})
+    space = search_space(experiment.algorithm, ranges, parameters)
+    plan = StudyPlan(experiment, space, **_named_baseline(options))
+    if plan.baseline is not None:
+        find(plan.baseline)
+    usual = len(plan.grid) if plan.sampler == "grid" else plan.trials
+    return dataclasses.replace(plan, trials=usual if trials is None else trials)
+
+
+def resumed_study(
+    out: Path,
+    settings: Mapping[str, Any],
+    parameters: Mapping[str, Any] | None,
+    ranges: Sequence[SearchRange] | None,
+    options: Mapping[str, Any],
+) -> StudyPlan:
+    """The study in a folder; what is given beside it must be the same."""
+    known = StudyPlan.read(out)
+    own = known.experiment
+    asked = settings.get("algorithm", own.algorithm)
+    if asked != own.algorithm:
+        raise InputError(
+            f"the study in {out} is of {own.algorithm}, not of {asked}: name another {setting_name('out')}."
+        )
+    fixed = dict(own.parameters) if parameters is None else dict(parameters)
+    values = own.settings() | dict(settings) | {"parameters": tuple(sorted(fixed.items()))}
+    space = known.space if ranges is None else search_space(asked, ranges, fixed)
+    rest = {"sampler": known.sampler, "pruner": known.pruner, "baseline": known.baseline}
+    given = StudyPlan(Experiment.of(**values), space, **rest | _named_baseline(options))
+    check_same_study(out, known, given)
+    return known
+
+
+def _named_baseline(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: None if (name, value) == ("baseline", "none") else value for name, value in options.items()}
+
+
+def run_study(
+    plan: StudyPlan,
+    task: LearningTask,
+    out: str | Path | None,
+    *,
+    resume: bool,
+    trials: int | None,
+    jobs: int,
+    notify: Callable[[str], None] = _log.info,
+) -> StudyResult:
+    """Run the trials that are missing, and draw what they cost."""
+    for name, value in (("trials", trials), ("jobs", jobs)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise InputError(f"{name} must be a whole number, not {value!r}.")
+        if value is not None and value < 1:
+            raise InputError(f"{setting_name(name)} must be at least 1, not {value}.")
+    load_optuna()
+    check_trials(plan, task, Path(out or "runs"))
+    name = f"tune-{plan.experiment.algorithm}-{plan.experiment.subject}"
+    folder = claim_folder(Path("runs"), name) if out is None else Path(out)
+    if plan.experiment.clip is not None:
+        _log.warning(
+            "every trial releases models of the same clients: the epsilon of this study is that of all its "
+            "trials together, and each run states its own alone."
+        )
+    study = Study.open(folder, plan, task, resume=resume)
+    with stop_signals(_STOPPING_STUDY) as stop:
+        study.run(trials or plan.trials, jobs, stop, notify)
+        if not stop():
+            study.run_baseline(stop, notify)
+        result = study.result(stop.code if stop() else None)
+    untuned, line = result.baseline, None
+    if untuned is not None and untuned.value is not None:
+        line = str(plan.baseline), untuned.client_updates, untuned.value
+    figure = tuning_figure(plan.experiment.algorithm, result.metric, list(result.curve()), line)
+    if figure is not None:
+        replace_file(folder / "cost.svg", standalone(draw(figure), dark=True).encode())
+        replace_file(folder / "cost.csv", figure_csv(figure).encode())
+    return result
 
 
 def start_run(
@@ -265,16 +468,6 @@ def start_run(
     with RunFolder.begin(folder, asked) as opened:
         save_tracked_runs(folder, tracked)
         return _train(experiment, spec, opened, options, tracker)
-
-
-def describe_run(experiment: Experiment, spec: RunSpec) -> dict[str, Any]:
-    """The settings of a run and what followed from them, for its folder."""
-    found = experiment.settings() | {"resolved": resolved_settings(experiment, spec)}
-    if spec.task is not None:
-        found["metrics"] = spec.task.goals
-        if spec.task.client_names is not None:
-            found["client_names"] = list(spec.task.client_names)
-    return found
 
 
 def resume_run(

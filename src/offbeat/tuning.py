@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from offbeat.algorithms import Setting, build, find
 from offbeat.algorithms.registry import search_range
-from offbeat.api import describe_run
 from offbeat.draws import randbelow
 from offbeat.errors import DivergedError, InputError, setting_name, unknown_name
 from offbeat.files import replace_file, with_checksum, without_checksum
-from offbeat.training.build import build_run
+from offbeat.training.build import build_run, describe_run
 from offbeat.training.experiment import Experiment
 from offbeat.training.folder import RunFolder, check_free, read_jsonl
 from offbeat.training.progress import limited_threads
@@ -211,13 +210,24 @@ def check_same_study(folder: Path, known: StudyPlan, asked: StudyPlan) -> None:
 
 
 class TrialResult(NamedTuple):
-    """One trial so far."""
+    """One trial so far.
+
+    Attributes:
+        number: From 0, in the order in which trials began.
+        parameters: The hyperparameters that it tries.
+        state: `complete`, `pruned`, `diverged` or `running`.
+        value: The metric of the study at the last evaluation; None before the first.
+        steps: Server steps up to that evaluation.
+        client_updates: Client updates that it used.
+        seconds: How long its process ran.
+        folder: The folder of its run.
+    """
 
     number: int
     parameters: dict[str, Any]
-    state: str  # complete, pruned, diverged or running
-    value: float | None  # of the last evaluation
-    steps: int  # server steps of the last evaluation
+    state: str
+    value: float | None
+    steps: int
     client_updates: int
     seconds: float
     folder: str
@@ -225,7 +235,17 @@ class TrialResult(NamedTuple):
 
 @dataclass(frozen=True)
 class StudyResult:
-    """A study: its trials in order, the best of them, and the method that needed no tuning."""
+    """A study: its trials in order, the best of them, and the method that needed no tuning.
+
+    Attributes:
+        folder: The folder of the study.
+        plan: All that decides what it tries.
+        metric: The metric by which trials are compared.
+        higher_is_better: Whether more of it is better.
+        trials: All trials so far.
+        baseline: The run of the method that was not tuned; None if there is none.
+        stopped: The exit code, if a signal stopped the study.
+    """
 
     folder: Path
     plan: StudyPlan
@@ -233,7 +253,7 @@ class StudyResult:
     higher_is_better: bool
     trials: tuple[TrialResult, ...]
     baseline: TrialResult | None = None
-    stopped: int | None = None  # the exit code, if a signal stopped the study
+    stopped: int | None = None
 
     @property
     def best(self) -> TrialResult | None:
@@ -579,9 +599,7 @@ class _Workers:
 
     def __init__(self, study: Study, jobs: int) -> None:
         if study.plan.experiment.task is not None and ":" not in study.plan.experiment.task:
-            raise InputError(
-                "several jobs need a task that can be imported: name it as PACKAGE.MODULE:FUNCTION."
-            )
+            raise InputError("several jobs need a task by its name, PACKAGE.MODULE:FUNCTION: name it so.")
         self._study = study
         context = multiprocessing.get_context("spawn")
         self._processes: dict[Connection, Any] = {}

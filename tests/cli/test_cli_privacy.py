@@ -220,7 +220,7 @@ def test_a_checkpoint_that_does_not_tell_is_refused(facts, capsys, here):
     (here / "there" / "checkpoint").mkdir(parents=True)
     (here / "state.safetensors").rename(here / "there" / "checkpoint" / "state.safetensors")
     assert main(["privacy", "there"]) == 2
-    assert "does not tell what was released" in capsys.readouterr().err
+    assert "does not record what was released" in capsys.readouterr().err
 
 
 def test_a_run_that_hides_nothing_has_no_epsilon(capsys):

@@ -14,10 +14,10 @@ import torch
 
 from offbeat import draws
 from offbeat.cli import main
+from offbeat.deploy.config import load_examples
 from offbeat.deploy.protocol.transport import Reply
 from offbeat.deploy.server.run import ServeRequest, serve
 from offbeat.deploy.site.site import Site
-from offbeat.deploy.user_code import load_examples
 from offbeat.training import checkpoint
 from oracle_replay import Settings, oracle_replay
 

@@ -1,20 +1,26 @@
 """`offbeat tune`: what is searched, what is pruned, and a killed study that ends as if it had not been."""
 
+import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import offbeat
+from offbeat import LearningTask
 from offbeat.cli.main import main
 from offbeat.cli.tune import parse_search
+from offbeat.engines import ray_cluster
 from offbeat.errors import InputError
-from offbeat.tuning import SearchRange, Study, search_space
+from offbeat.tuning import SearchRange, Study, StudyResult, TrialResult, search_space
 
 SMALL = "--clients 10 --concurrency 4 --buffer 2 --rounds 12 --eval-every 3 --local-steps 1 --model logistic"
 STUDY = ["tune", "fedbuff", *SMALL.split(), "--baseline", "none"]
@@ -177,6 +183,25 @@ def test_successive_halving_stops_most_trials_early(
     assert found["client_updates"] < found["full_client_updates"]
 
 
+@pytest.mark.parametrize("higher", [True, False])
+def test_only_complete_trials_are_compared_and_all_are_paid_for(tmp_path: Path, higher: bool) -> None:
+    """A pruned trial has a value of fewer server steps, and one that was resumed may have cost more."""
+    rows = [("complete", 0.5, 100), ("pruned", 0.99 if higher else 0.01, 30), ("complete", 0.4, 90)]
+    rows += [("diverged", None, 20), ("pruned", 0.3, 120), ("complete", 0.45, 100)]
+    trials = tuple(
+        TrialResult(number, {}, state, value, 12, updates, 2.0, "")
+        for number, (state, value, updates) in enumerate(rows)
+    )
+    study = StudyResult(tmp_path, None, "accuracy", higher, trials)  # type: ignore[arg-type]
+    assert study.best == trials[0 if higher else 2]
+    assert study.client_updates == 460
+    assert study.full_client_updates == 5 * 100 + 120
+    assert study.seconds == 12.0
+    found = [0.5, 0.5, 0.5, 0.5, 0.5, 0.5] if higher else [0.5, 0.5, 0.4, 0.4, 0.4, 0.4]
+    spent = [100, 130, 220, 240, 360, 460]
+    assert list(study.curve()) == list(zip(range(1, 7), spent, found, strict=True))
+
+
 def test_a_task_of_ones_own_can_be_tuned(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,3 +307,132 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(
     assert "already contains a study" in refused(*STUDY[1:], "--out", "study")
     (tmp_path / "study" / "study.json").write_text("{}")
     assert "is damaged" in refused("--resume", "--out", "study")
+
+
+TASK = """
+import torch
+from offbeat import ClientData, LearningTask
+
+def make():
+    generator = torch.Generator().manual_seed(0)
+    def part():
+        x = torch.randn(12, 3, generator=generator)
+        return x, (x[:, 0] > 0).long()
+    data = ClientData.from_dict({f"c{n}": part() for n in range(6)})
+    return LearningTask(module=torch.nn.Linear(3, 2), data=data, test=part())
+"""
+
+
+def own_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LearningTask:
+    (tmp_path / "own_task.py").write_text(TASK)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "own_task", raising=False)
+    torch.manual_seed(0)  # as the command does
+    task: LearningTask = importlib.import_module("own_task").make()
+    return task
+
+
+def test_a_study_from_python_is_that_of_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Same trials, killed by an interrupt and resumed by either of them."""
+    task = own_task(tmp_path, monkeypatch)
+    words = "--task own_task:make --rounds 6 --buffer 2 --concurrency 3 --trials 4 --eval-every 2"
+    searched = ["--search", "local_lr=0.01:1", "--set", "server_lr=0.5"]
+    command = tune(capsys, "tune", "fedbuff", *words.split(), *searched, "--out", str(tmp_path / "a"))
+    given: dict[str, Any] = {"rounds": 6, "buffer": 2, "concurrency": 3, "eval_every": 2}
+    given |= {"search": {"local_lr": (0.01, 1)}, "parameters": {"server_lr": 0.5}}
+    python = offbeat.tune("own_task:make", "fedbuff", **given, trials=4, out=tmp_path / "b")
+    assert outline(python.as_dict()) == outline(command)
+    assert python.best is not None
+    assert python.best.parameters == command["best"]["parameters"]
+    assert python.baseline is not None
+    assert python.baseline.value == command["baseline"]["value"]
+    assert (tmp_path / "b" / "cost.svg").read_bytes() == (tmp_path / "a" / "cost.svg").read_bytes()
+    with monkeypatch.context() as patched:
+        kill_at(patched, "_finish", 2, after=False)
+        with pytest.raises(Killed):
+            offbeat.tune("own_task:make", "fedbuff", **given, trials=4, out=tmp_path / "c")
+    more = offbeat.tune("own_task:make", "fedbuff", trials=3, out=tmp_path / "c", resume=True)
+    assert outline(more.as_dict()) == outline(command)[:3]
+    last = tune(capsys, "tune", "--out", str(tmp_path / "c"), "--resume")
+    assert outline(last) == outline(command)
+    own = offbeat.tune(task, "fedbuff", **given, trials=2, out=tmp_path / "d")
+    assert outline(own.as_dict()) == outline(command)[:2]
+    assert (
+        outline(offbeat.tune(task, "fedbuff", trials=3, out=tmp_path / "d", resume=True).as_dict())
+        == (outline(command)[:3])
+    )
+    assert main(["tune", "--out", str(tmp_path / "d"), "--resume"]) == 2
+    assert "started from Python with the task 'task'" in capsys.readouterr().err
+
+
+def test_bad_input_from_python_is_one_sentence_and_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = own_task(tmp_path, monkeypatch)
+    there = tmp_path / "empty"
+    there.mkdir()
+    monkeypatch.chdir(there)
+    small: dict[str, Any] = {"rounds": 2, "buffer": 2, "concurrency": 3}
+    for algorithm, given, sentence in (
+        ("fedbuff", {"search": {}}, "search takes a dictionary of at least one hyperparameter of fedbuff"),
+        ("fedbuff", {"search": ["local_lr"]}, "search takes a dictionary"),
+        ("fedbuff", {"search": {"local_lr": []}}, r"takes a tuple \(low, high\) of two numbers or a list"),
+        ("fedbuff", {"search": {"local_lr": 0.1}}, "takes a tuple"),
+        ("fedbuff", {"search": {"local_lr": ("a", "b")}}, "takes a tuple"),
+        ("fedbuff", {"search": {"local_lr": [[1]]}}, "takes a tuple"),
+        ("fedbuff", {"search": {"local_lr": (1, 0.1)}}, "is empty"),
+        ("fedbuff", {"search": {"local_lr": (0.1, float("nan"))}}, "is empty"),
+        ("fedbuff", {"search": {"local_lr": ["x"]}}, "must be a number"),
+        ("fedbuff", {"search": {"lokal_lr": (0.1, 1)}}, "unknown parameter of fedbuff 'lokal_lr'"),
+        ("fedbuff", {"search": {"local_lr": (0.1, 1)}, "sampler": "grid"}, "a grid needs the values"),
+        ("fedbuff", {"parameters": {"local_lr": 0.1, "server_lr": 1.0}}, "there is nothing to search"),
+        ("cadence", {}, "there is nothing to search"),
+        ("fedbuff", {"trials": 0}, "trials must be at least 1"),
+        ("fedbuff", {"trials": "many"}, "trials must be a whole number"),
+        ("fedbuff", {"jobs": 0}, "jobs must be at least 1"),
+        ("fedbuff", {"pruner": "x"}, "unknown pruner"),
+        ("fedbuff", {"baseline": "x"}, "unknown algorithm"),
+        ("fedbuff", {"model": "mlp"}, "brings its own data and model"),
+        ("fedbuff", {"resume": True}, "resume needs out"),
+        ("fedbuff", {"resume": True, "out": "nowhere"}, "contains no study to resume: leave out resume"),
+        ("fedbuff", {"clients": 2}, "exceed|clients"),
+    ):
+        with pytest.raises(InputError, match=sentence) as raised:
+            offbeat.tune(task, algorithm, **small | given)
+        assert "\n" not in str(raised.value)
+    with pytest.raises(InputError, match=r"tune needs an offbeat\.LearningTask, not a int"):
+        offbeat.tune(3, "fedbuff")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="task 'digits' does not name a function"):
+        offbeat.tune("digits", "fedbuff")
+    assert not list(there.iterdir())
+    offbeat.tune(task, "fedbuff", **small, trials=1, out=there / "a", baseline="none")
+    with pytest.raises(InputError, match="is of the task 'task', not of 'other'"):
+        offbeat.tune(replace(task, name="other"), "fedbuff", out=there / "a", resume=True)
+    with pytest.raises(InputError, match=r"another rounds \(2, not 3\)"):
+        offbeat.tune(task, "fedbuff", rounds=3, out=there / "a", resume=True)
+    with pytest.raises(InputError, match="several jobs need a task by its name"):
+        offbeat.tune(replace(task, name="other"), "fedbuff", **small, jobs=2, out=there / "b")
+
+
+@pytest.mark.slow
+def test_trials_that_share_a_ray_cluster_are_those_of_one_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ray = pytest.importorskip("ray", reason="Ray is an extra, and not installed")
+    words = [*STUDY, "--rounds", "4", "--eval-every", "2", "--trials", "2", "--sampler", "random"]
+    plain = tune(capsys, *words, "--out", str(tmp_path / "plain"))
+    assert ray_cluster.connect(None, 2)
+    try:
+        cluster = ["--engine", "ray", "--workers", "1", "--jobs", "2", "--ray-address"]
+        cluster.append(ray.get_runtime_context().gcs_address)
+        shared = tune(capsys, *words, *cluster, "--out", str(tmp_path / "shared"))
+    finally:
+        ray_cluster.disconnect(ray)
+    for ours, theirs in zip(shared["trials"], plain["trials"], strict=True):
+        assert ours["parameters"] == theirs["parameters"]
+        assert (ours["state"], ours["steps"]) == ("complete", 4)
+        assert ours["value"] == pytest.approx(theirs["value"], abs=1e-3)
+        settings = json.loads((Path(ours["folder"]) / "settings.json").read_text())
+        assert settings["resolved"]["engine"] == "ray"

@@ -5,6 +5,7 @@ import math
 import pytest
 from dp_accounting import dp_event, gaussian_mechanism
 from dp_accounting.pld import PLDAccountant
+from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from opacus.accountants import PRVAccountant, RDPAccountant
@@ -69,6 +70,17 @@ def test_a_rough_grid_is_never_below_a_fine_one_and_both_are_near(noise, count, 
     releases = [Releases(noise, count, rate)]
     rough, fine = PldAccountant(10_000).epsilon(releases, DELTA), PldAccountant().epsilon(releases, DELTA)
     assert fine <= rough <= 1.2 * fine
+
+
+def test_what_fourier_transforms_round_away_is_taken_from_delta():
+    """At a delta near the errors of the transforms, the epsilon is that of a delta that is lower by them."""
+    releases, delta = [Releases(1.0, 5, 0.1)], 1.2e-10
+    interval = PldAccountant()._interval(releases)
+    losses = from_gaussian_mechanism(1.0, value_discretization_interval=interval, sampling_prob=0.1)
+    composed = losses.self_compose(5)
+    claimed = PldAccountant().epsilon(releases, delta)
+    assert composed.get_epsilon_for_delta(delta - 0.5e-12) < claimed
+    assert claimed < composed.get_epsilon_for_delta(delta - 2e-12)
 
 
 @given(st.floats(0.05, 5), st.floats(0, 10))
@@ -164,6 +176,11 @@ def test_the_search_finds_the_last_number_that_keeps_to_the_bound(answer, start,
         return math.copysign(abs(place - answer) ** power, place - answer)
 
     assert largest_within(value, 0.5, start, stride, -100, 100) == min(max(answer, -101), 100)
+
+
+@pytest.mark.parametrize("start", [-50, 0, 37, 38, 90])
+def test_the_search_takes_what_is_just_the_bound(start):
+    assert largest_within(float, 37.0, start, 3, -100, 100) == 37
 
 
 def test_the_search_passes_through_infinite_values():

@@ -9,8 +9,8 @@ import pytest
 from scipy.stats import binom, chi2
 
 from offbeat.errors import InputError
-from offbeat.privacy import discrete_gaussian as module
-from offbeat.privacy.discrete_gaussian import discrete_gaussian
+from offbeat.privacy import mechanism as module
+from offbeat.privacy.mechanism import discrete_gaussian
 
 KEY = bytes(range(32))
 COUNT = 1_000_000
@@ -90,6 +90,30 @@ def test_the_tail_of_the_candidates_is_decided_by_digits_where_words_are_not_eno
     assert 1e-4 < binom.cdf(int((smallest >= 46).sum()), 3000, share) < 1 - 1e-4
 
 
+@pytest.mark.parametrize(("size", "steps"), [(20, 0), (14, 1), (3, 0)])
+def test_a_coin_falls_by_the_first_bits_unless_they_are_those_of_its_chance(size: int, steps: int) -> None:
+    """One number of 53 bits lies astride the chance; those next to it are decided without further digits."""
+    deviation, width, count = 4.7, 3, 4000
+    with mpmath.workdps(60):
+        exponent = mpmath.mpf(size) ** 2 / (2 * mpmath.mpf(deviation) ** 2) - steps
+        chance = mpmath.exp(-exponent - mpmath.mpf(deviation) ** 2 / (2 * 4**width)) * 2**53
+        floor = int(mpmath.floor(chance))
+        share = float(chance - floor)
+
+    def accepted(word: int, times: int) -> list[bool]:
+        sizes, words = np.full(times, size), np.full(times, word, dtype=np.uint64)
+        digits = module._Bits(KEY, b"coin", b"")
+        found: list[bool] = module._accepted(
+            sizes, np.full(times, steps), words, deviation, width, digits
+        ).tolist()
+        return found
+
+    assert accepted(floor - 1, 1) == [True]
+    assert accepted(floor + 1, 1) == [False]
+    below = sum(accepted(floor, count))
+    assert 1e-4 < binom.cdf(below, count, share) < 1 - 1e-4
+
+
 @pytest.mark.parametrize(
     ("exponent", "bits"),
     [(Fraction(0), 20), (Fraction(1, 3), 64), (Fraction(77, 10), 200), (Fraction(500), 900)],
@@ -99,6 +123,25 @@ def test_bounds_of_an_exponential_hold_it(exponent: Fraction, bits: int) -> None
     with mpmath.workdps(400):
         found = mpmath.exp(-mpmath.mpf(exponent.numerator) / exponent.denominator) * mpmath.mpf(2) ** bits
         assert low <= int(mpmath.floor(found)) <= high <= low + 1
+
+
+@pytest.mark.parametrize("start", [3, 700])
+def test_bounds_of_an_exponential_hold_it_where_it_is_as_near_to_an_integer_as_digits_tell(
+    start: int,
+) -> None:
+    """The exponent has one digit more than the computation, which may end on either side of the integer."""
+    bits = start + 1100
+    size = len(str(start))
+    decimals = bits * 302 // 1000 + 30 + 1
+    with mpmath.workdps(decimals + 40):
+        scaled = mpmath.exp(-mpmath.mpf(start)) * mpmath.mpf(2) ** bits
+        for integer in range(int(scaled), int(scaled) + 30):
+            exponent = bits * mpmath.log(2) - mpmath.log(integer)
+            given = Fraction(int(mpmath.nint(exponent * mpmath.mpf(10) ** decimals)), 10**decimals)
+            below = mpmath.mpf(given.numerator) / given.denominator > exponent
+            low, high = module._exp_bounds(given, bits)
+            assert len(str(int(given))) == size
+            assert low <= (integer - 1 if below else integer) <= high
 
 
 def test_draws_are_a_function_of_key_and_label() -> None:

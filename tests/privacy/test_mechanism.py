@@ -14,7 +14,7 @@ from torch import Tensor
 from offbeat import InputError
 from offbeat.privacy import clipping
 from offbeat.privacy.accountant import RdpAccountant
-from offbeat.privacy.correlated import IndependentNoise
+from offbeat.privacy.correlated import IndependentNoise, TreeNoise
 from offbeat.privacy.ledger import Ledger, PrivacyAccounting, ReleaseTotals
 from offbeat.privacy.mechanism import (
     AdaptiveClipping,
@@ -264,6 +264,16 @@ def test_a_budget_is_the_last_tally_that_fits() -> None:
         <= 2.0
         < bounded.epsilon(ReleaseTotals(True, most + 1, most + 1))
     )
+
+
+def test_the_start_is_one_of_the_contributions_that_a_budget_of_correlated_noise_allows() -> None:
+    tree = PrivacyAccounting(4.0, 1e-5, None, 3, 4, TreeNoise(), RdpAccountant())
+    epsilon = tree.epsilon(ReleaseTotals(True, 40, 2))
+    steps, _ = tree.budget(epsilon, start=True, rounds=1000)
+    assert steps >= 40
+    assert tree.epsilon(ReleaseTotals(True, int(steps), 2)) <= epsilon
+    assert tree.epsilon(ReleaseTotals(True, int(steps) + 1, 2)) > epsilon
+    assert tree.epsilon(ReleaseTotals(True, 40, 3)) > epsilon  # or the number would not matter
 
 
 def test_a_budget_that_something_else_ends_first_is_infinite() -> None:

@@ -13,10 +13,19 @@ from scipy.stats import chi2, chi2_contingency
 
 from offbeat.core import Task
 from offbeat.errors import InputError
-from offbeat.privacy.secure.client import make_report, subtract_share
-from offbeat.privacy.secure.encoding import CHUNK, SEALED_BYTES, Residues, decode, encode, expand_seed, unseal
+from offbeat.privacy.secure.encoding import (
+    CHUNK,
+    SEALED_BYTES,
+    Residues,
+    decode,
+    encode,
+    expand_seed,
+    make_report,
+    subtract_share,
+    unseal,
+)
 from offbeat.privacy.secure.servers import Helper, Leader, SealedSeed, SumRequest
-from offbeat.privacy.secure.terms import LengthError, SecureTerms, WeightError
+from offbeat.privacy.secure.terms import HelperNoise, LengthError, SecureTerms, WeightError
 from oracles.fixed_point import fixed_point_sum
 
 TERMS = SecureTerms(b"run", 3, max_reports=10, minimum=2)
@@ -178,6 +187,15 @@ def test_terms_that_cannot_work_are_refused(wrong: dict[str, object], sentence: 
         SecureTerms(**{"run": b"run", "length": 1, "max_reports": 10} | wrong)  # type: ignore[arg-type]
 
 
+def test_terms_at_the_edge_work() -> None:
+    assert SecureTerms(b"run", 1, max_reports=2**31 - 1).max_units == 1
+    one = HelperNoise(((1, 5.0),), max_participations=1, min_separation=1)
+    assert SecureTerms(b"run", 1, 10, noise=one).max_units == (2**31 - 1 - 60) // 10  # 12 deviations of room
+    for fields in (((0, 5.0), (1, 5.0)), ((2, 5.0),), ()):
+        with pytest.raises(InputError, match="not for sums of 1 numbers"):
+            SecureTerms(b"run", 1, 10, noise=one._replace(fields=fields))
+
+
 def test_a_binding_tells_apart_all_that_a_seed_is_good_for() -> None:
     terms, task = SecureTerms(b"run", 3, 10), Task(1, 2, 3)
     others = [
@@ -191,6 +209,10 @@ def test_a_binding_tells_apart_all_that_a_seed_is_good_for() -> None:
         SecureTerms(b"run", 3, 10, rule="ab").binding(task),
         SecureTerms(b"run", 3, 10, clipping="ab").binding(task),
         SecureTerms(b"run", 3, 10, rule="a", clipping="b").binding(task),
+        *(
+            SecureTerms(b"run", 3, 10, noise=HelperNoise(*noise)).binding(task)
+            for noise in ((((3, 5.0),), 1, 1), (((3, 6.0),), 1, 1), (((3, 5.0),), 2, 1), (((3, 5.0),), 1, 2))
+        ),
         *(terms.binding(other) for other in (Task(2, 2, 3), Task(1, 3, 3), Task(1, 2, 4))),
     ]
     assert len({terms.binding(task), *others}) == len(others) + 1
@@ -257,7 +279,7 @@ def test_a_broken_way_to_split_is_caught(broken: Callable[[Residues, bytes], Non
 
 def test_what_the_helper_sees_does_not_depend_on_the_input(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the same seed it is given the same seed, in as many bytes, and adds the same."""
-    monkeypatch.setattr("offbeat.privacy.secure.client.secrets.token_bytes", lambda count: SEEDS[0][:count])
+    monkeypatch.setattr("offbeat.privacy.secure.encoding.secrets.token_bytes", lambda count: SEEDS[0][:count])
     task, other = Task(0, 0, 0), Task(1, 0, 0)
     answers = []
     for values in (torch.zeros(3), torch.tensor([5.0, -3000.0, 0.1])):

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from offbeat.core import Task
 from offbeat.errors import InputError
-from offbeat.privacy.secure.client import Report, make_report
-from offbeat.privacy.secure.encoding import decode
+from offbeat.privacy.secure.encoding import Report, decode, make_report
 from offbeat.privacy.secure.servers import (
     Helper,
     Leader,

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from offbeat import trees
 from offbeat.data.population import Examples
 from offbeat.report import figures
-from offbeat.report.fairness import ClientAccuracies, client_accuracies
 from offbeat.report.figures import fairness_figure, gini, participation_figure
-from offbeat.report.load import read_runs
+from offbeat.report.load import ClientAccuracies, client_accuracies, read_runs
 from offbeat.training import checkpoint
 from offbeat.training.build import AnySimulatedEngine, build_run
 from offbeat.training.evaluate import accuracy, evaluate

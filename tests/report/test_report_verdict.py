@@ -12,8 +12,7 @@ import pytest
 
 from offbeat.errors import InputError
 from offbeat.report.build import make_report
-from offbeat.report.fairness import ClientAccuracies
-from offbeat.report.load import Run, RunEnding, metric_columns, read_runs
+from offbeat.report.load import ClientAccuracies, Run, RunEnding, metric_columns, read_runs
 from offbeat.report.tables import (
     SummaryRow,
     Target,

@@ -10,6 +10,7 @@ from deploy_world import Deployment, Network, ramdisk
 from offbeat import InputError, Tiers, advise
 from offbeat.cli.main import main
 from offbeat.report.trace import pending_durations, read_lines, task_durations
+from offbeat.schedule.advice import ScheduleChoice, _beats, _sentence, _take, _with_frontier
 from offbeat.schedule.clock import Clock
 from offbeat.schedule.delays import Observed, parse_delay
 from offbeat.schedule.dispatch import Asynchronous
@@ -119,6 +120,48 @@ def test_the_start_is_left_out_unless_updates_are_given() -> None:
     settled = advise(Tiers("large"), 100, concurrency=[80], buffer=[5]).take
     (begun,) = advise(Tiers("large"), 100, concurrency=[80], buffer=[5], updates=200).choices
     assert settled.staleness_max > 2 * begun.staleness_max
+
+
+def test_settled_figures_leave_out_what_was_done_before() -> None:
+    """All at work are always at work, so that their number over a task's time is the rate (Little's law)."""
+    (choice,) = advise("exponential:2", 50, concurrency=[10], buffer=[5]).choices
+    assert choice.idle == pytest.approx(1 - 10 / 50, abs=1e-3)
+    assert choice.updates_per_second == pytest.approx(10 / 2, rel=0.06)
+    assert choice.updates_per_second == pytest.approx(5 * choice.steps_per_second)
+
+
+def choice_of(steps: float, updates: float, staleness: float, buffer: int = 1) -> ScheduleChoice:
+    return ScheduleChoice(
+        8, buffer, None, None, steps, updates, staleness, 1, 1, 0.0, 0.0, 0.0, 0, 0, 8, 100
+    )  # fmt: skip
+
+
+def test_what_is_as_fast_but_for_a_twentieth_is_chosen_by_its_client_updates() -> None:
+    fastest, near, far = choice_of(100, 100, 1, 1), choice_of(95.1, 190, 1, 2), choice_of(94.9, 300, 1, 3)
+    assert _take([fastest, near, far], 2.0) is near
+    stale = choice_of(200, 400, 2.5, 4)
+    assert _take([fastest, near, far, stale], 2.0) is near
+    assert (
+        _take([stale, choice_of(1, 1, 2.4, 5)], 2.0).buffer == 5
+    )  # the freshest, where none is fresh enough
+
+
+def test_differences_of_a_hundredth_beat_nothing() -> None:
+    one, alike, better = choice_of(100, 100, 1), choice_of(99.5, 100.5, 1, 2), choice_of(99.5, 102, 1, 3)
+    assert not any(_beats(*pair) for pair in ((one, alike), (alike, one)))
+    assert _beats(better, one)  # more client updates, and the server steps differ by chance alone
+    assert not _beats(one, better)
+    assert [each.frontier for each in _with_frontier([one, alike, better])] == [False, False, True]
+
+
+def test_the_sentence_names_what_is_given_up_beyond_a_twentieth() -> None:
+    take = choice_of(100, 100, 1)
+    for other, said in (
+        (choice_of(104, 104, 1, 2), "it gives up nothing that was compared"),
+        (choice_of(106, 50, 3, 2), "it gives up 1.1 times as many server steps, which a concurrency of 8"),
+        (choice_of(90, 106, 3, 2), "it gives up 1.1 times as many client updates, which a concurrency of 8"),
+    ):
+        assert said in _sentence([take, other], take, 2.0)
 
 
 def test_the_choice_is_the_fastest_of_those_that_are_fresh_enough() -> None:

@@ -52,22 +52,6 @@ def test_availability_and_its_text_are_one(text: str) -> None:
     assert str(parse_availability(text)) == text
 
 
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("cycel:1:1", "cycle"),
-        ("cycle:10", "cycle:PERIOD:SHARE"),
-        ("cycle:0:0.5", "period"),
-        ("cycle:1:0", "share"),
-        ("cycle:1:1.5", "share"),
-        ("cycle:1:nan", "share"),
-    ],
-)
-def test_a_bad_pattern_is_one_sentence(text: str, complaint: str) -> None:
-    with pytest.raises(InputError, match=complaint):
-        parse_availability(text)
-
-
 @pytest.mark.parametrize("probability", [-0.1, 1.0, float("nan")])
 def test_a_bad_drop_out_is_one_sentence(probability: float) -> None:
     with pytest.raises(InputError, match="drop-out"):

@@ -1,6 +1,7 @@
 """Time limits of tasks: fixed, by quantile, with partial work, and before updates get too stale."""
 
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -12,20 +13,21 @@ from offbeat.cli import main
 from offbeat.core import Task
 from offbeat.errors import InputError
 from offbeat.schedule.availability import Dropout
-from offbeat.schedule.clock import Clock
-from offbeat.schedule.deadline import (
+from offbeat.schedule.clock import (
+    Clock,
     FixedDeadline,
     QuantileDeadline,
     TaskLimits,
     parse_deadline,
 )
-from offbeat.schedule.delays import Exponential, Tiers
+from offbeat.schedule.delays import Exponential, Tiers, Uniform, parse_delay
 from offbeat.schedule.rng import KeyedRng
 from offbeat.schedule.scheduler import Scheduler
 from offbeat.schedule.statistics import simulate
 from offbeat.training.replay import replay
 from offbeat.training.runner import _trace
 from oracles.fednova import fednova
+from oracles.replay import Run
 from worlds import SEED, make_world, play, trace
 
 
@@ -46,12 +48,59 @@ def test_a_task_beyond_a_fixed_limit_is_lost_then_and_its_client_free() -> None:
     assert time.working == 0
 
 
+def test_a_task_that_is_recalled_has_done_its_part_of_the_steps_by_then() -> None:
+    time = clock(TaskLimits(recall_stale=True), steps=10, delays=parse_delay("constant:8"))
+    time.start(Task(0, 0, 0))
+    time.start(Task(1, 1, 0))
+    time.wait(0.7)
+    assert time.recall(0) == []  # not one step is done
+    time.wait(3.0)
+    assert time.recall(0) == [Task(0, 0, 0)]
+    first, second = time.next(), time.next()
+    assert first
+    assert second
+    assert (first.task.client, first.time, first.steps, first.lost) == (0, 3.0, 3, False)  # of 3.75
+    assert (second.task.client, second.time, second.steps) == (1, 8.0, None)
+
+
+def test_a_run_in_which_all_tasks_are_lost_ends_after_as_many_as_it_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("offbeat.schedule.scheduler.MAX_USELESS_TASKS", 10)
+    time = clock(TaskLimits(FixedDeadline(1e-9)))
+    scheduler = Scheduler(time, Asynchronous(5), KeyedRng(1), 100, 3)
+    with pytest.raises(InputError, match="10 tasks in a row were lost or too stale"):
+        scheduler.fill(0)
+    assert scheduler.counts.lost == 10
+
+
+def test_a_buffer_names_steps_only_where_a_task_was_cut_short() -> None:
+    for limit, cut in ((1e9, False), (0.5, True)):
+        time = clock(TaskLimits(FixedDeadline(limit), partial_work=True), delays=parse_delay("constant:1"))
+        steps = Scheduler(time, Asynchronous(5), KeyedRng(1), 100, 3).fill(0).steps
+        assert steps == ((5, 5, 5) if cut else ())
+
+
 def test_a_sure_task_has_no_limit() -> None:
     time = clock(TaskLimits(FixedDeadline(1e-6)))
     time.start(Task(0, 0, 0), sure=True)
     arrival = time.next()
     assert arrival
     assert not arrival.lost
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.9])
+def test_a_limit_below_every_duration_ends_with_a_sentence(dropout: float) -> None:
+    """All tasks are lost, so a run would go on for ever; mere losses, however many, are waited out."""
+    draws = KeyedRng(1)
+    limits = TaskLimits(FixedDeadline(1e-9 if dropout == 0 else 10.0))
+    time = Clock(Uniform(1.0, 2.0).bind(draws, 100), draws, Dropout(dropout), limits)
+    scheduler = Scheduler(time, Asynchronous(10), draws, 100, 5)
+    if dropout:
+        assert len(scheduler.fill(0).lost) > 20
+        return
+    with pytest.raises(InputError, match="100,000 tasks in a row were lost or too stale, so no buffer"):
+        scheduler.fill(0)
 
 
 def test_a_quantile_gives_up_about_as_many_as_it_says() -> None:
@@ -75,6 +124,26 @@ def test_a_quantile_follows_durations_that_grow() -> None:
         limit = tracker.limit()
         tracker.add(min(8.0, limit), given_up=limit < 8.0)
     assert tracker.limit() >= 8.0
+
+
+def test_the_limit_is_the_quantile_of_the_last_thousand_tasks_and_doubles_if_too_few_were_done() -> None:
+    """As the module says it, by sorting all that was seen; those that were given up rank last."""
+    quantile, factor, first = 0.8, 1.5, 77.0
+    tracker = QuantileDeadline(quantile, factor).open(first)
+    seen: list[tuple[float, bool]] = []
+    rng = np.random.default_rng(3)
+    limits = []
+    for number in range(1300):
+        last = seen[-1000:]
+        done = sorted(seconds for seconds, given_up in last if not given_up)
+        longest = max((seconds for seconds, given_up in last if given_up), default=0.0)
+        rank = math.ceil(quantile * len(last))
+        expected = factor * done[rank - 1] if 0 < rank <= len(done) else 2 * longest
+        limits.append((number >= 20, rank == len(done), rank > len(done)))
+        assert tracker.limit() == (expected if number >= 20 else first)
+        seen.append((float(rng.exponential(1 + number % 5)), bool(rng.random() < 0.2)))
+        tracker.add(seen[-1][0], given_up=seen[-1][1])
+    assert {(True, True, False), (True, False, True), (True, False, False)} <= set(limits)  # all occurred
 
 
 def test_a_tracker_resumes_as_it_was() -> None:
@@ -118,7 +187,7 @@ def test_tasks_cut_short_report_the_steps_that_they_did(engine: Any) -> None:
             return steps.get((client, visit)) or len(whole(client, visit))
 
     x0 = world.problem.initial()[0].numpy()
-    models = fednova(Cut(), 8, x0, trace(shots), **rates)  # type: ignore[arg-type]
+    models = fednova(Run(Cut(), 8, x0, trace(shots)), **rates)  # type: ignore[arg-type]
     for shot, expected in zip(shots, models, strict=True):
         np.testing.assert_allclose(shot.x.numpy(), expected, rtol=0, atol=1e-10)
 
@@ -188,5 +257,6 @@ def test_the_text_of_a_limit_is_read_back() -> None:
         assert str(parse_deadline(text)) == text
     assert parse_deadline(30) == FixedDeadline(30.0)
     assert parse_deadline(None) == FixedDeadline()
-    with pytest.raises(InputError):
-        parse_deadline("nan")
+    for refused in ("nan", "quantile:0", "quantile:1", "quantile:0.5:0", "quantile:0.5:inf"):
+        with pytest.raises(InputError):
+            parse_deadline(refused)

@@ -118,6 +118,14 @@ def test_clients_are_away_while_their_recorded_link_delivers_nothing(tmp_path: P
     assert 0.72 < np.mean(mixed) < 0.88
 
 
+def test_a_second_without_a_packet_is_an_outage_and_less_is_not(tmp_path: Path) -> None:
+    for gap, away in ((999, False), (1000, True)):
+        file = tmp_path / f"{gap}.down"
+        file.write_text("\n".join(map(str, [0, 100, 100 + gap, 1300])) + "\n")
+        link = RecordedLinks(str(file)).bind(0)
+        assert any(link(client, 0.0) > 0.0 for client in range(100)) == away
+
+
 def test_a_run_with_recorded_links_repeats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_links(tmp_path / "links")
     words = ["schedule", "--availability", f"recorded:{tmp_path / 'links'}", "--rounds", "50", "--json"]

@@ -210,6 +210,29 @@ def test_what_arrives_after_its_release_is_late_whenever_the_server_looks_at_it(
     assert sum(map(len, slow)) > 30
 
 
+@dataclass
+class Arriving:
+    """Sites of which another one is there after each second."""
+
+    clock: Clock
+    pause: float = 0.5
+
+    @property
+    def there(self) -> range:
+        return range(int(self.clock.now))
+
+    def bind(self, seed: int) -> NextAvailable:
+        return lambda client, now: now
+
+
+def test_the_clock_starts_once_a_nominal_cohort_is_there() -> None:
+    dispatch = RandomAllocation(2.0, 10)
+    draws = dispatch.source(3)
+    clock = Clock(parse_delay("constant:0.1").bind(draws, 60), draws)
+    first = make_scheduler(clock, dispatch, draws, 60, 6, availability=Arriving(clock)).fill(0)
+    assert first.time == 6.0 + 2.0
+
+
 def test_tasks_are_accounted_for() -> None:
     dispatch = RandomAllocation(1.5, 10, 4)
     draws = dispatch.source(3)

@@ -12,17 +12,18 @@ import pytest
 
 from offbeat.cli.main import main
 from offbeat.errors import InputError
-from offbeat.trackers.backends import check_trackers, open_trackers
-from offbeat.trackers.tracker import (
+from offbeat.trackers import (
     SafeTracker,
     TrackedRun,
     TrackedRuns,
     TrackerGroup,
     TrackerOptions,
+    check_trackers,
     finite_numbers,
     first_line,
     flatten,
     load_tracked_runs,
+    open_trackers,
     run_state,
     save_tracked_runs,
 )

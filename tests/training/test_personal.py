@@ -27,15 +27,20 @@ from offbeat import (
     evaluate_clients,
 )
 from offbeat.aggregate.private import Private
+from offbeat.algorithms.rates import LocalAdam, LocalAdamW, LocallyOptimized, LocalMomentum, LocalNesterov
 from offbeat.cli import main
+from offbeat.core import Batch
 from offbeat.data import sources
 from offbeat.data.partition import split_alike
 from offbeat.engines.process_pool import Workers
 from offbeat.errors import InputError
+from offbeat.nn.problem import TaskGradient
 from offbeat.schedule.dispatch import Phases
 from offbeat.schedule.participation import Participation
 from offbeat.training.checkpoint import Checkpoint
+from oracles.local_rules import adam, momentum
 from oracles.personal import fedsim
+from oracles.replay import Run
 from worlds import CLASSES, FEATURES, SEED, World, each, make_world, play, trace
 
 RATES = {"local_lr": 0.2, "server_lr": 0.7}
@@ -63,7 +68,9 @@ def test_shared_and_personal_weights_are_those_of_the_oracle(engine: Any, work: 
     algorithm = build("fedbuff", Setting(3, 3, 8), RATES)
     shots = play(algorithm, engine(world.problem, world.population), Asynchronous(5))
     start = np.concatenate([world.problem.initial()[0].numpy(), world.problem.personal["bias"].numpy()])
-    models, own = fedsim(world.oracle, 8, start, trace(shots), personal=CLASSES, personal_lr=0.5, **RATES)
+    models, own = fedsim(
+        Run(world.oracle, 8, start, trace(shots)), personal=CLASSES, personal_lr=0.5, **RATES
+    )
     for shot, expected in zip(shots, models, strict=True):
         np.testing.assert_allclose(shot.x.numpy(), expected, rtol=0, atol=1e-10)
     for client in range(8):
@@ -71,6 +78,41 @@ def test_shared_and_personal_weights_are_those_of_the_oracle(engine: Any, work: 
             shots[-1].personal(client)["bias"].numpy(), own[client], rtol=0, atol=1e-10
         )
     assert not np.allclose(own[0], own[1])
+
+
+@pytest.mark.parametrize("work", [Steps(3, 4), Epochs(2, 4)], ids=["steps", "epochs"])
+@pytest.mark.parametrize("engine", [Sequential, Vectorised])
+@pytest.mark.parametrize("rule", ["momentum", "nesterov", "adam", "adamw"])
+def test_a_local_optimiser_steps_both_parts_as_the_oracle_does(
+    rule: str, engine: Any, work: Steps | Epochs
+) -> None:
+    ours, oracle = {
+        "momentum": (LocalMomentum(0.8), momentum(0.8)),
+        "nesterov": (LocalNesterov(0.8), momentum(0.8, nesterov=True)),
+        "adam": (LocalAdam(0.8, 0.9, 1e-3), adam(0.8, 0.9, 1e-3)),
+        "adamw": (LocalAdamW(0.1, 0.8, 0.9, 1e-3), adam(0.8, 0.9, 1e-3, decay=0.1)),
+    }[rule]
+    plain = personal_world(work)
+    module = plain.problem.module(*plain.problem.initial())
+    problem = Problem(module, each, personal=["bias"], personal_lr=0.05, personal_optimizer=ours)
+    rates = {"local_lr": 0.02, "server_lr": 0.7}
+    algorithm = LocallyOptimized(build("fedbuff", Setting(3, 3, 8), rates), ours)
+    shots = play(algorithm, engine(problem, plain.population), Asynchronous(5))
+    start = np.concatenate([problem.initial()[0].numpy(), problem.personal["bias"].numpy()])
+    models, own = fedsim(
+        Run(plain.oracle, 8, start, trace(shots)),
+        personal=CLASSES,
+        personal_lr=0.05,
+        optimizer=oracle,
+        **rates,
+    )
+    for shot, expected in zip(shots, models, strict=True):
+        np.testing.assert_allclose(shot.x.numpy(), expected, rtol=0, atol=1e-10)
+    for client in range(8):
+        assert shots[-1].personal(client).keys() == {"bias"}
+        np.testing.assert_allclose(
+            shots[-1].personal(client)["bias"].numpy(), own[client], rtol=0, atol=1e-10
+        )
 
 
 @pytest.mark.parametrize("name", ["cadence", "delta-sgd", "fafed", "fedcm", "fednova", "mime", "scaffold"])
@@ -121,6 +163,25 @@ def test_a_minibatch_moves_a_personal_layer_once_however_many_gradients_are_take
         np.testing.assert_allclose(
             shots[2].personal(client)["bias"].numpy(), bias.numpy() - 0.5 * gradient, rtol=0, atol=1e-12
         )
+
+
+@pytest.mark.parametrize("functional", [False, True])
+def test_a_personal_layer_moves_by_the_first_gradient_of_a_minibatch_with_decay(functional: bool) -> None:
+    """The gradient of a linear model's squared error in its bias, by hand."""
+    module = nn.Linear(2, 1).double()
+    problem = Problem(
+        module, lambda out, y: (out[:, 0] - y) ** 2, weight_decay=0.3, personal=("bias",), personal_lr=0.5
+    )
+    x, statistics = problem.initial()
+    inputs, targets = torch.tensor([[1.0, 2.0]]).double(), torch.tensor([3.0]).double()
+    batch = Batch((inputs, targets))
+    how = problem.differentiate if functional else problem.differentiate_by_autograd
+    gradient = TaskGradient(problem, how, dict(problem.personal) | dict(statistics))
+    gradient(x, batch)
+    gradient(x + 100.0, batch)  # as variance reduction takes it, at another model
+    bias = problem.personal["bias"]
+    slope = 2 * (inputs @ x[:2] + bias - targets) + 0.3 * bias
+    torch.testing.assert_close(gradient.statistics["bias"], bias - 0.5 * slope, rtol=0, atol=1e-12)
 
 
 @pytest.mark.slow
@@ -313,3 +374,39 @@ def test_pooled_test_data_of_clients_are_refused_with_personal_layers(tmp_path: 
     task = LearningTask(module=Net, data=train, test=common, personal="head")
     with pytest.raises(InputError, match="evaluated client by client"):
         offbeat.run(task, "fedbuff", out=tmp_path / "run", rounds=1)
+
+
+def test_personal_layers_of_a_standardised_task_are_those_of_scaled_data(tmp_path: Path) -> None:
+    """With a local optimiser, too: the scaling comes first, and both are in the module of a client."""
+    train, test = client_data()
+    names = train.names
+    assert names
+    pooled = np.concatenate([np.asarray(train.examples(name).inputs) for name in names])
+    mean, deviation = pooled.mean(0), pooled.std(0)
+
+    def scaled(data: ClientData) -> ClientData:
+        return ClientData.from_dict(
+            {
+                name: ((np.asarray(part.inputs) - mean) / deviation, np.asarray(part.targets))
+                for name, part in ((name, data.examples(name)) for name in names)
+            }
+        )
+
+    settings: dict[str, Any] = {"rounds": 12, "local_steps": 5, "local_optimizer": "adam:0.9:0.99:0.01"}
+    settings |= {"parameters": {"local_lr": 0.02, "server_lr": 1.0}, "personal_lr": 0.05}
+    task = LearningTask(module=Net, data=train, test=test, personal=["head"])
+    ours = offbeat.run(task, "fedbuff", standardise=True, out=tmp_path / "ours", **settings)
+    by_hand = replace(task, data=scaled(train), test=scaled(test))
+    theirs = offbeat.run(by_hand, "fedbuff", out=tmp_path / "theirs", **settings)
+    assert ours.records[-1]["accuracy_mean"] == pytest.approx(theirs.records[-1]["accuracy_mean"], abs=0.02)
+    assert ours.records[-1]["loss"] == pytest.approx(theirs.records[-1]["loss"], rel=1e-3)
+    plain = offbeat.run(
+        task, "fedbuff", standardise=True, out=tmp_path / "sgd", **settings | {"local_optimizer": "sgd"}
+    )
+    assert plain.records[-1]["loss"] != pytest.approx(theirs.records[-1]["loss"], rel=1e-3)
+    one = test.examples("site-0").inputs
+    mine = ours.module(client="site-0")
+    torch.testing.assert_close(
+        mine(one), theirs.module(client="site-0")(scaled(test).examples("site-0").inputs), rtol=0, atol=1e-3
+    )
+    assert not torch.allclose(mine(one), ours.module()(one), atol=1e-2)

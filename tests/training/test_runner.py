@@ -104,6 +104,10 @@ class Saves:
 
     def __init__(self):
         self.versions = []
+        self.notes = {}
+
+    def note(self, **facts):
+        self.notes.update(json.loads(json.dumps(facts)))
 
     def append(self, name, line):
         json.dumps(line)
@@ -120,6 +124,7 @@ def test_checkpoints_are_taken_first_last_and_as_often_as_asked(trial, every, ve
     folder = Saves()
     list(run_experiment(SMALL, trial, folder, save_every=every))
     assert folder.versions == versions
+    assert folder.notes["engine_reason"] == trial.engine_reason
 
 
 def test_checkpoints_by_time_take_a_small_share_of_it(trial, monkeypatch):

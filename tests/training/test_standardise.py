@@ -93,6 +93,15 @@ def test_standardised_inputs_have_mean_0_and_deviation_1() -> None:
     assert scaled[:, [3, 4]].abs().max() < 1e-12
 
 
+def test_a_feature_that_varies_in_its_last_bit_alone_is_constant() -> None:
+    """Dividing by its deviation would make a full feature of rounding errors."""
+    inputs = torch.full((40, 2), 1e9, dtype=torch.float64)
+    inputs[::2, 0] = math.nextafter(1e9, math.inf)
+    inputs[::2, 1] += 1.0
+    layer = offbeat.standardise(nn.Linear(2, 2), population(inputs, 5)).get_submodule("standardise")
+    assert layer.get_buffer("scale").tolist() == [1.0, 0.5]
+
+
 def test_channels_of_images_are_features() -> None:
     images = torch.rand(40, 3, 4, 4) * torch.tensor([1.0, 10.0, 100.0]).view(3, 1, 1)
     module = offbeat.standardise(nn.Conv2d(3, 2, 1), (images, torch.zeros(40)))

@@ -99,6 +99,9 @@ def test_patience_counts_evaluations_without_a_better_one(tmp_path: Path) -> Non
     assert run(tmp_path / "better", patience=40).finished
 
 
+PRIVATE = {"clip": "0.5", "noise": 1.0, "delta": 1e-5}
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
@@ -111,6 +114,10 @@ def test_patience_counts_evaluations_without_a_better_one(tmp_path: Path) -> Non
         (
             {"max_bytes": 9.0, "dispatch": "allocation", "release_period": 1.0},
             "the end by max_bytes would tell how many clients contributed, which allocation dispatch keeps",
+        ),
+        (
+            {"max_client_updates": 9, "dispatch": "timed-poisson", "release_period": 1.0, **PRIVATE},
+            "the end by max_client_updates would tell how many clients contributed, which timed-poisson",
         ),
     ],
 )
@@ -128,6 +135,17 @@ def test_a_target_needs_test_data(tmp_path: Path) -> None:
             offbeat.run(made(), "fedbuff", out=tmp_path / "run", progress=False, **SHORT, **rule)
 
 
+def test_a_budget_that_is_just_spent_is_over_and_so_is_patience() -> None:
+    """At the limit itself, where runs with costs of many digits hardly come."""
+    rules = StopRules.of(Experiment.of(max_time=7.0, max_bytes=100.0, max_client_updates=5), {"loss": "min"})
+    assert rules.over_budget(6.9, 99, 4) is None
+    for spent in ((7.0, 99, 4), (6.9, 100, 4), (6.9, 99, 5)):
+        assert rules.over_budget(*spent) is not None
+    patient = StopRules.of(Experiment.of(patience=3), {"loss": "min"})
+    assert patient.satisfied({"version": 9}, BestRecord(0.5, 1, 2)) is None
+    assert patient.satisfied({"version": 9}, BestRecord(0.5, 1, 3)) is not None
+
+
 def test_rules_know_which_way_a_metric_improves() -> None:
     goals = {"auc": "max", "loss": "min"}
     falling = StopRules.of(Experiment.of(stop_at="loss:0.5"), goals)
@@ -139,6 +157,7 @@ def test_rules_know_which_way_a_metric_improves() -> None:
     assert best == BestRecord(0.9, 3)
     assert falling.improve(best, record | {"auc": 0.8, "version": 4}) == BestRecord(0.9, 3, 1)
     assert falling.improve(best, record | {"auc": 0.95, "version": 4}) == BestRecord(0.95, 4)
+    assert falling.improve(best, record | {"version": 4}) == BestRecord(0.9, 3, 1)  # as good is not better
     only_loss = StopRules.of(Experiment.of(patience=1), {"loss": "min"})
     better = only_loss.improve(BestRecord(0.7, 1, 2), record)
     assert better == BestRecord(0.6, 3)

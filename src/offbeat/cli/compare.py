@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from offbeat.algorithms import find
-from offbeat.api import RunOptions, describe_run, train_in_folder
+from offbeat.api import RunOptions, train_in_folder
 from offbeat.cli import terminal
 from offbeat.cli.options import experiment_options, parse_parameters, warn_of_unused_concurrency
 from offbeat.cli.run import task_defaults
 from offbeat.errors import InputError
-from offbeat.training.build import RunSpec, build_run, with_computed_noise
+from offbeat.training.build import RunSpec, build_run, describe_run, with_computed_noise
 from offbeat.training.experiment import Experiment, clip_of
 from offbeat.training.folder import RunFolder, check_free, claim_folder, read_jsonl
 from offbeat.training.progress import StopRequest, stop_signals

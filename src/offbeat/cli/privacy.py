@@ -154,7 +154,7 @@ def _answer_for_run(given: argparse.Namespace) -> dict[str, Any]:
             answer["epsilon_where_connections_are_seen"] = epsilon_if_seen(releases, delta)
     except (KeyError, TypeError, AttributeError):
         raise InputError(
-            f"the checkpoint in {folder} does not tell what was released: ask the version of offbeat that "
+            f"the checkpoint in {folder} does not record what was released: ask the version of offbeat that "
             "wrote it."
         ) from None
     return answer | {"uncounted": _uncounted(folder, version)}
@@ -175,7 +175,7 @@ def _uncounted(folder: Path, version: int) -> str | None:
 
 
 def _epsilons(releases: list[Releases], delta: float, accountant: Accountant) -> dict[str, Any]:
-    """By the accountant that was asked for; by the other too, where it can tell."""
+    """By the accountant that was asked for; by the other one too, where it applies."""
     found: dict[str, float | None] = {accountant.name: accountant.epsilon(releases, delta)}
     for other in (PldAccountant(), RdpAccountant()):
         if other.name not in found:

@@ -12,7 +12,7 @@ from offbeat.api import RunOptions, RunResult, resume_run, start_run
 from offbeat.cli import terminal
 from offbeat.cli.options import experiment_options, parse_parameters, warn_of_unused_concurrency
 from offbeat.errors import InputError
-from offbeat.trackers.tracker import TrackerOptions
+from offbeat.trackers import TrackerOptions
 from offbeat.training import settings_file
 from offbeat.training.experiment import Experiment
 from offbeat.training.task import LearningTask, load_task

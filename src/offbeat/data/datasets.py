@@ -12,9 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from offbeat import draws
-from offbeat.data import formats, glue, shakespeare
-from offbeat.data.download import cache_folder, downloads, fetch
-from offbeat.data.formats import MissingFileError, find_file, parse_file
+from offbeat.data import download, glue, shakespeare
+from offbeat.data.download import MissingFileError, cache_folder, downloads, fetch, find_file, parse_file
 from offbeat.data.population import Examples
 from offbeat.errors import InputError, unknown_name
 
@@ -110,8 +109,8 @@ def _read_idx(name: str, folder: Path, place: str, mean: float, deviation: float
         image_path = find_file(folder, [f"{kind}-images-idx3-ubyte"], (".", place))
         label_path = find_file(folder, [f"{kind}-labels-idx1-ubyte"], (".", place))
         images, labels = (
-            parse_file(image_path, formats.parse_idx_images),
-            parse_file(label_path, formats.parse_idx_labels),
+            parse_file(image_path, download.parse_idx_images),
+            parse_file(label_path, download.parse_idx_labels),
         )
         if len(images) != len(labels):
             raise InputError(
@@ -127,7 +126,7 @@ def _read_idx(name: str, folder: Path, place: str, mean: float, deviation: float
 def _read_cifar10(folder: Path) -> Source:
     names = [f"data_batch_{number}.bin" for number in range(1, 6)] + ["test_batch.bin"]
     paths = [find_file(folder, [name], (".", "cifar-10-batches-bin")) for name in names]
-    batches = [parse_file(path, formats.parse_cifar10) for path in paths]
+    batches = [parse_file(path, download.parse_cifar10) for path in paths]
     most = max(len(labels) for _, labels in batches)
     for path, (_, labels) in zip(paths, batches, strict=True):
         if len(labels) < most:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from offbeat.data.formats import MissingFileError, find_file, parse_file
+from offbeat.data.download import MissingFileError, find_file, parse_file
 from offbeat.data.population import Examples
 from offbeat.errors import setting_name
 from offbeat.nn.language import VOCABULARY_SIZE, encode, train_tokenizer

@@ -13,7 +13,6 @@ from urllib.parse import quote
 from offbeat.errors import InputError
 from offbeat.files import replace_file
 from offbeat.report.chart import Figure, figure_csv
-from offbeat.report.fairness import client_accuracies
 from offbeat.report.figures import (
     LEARNING_AXES,
     client_metric_figure,
@@ -25,7 +24,7 @@ from offbeat.report.figures import (
     work_figures,
 )
 from offbeat.report.html import render_page
-from offbeat.report.load import read_runs
+from offbeat.report.load import client_accuracies, read_runs
 from offbeat.report.svg import MAX_RUNS, draw, png_converter, standalone
 from offbeat.report.tables import (
     check_comparable,

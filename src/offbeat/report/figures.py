@@ -7,8 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from offbeat.report.chart import BYTES, COUNT, PERCENT, PLAIN, SECONDS, Axis, Figure, Series, Unit
-from offbeat.report.fairness import ClientAccuracies
-from offbeat.report.load import Run
+from offbeat.report.load import ClientAccuracies, Run
 from offbeat.report.trace import Floats, Integers, TraceSummary
 
 
@@ -294,3 +293,28 @@ def _sorted_curve(ordered: Floats | Integers) -> tuple[Floats, Floats]:
     count = len(ordered)
     indices = np.unique(np.linspace(0, count - 1, min(count, _MAX_CLIENTS)).round().astype(np.int64))
     return (indices + 1) / count, ordered[indices].astype(np.float64)
+
+
+def tuning_figure(
+    method: str,
+    metric: str,
+    curve: Sequence[tuple[int, int, float | None]],
+    untuned: tuple[str, int, float] | None,
+) -> Figure | None:
+    """The best value over client updates spent, with a method that was not tuned as a line."""
+    points = [(float(spent), best) for _, spent, best in curve if best is not None]
+    if not points:
+        return None
+    end = max(points[-1][0], untuned[1] if untuned else 0.0)
+    points.append((end, points[-1][1]))
+    lines = [Series(0, f"{method}, tuned", *map(np.array, zip(*points, strict=True)))]
+    if untuned is not None:
+        name, spent, value = untuned
+        lines.append(Series(1, f"{name}, one run", np.array([spent, end], float), np.array([value, value])))
+    return Figure(
+        "cost",
+        f"The cost of tuning: {metric} of the best trial so far",
+        Axis("client updates spent", COUNT, zero=True),
+        Axis(metric),
+        tuple(lines),
+    )

@@ -10,9 +10,8 @@ import numpy as np
 
 from offbeat.errors import InputError
 from offbeat.report.chart import BYTES, COUNT, PERCENT, PLAIN, SECONDS, Unit, format_number
-from offbeat.report.fairness import ClientAccuracies
 from offbeat.report.figures import gini
-from offbeat.report.load import CLIENT_SUMMARIES, Run
+from offbeat.report.load import CLIENT_SUMMARIES, ClientAccuracies, Run
 
 # settings that must agree for metrics to be comparable
 _MUST_MATCH = ("data", "model", "clients", "partition", "task")

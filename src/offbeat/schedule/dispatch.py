@@ -110,6 +110,8 @@ class Synchronous:
     """
 
     cohort: int
+    source: ClassVar = KeyedRng
+    pool: ClassVar = IdleClientPool
     redraws: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -117,12 +119,6 @@ class Synchronous:
 
     def count(self, idle: int, busy: int, waiting: int, moment: DispatchEvent, draws: Rng) -> int:
         return self.cohort - waiting - busy if moment is DispatchEvent.PUBLISHED else 0
-
-    def source(self, seed: int) -> Rng:
-        return KeyedRng(seed)
-
-    def pool(self, population: int) -> ClientPool:
-        return IdleClientPool(population)
 
     def check(self, buffer: int, population: int) -> None:
         _check_buffer(buffer, population)
@@ -143,6 +139,8 @@ class Asynchronous:
 
     concurrency: int
     eager: bool = True
+    source: ClassVar = KeyedRng
+    pool: ClassVar = IdleClientPool
     redraws: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -150,12 +148,6 @@ class Asynchronous:
 
     def count(self, idle: int, busy: int, waiting: int, moment: DispatchEvent, draws: Rng) -> int:
         return self.concurrency - busy if self.eager or moment is not DispatchEvent.FILLED else 0
-
-    def source(self, seed: int) -> Rng:
-        return KeyedRng(seed)
-
-    def pool(self, population: int) -> ClientPool:
-        return IdleClientPool(population)
 
     def check(self, buffer: int, population: int) -> None:
         _check_buffer(buffer, population)
@@ -171,6 +163,8 @@ class RoundRefill:
     """
 
     concurrency: int
+    source: ClassVar = FadasScriptRng
+    pool: ClassVar = IdleClientPool
     redraws: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -178,12 +172,6 @@ class RoundRefill:
 
     def count(self, idle: int, busy: int, waiting: int, moment: DispatchEvent, draws: Rng) -> int:
         return self.concurrency - busy if moment is DispatchEvent.PUBLISHED else 0
-
-    def source(self, seed: int) -> Rng:
-        return FadasScriptRng(seed)
-
-    def pool(self, population: int) -> ClientPool:
-        return IdleClientPool(population)
 
     def check(self, buffer: int, population: int) -> None:
         _check_buffer(buffer, population)
@@ -201,6 +189,8 @@ class Poisson:
     """
 
     rate: float
+    source: ClassVar = KeyedRng
+    pool: ClassVar = IdleClientPool
     redraws: ClassVar[bool] = False  # or clients would start with more than this probability
 
     def __post_init__(self) -> None:
@@ -208,12 +198,6 @@ class Poisson:
 
     def count(self, idle: int, busy: int, waiting: int, moment: DispatchEvent, draws: Rng) -> int:
         return draws.binomial(idle, self.rate) if moment is DispatchEvent.PUBLISHED else 0
-
-    def source(self, seed: int) -> Rng:
-        return KeyedRng(seed)
-
-    def pool(self, population: int) -> ClientPool:
-        return IdleClientPool(population)
 
     def check(self, buffer: int, population: int) -> None:
         _check_buffer(buffer, population)
@@ -230,6 +214,8 @@ class Phases:
     """
 
     cohort: int
+    source: ClassVar = KeyedRng
+    pool: ClassVar = RepeatedCohortPool
     redraws: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -237,12 +223,6 @@ class Phases:
 
     def count(self, idle: int, busy: int, waiting: int, moment: DispatchEvent, draws: Rng) -> int:
         return self.cohort - waiting - busy if moment is DispatchEvent.PUBLISHED else 0
-
-    def source(self, seed: int) -> Rng:
-        return KeyedRng(seed)
-
-    def pool(self, population: int) -> ClientPool:
-        return RepeatedCohortPool(population)
 
     def check(self, buffer: int, population: int) -> None:
         _check_buffer(buffer, population)
@@ -263,6 +243,8 @@ class Queues:
     """
 
     outstanding: int
+    source: ClassVar = KeyedRng
+    pool: ClassVar = AnyClientPool
     redraws: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -270,12 +252,6 @@ class Queues:
 
     def count(self, idle: int, busy: int, waiting: int, moment: DispatchEvent, draws: Rng) -> int:
         return self.outstanding - busy - waiting if moment is DispatchEvent.PUBLISHED else 0
-
-    def source(self, seed: int) -> Rng:
-        return KeyedRng(seed)
-
-    def pool(self, population: int) -> ClientPool:
-        return AnyClientPool(population)
 
     def check(self, buffer: int, population: int) -> None:
         _check_buffer(buffer, population)
@@ -297,17 +273,13 @@ class OpenSlots:
 
     concurrency: int
     slots: int = 1
+    source: ClassVar = KeyedRng
+    pool: ClassVar = IdleClientPool
     redraws: ClassVar[bool] = True
 
     def count(self, idle: int, busy: int, waiting: int, moment: DispatchEvent, draws: Rng) -> int:
         free = self.concurrency - busy
         return free if free >= self.slots and moment is not DispatchEvent.FILLED else 0
-
-    def source(self, seed: int) -> Rng:
-        return KeyedRng(seed)
-
-    def pool(self, population: int) -> ClientPool:
-        return IdleClientPool(population)
 
     def check(self, buffer: int, population: int) -> None:
         _check_buffer(buffer, population)
@@ -332,6 +304,7 @@ class RandomAllocation:
     period: float  # seconds between releases
     slots: int
     lead: int = 1
+    source: ClassVar = KeyedRng
 
     def __post_init__(self) -> None:
         check_whole("the number of slots", self.slots)
@@ -348,9 +321,6 @@ class RandomAllocation:
     def sampling(self, releases: int) -> SamplingEvent:
         """An epoch that has begun counts as a whole."""
         return SamplingEvent(-(-releases // self.slots), slots=self.slots)
-
-    def source(self, seed: int) -> Rng:
-        return KeyedRng(seed)
 
     def check(self, buffer: int, population: int) -> None:
         _check_timed(self, buffer, population)
@@ -371,6 +341,7 @@ class TimedPoisson:
     period: float  # seconds between releases
     rate: float
     lead: int = 1
+    source: ClassVar = KeyedRng
 
     def __post_init__(self) -> None:
         check_number("the rate of timed-poisson dispatch", self.rate)
@@ -384,9 +355,6 @@ class TimedPoisson:
 
     def sampling(self, releases: int) -> SamplingEvent:
         return SamplingEvent(releases, rate=self.rate)
-
-    def source(self, seed: int) -> Rng:
-        return KeyedRng(seed)
 
     def check(self, buffer: int, population: int) -> None:
         _check_timed(self, buffer, population)

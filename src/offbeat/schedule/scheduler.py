@@ -104,6 +104,7 @@ def run_everyone(
 
 
 MAX_MISSES = 64  # clients found away in a row before the rest are taken to be away too
+MAX_USELESS_TASKS = 100_000  # in a row that are lost or too stale, in a simulation
 MAX_EMPTY_DISPATCHES = 100_000  # times that a dispatcher may start nobody while nobody is in flight
 
 
@@ -136,6 +137,11 @@ class TaskBook:
         """How many tasks are in which state."""
         waiting, busy = len(self._waiting), self._timeline.busy
         return TaskCounts(self._started, self._consumed, waiting, self._dropped, self._lost, busy)
+
+    @property
+    def buffered(self) -> tuple[Task, ...]:
+        """The tasks of the next server step that have arrived, in their order; none is taken out again."""
+        return tuple(arrival.task for arrival in self._waiting)
 
     def save(self) -> dict[str, Any]:
         """Everything but the timeline, as JSON."""
@@ -253,6 +259,7 @@ class Scheduler(TaskBook):
             self._recalling.recall(version - int(self.max_staleness))  # they would be too stale at the next
         self._send(version, DispatchEvent.PUBLISHED)
         self._observe()
+        useless = 0
         while len(waiting) < buffer:
             if not timeline.busy:
                 self._publish_again(version)
@@ -266,6 +273,12 @@ class Scheduler(TaskBook):
             useful = not arrival.lost and version - task.version <= self.max_staleness
             if turns is None or not useful or not turns.hold(task.client, version):
                 pool.rest(task.client)
+            useless = 0 if useful else useless + 1
+            if useless > MAX_USELESS_TASKS and self._listed is None:
+                raise InputError(
+                    f"{MAX_USELESS_TASKS:,} tasks in a row were lost or too stale, so no buffer is filled: "
+                    "raise the deadline or the largest staleness, or lower the drop-out."
+                )
             if useful:
                 waiting.append(arrival)
             elif arrival.lost:

@@ -57,6 +57,10 @@ class TimedScheduler(TaskBook):
         self._releases: dict[tuple[int, int], int] = {}  # (client, visit) of each task -> its release
         self._drawn: dict[int, list[tuple[int, int]]] = {}  # release -> (client, version to start from)
 
+    @property
+    def buffered(self) -> tuple[Task, ...]:
+        return tuple(each.task for each in self._waiting if self._release(each.task) == self._begun + 1)
+
     def ended(self) -> None:
         """A clock does not run out of clients."""
         return

@@ -96,8 +96,8 @@ def audit(
     """Attack the pipeline of an experiment; no data are needed.
 
     `trials` counts canaries, `replacements` the runs of the second attack, where there is one. The claim is
-    that of the run at `delta`, or at its own. `observe` is told how many runs are done. With a `seed` the
-    samples and the noise of all runs follow from it, and the same audit gives the same outcome.
+    that of the run at `delta`, or at its own. `observe` is called with the number of runs done. With a `seed`
+    the samples and the noise of all runs follow from it, and the same audit gives the same outcome.
     """
     if experiment.clip is None:
         raise InputError("this run is not private, so there is no claim to audit: name a run with noise.")
@@ -329,7 +329,7 @@ _UPLOADS: dict[tuple[str, ...], Any] = {}
 
 
 def _upload_type(fields: tuple[str, ...]) -> Any:
-    """The same type for the same fields, by which trees are told apart."""
+    """The same type for the same fields, by which trees are distinguished."""
     return _UPLOADS.setdefault(fields, namedtuple("CanaryUpload", fields))
 
 

@@ -19,15 +19,15 @@ from offbeat.aggregate.secure import Secure
 from offbeat.algorithms import Setting, find
 from offbeat.algorithms.fedopt import STAMP_SHARE
 from offbeat.algorithms.momentum_approximation import Ridge
-from offbeat.algorithms.rates import unwrapped
-from offbeat.core import AnyAlgorithm
+from offbeat.algorithms.rates import local_optimizer, unwrapped
+from offbeat.core import AnyAlgorithm, Batch
 from offbeat.data.client_store import make_client_store, parse_memory_backend, with_folder
 from offbeat.data.partition import parse_partition
 from offbeat.data.population import Epochs, Examples, ExampleSource, Population, Steps
 from offbeat.data.sources import ClientData
 from offbeat.engines.engine import Engine
 from offbeat.engines.execution import EXECUTIONS
-from offbeat.engines.local import SMALL_MODEL, ClientMemory
+from offbeat.engines.local import SMALL_MODEL, ClientMemory, load_examples
 from offbeat.engines.process_pool import Workers, available_cores
 from offbeat.engines.ray_cluster import RayCluster, check_cluster
 from offbeat.engines.simulation import Sequential, Vectorised
@@ -45,13 +45,18 @@ from offbeat.schedule.availability import (
     Dropout,
     parse_availability,
 )
-from offbeat.schedule.deadline import Deadline, FixedDeadline
 from offbeat.schedule.delays import parse_delay
 from offbeat.schedule.devices import TaskWork, WorkDelay, for_work
 from offbeat.schedule.dispatch import Dispatch, PooledDispatch, TimedDispatch
 from offbeat.schedule.participation import Participation
 from offbeat.schedule.staleness import StalenessWeights, parse_weights
-from offbeat.training.experiment import Experiment, build_dispatch, build_limits, personal_layers
+from offbeat.training.experiment import (
+    Experiment,
+    build_dispatch,
+    build_limits,
+    check_limits_private,
+    personal_layers,
+)
 from offbeat.training.loop import check_extendable, check_fit
 from offbeat.training.method import build_method, check_schedules_last
 from offbeat.training.standardise import Scaling, look_at_scales, measure_scaling
@@ -59,6 +64,9 @@ from offbeat.training.stopping import StopRules, parse_target
 from offbeat.training.task import LearningTask, named_task
 
 _WORKERS_GRADIENTS = 2_000  # gradients of larger models that pay for the start of worker processes
+_FEW_OPERATIONS = 20_000_000  # of a gradient, which take less time than torch's calls: `vmap` saves calls
+_MAPPED_MODEL = 200_000  # parameters up to which that holds
+_MAPPED_CORES = 4  # with more of them, workers save more
 _GRAIN = 1e-3  # relative precision of the noise that is searched for
 _MAX_GRAINS = 20_000  # between noise of 1 and the least and most noise that is tried
 _NOISE_DIGITS = 4  # significant
@@ -250,6 +258,7 @@ class RunSpec(NamedTuple):
     parameters: dict[str, Any]  # hyperparameters that were given, or that follow from the noise
     scaling: Scaling | None = None  # of the inputs, where they are standardised
     unscaled: str | None = None  # a sentence about features that are far from unit scale
+    engine_reason: str | None = None  # why this engine, where none is named
 
     def loop_arguments(self, experiment: Experiment) -> dict[str, Any]:
         """The keyword arguments of `train` and `replay` that follow from the settings."""
@@ -373,7 +382,8 @@ def build_run(
     home = parse_memory_backend(experiment.memory)
     place = with_folder(home, folder) if folder else home
     make_client_store(place, ClientMemory.initial(algorithm, problem), len(population), device)  # or raises
-    kind = _engine_type(experiment, problem, setting)
+    choice = _engine_choice(experiment, problem, population, setting)
+    kind = _engine_type(choice.name, experiment, problem, setting)
     EXECUTIONS[experiment.execution].executor(problem, population).close()  # or raises
     engine = kind(problem, population, delays, availability, dropout, memory=home, limits=limits)
     test = task.personal_test_data(population) if problem.personal else task.test_data()
@@ -392,24 +402,8 @@ def build_run(
         parameters,
         scaling if experiment.standardise else None,
         None if experiment.standardise else look_at_scales(population),
+        choice.reason or None,
     )
-
-
-def check_limits_private(experiment: Experiment, deadline: Deadline, *, varying: bool = False) -> None:
-    """Refuse what would make a client's part in an amplified sum depend on other clients or on its data."""
-    timed = experiment.dispatch in ("allocation", "timed-poisson")
-    if experiment.clip is None or not (timed or experiment.simulate_amplification):
-        return
-    if not isinstance(deadline, FixedDeadline):
-        raise InputError(
-            f"{setting_name('deadline')} by a quantile lets other clients decide whether a client is late, "
-            "which the amplification does not cover: give a number of seconds."
-        )
-    if varying and experiment.local_epochs is not None:
-        raise InputError(
-            f"with {setting_name('local_epochs')} the time on a device tells how many examples a client has, "
-            f"which the amplification does not cover: give {setting_name('local_steps')}."
-        )
 
 
 def personal_arguments(
@@ -425,20 +419,65 @@ def personal_arguments(
     return {
         "personal": below_scaling(layers) if scaled else layers,
         "personal_lr": _PERSONAL_LR if rate is None else rate,
+        "personal_optimizer": local_optimizer(algorithm),
     }
 
 
+class EngineChoice(NamedTuple):
+    """The engine of a run that names none, and why."""
+
+    name: str
+    reason: str
+
+
+def choose_engine(
+    problem: Problem, population: Population, gradients: int, cores: int, workers: int | None = None
+) -> EngineChoice:
+    """What suits the model and the amount of work; by a rule, so that results do not depend on timing."""
+    size = f"the model has {problem.size:,} weights"
+    if problem.device.type != "cpu":
+        return EngineChoice("vectorised", "the model is on a GPU")
+    if workers:
+        return EngineChoice("workers", "a number of workers is given")
+    if problem.size <= SMALL_MODEL:
+        return EngineChoice("vectorised", f"{size}, at most {SMALL_MODEL:,}")
+    if problem.size <= _MAPPED_MODEL and cores <= _MAPPED_CORES:
+        operations = _operations(problem, population)
+        if operations <= _FEW_OPERATIONS:
+            few = f"a gradient takes {operations / 1e6:.3g} million operations"
+            return EngineChoice("vectorised", f"{few}, at most {_FEW_OPERATIONS / 1e6:.3g} million")
+    if cores == 1:
+        return EngineChoice("sequential", f"{size} and the machine one core")
+    if gradients < _WORKERS_GRADIENTS:
+        few = f"{gradients:,} gradients are too few to start workers for"
+        return EngineChoice("sequential", f"{size} and {few}")
+    return EngineChoice("workers", f"{size}, more than {SMALL_MODEL:,}, and the machine {cores} cores")
+
+
+def _operations(problem: Problem, population: Population) -> float:
+    """Of one gradient; infinite for a module that fails, which the run will say better."""
+    try:
+        indices = population.indices(0, 0, 0)[0]
+        return problem.flops(Batch(load_examples(population, indices, problem)))
+    except Exception:
+        return math.inf
+
+
+def _engine_choice(
+    experiment: Experiment, problem: Problem, population: Population, setting: Setting
+) -> EngineChoice:
+    """The engine that is named, without a reason, or one that suits the run."""
+    if experiment.engine != "auto":
+        return EngineChoice(experiment.engine, "")
+    gradients = setting.rounds * setting.cohort * setting.steps
+    return choose_engine(problem, population, gradients, available_cores(), experiment.workers)
+
+
 def _engine_type(
-    experiment: Experiment, problem: Problem, setting: Setting
+    name: str, experiment: Experiment, problem: Problem, setting: Setting
 ) -> Callable[..., AnySimulatedEngine]:
-    """Return the engine of that name; for `auto`, one that suits the model and the amount of work."""
-    name, count = experiment.engine, experiment.workers or available_cores()
-    if name == "auto":
-        enough = setting.rounds * setting.cohort * setting.steps >= _WORKERS_GRADIENTS
-        if problem.device.type != "cpu" or (problem.size <= SMALL_MODEL and experiment.workers is None):
-            name = "vectorised"
-        else:
-            name = "workers" if experiment.workers or (count > 1 and enough) else "sequential"
+    """Return the engine of that name."""
+    count = experiment.workers or available_cores()
     if name != "vectorised" and experiment.execution != "auto":
         raise InputError(
             f"the engine '{name}' has no {setting_name('execution')}: leave it out, or add "
@@ -491,6 +530,16 @@ def resolved_settings(experiment: Experiment, spec: RunSpec) -> dict[str, Any]:
         **({"personal_size": trees.numel(spec.problem.personal)} if spec.problem.personal else {}),
         "engine": "ray" if isinstance(spec.engine, RayCluster) else type(spec.engine).__name__.lower(),
     }
+
+
+def describe_run(experiment: Experiment, spec: RunSpec) -> dict[str, Any]:
+    """The settings of a run and what followed from them, for its folder."""
+    found = experiment.settings() | {"resolved": resolved_settings(experiment, spec)}
+    if spec.task is not None:
+        found["metrics"] = spec.task.goals
+        if spec.task.client_names is not None:
+            found["client_names"] = list(spec.task.client_names)
+    return found
 
 
 def _local_steps(population: Population) -> int:

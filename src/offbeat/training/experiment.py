@@ -14,7 +14,7 @@ from offbeat.renamed import present_names
 from offbeat.training.schema import COUNT, ValueKind, check_settings, setting, settings_of
 
 if TYPE_CHECKING:
-    from offbeat.schedule.deadline import TaskLimits
+    from offbeat.schedule.clock import Deadline, TaskLimits
     from offbeat.schedule.dispatch import Dispatch
 
 DATASETS = ("cifar10", "digits", "fashion-mnist", "mnist", "mrpc", "rte", "shakespeare", "sst2")
@@ -447,12 +447,6 @@ class Experiment:
                 f"poisson, not {self.dispatch}: give that, or {name('max_participations')} in its place."
             )
         timed = self.dispatch in ("allocation", "timed-poisson")
-        for limit in ("max_bytes", "max_client_updates"):
-            if timed and getattr(self, limit) is not None:
-                raise InputError(
-                    f"when {name(limit)} ends a run tells how many clients were drawn, which must stay "
-                    f"secret: give {name('rounds')} or {name('max_time')} in its place."
-                )
         if timed:
             for unused in ("max_participations", "min_separation"):
                 if getattr(self, unused) is not None:
@@ -581,6 +575,26 @@ def build_dispatch(experiment: Experiment) -> "Dispatch":
 
 def build_limits(experiment: Experiment) -> "TaskLimits":
     """When simulated tasks of an experiment end early."""
-    from offbeat.schedule.deadline import TaskLimits, parse_deadline
+    from offbeat.schedule.clock import TaskLimits, parse_deadline
 
     return TaskLimits(parse_deadline(experiment.deadline), experiment.partial_work, experiment.recall_stale)
+
+
+def check_limits_private(experiment: Experiment, deadline: "Deadline", *, varying: bool = False) -> None:
+    """Refuse what would make a client's part in an amplified sum depend on other clients or on its data."""
+    from offbeat.schedule.clock import FixedDeadline
+    from offbeat.schedule.dispatch import TIMED_DISPATCH_NAMES
+
+    timed = experiment.dispatch in TIMED_DISPATCH_NAMES
+    if experiment.clip is None or not (timed or experiment.simulate_amplification):
+        return
+    if not isinstance(deadline, FixedDeadline):
+        raise InputError(
+            f"{setting_name('deadline')} by a quantile lets other clients decide whether a client is late, "
+            "which the amplification does not cover: give a number of seconds."
+        )
+    if varying and experiment.local_epochs is not None:
+        raise InputError(
+            f"with {setting_name('local_epochs')} the time on a device tells how many examples a client has, "
+            f"which the amplification does not cover: give {setting_name('local_steps')}."
+        )

@@ -4,7 +4,7 @@ Records and trace are appended line by line. A checkpoint contains their lengths
 truncates them to these lengths. The checkpoint before the last one is kept as well: where the last one is
 damaged or missing, a run continues from it. The state of clients may be here as well, in a file `memory`. The
 folder is locked by one process at a time. Only the owner can read the records and the trace of a private run:
-they tell who contributed when.
+they show who contributed when.
 """
 
 import json
@@ -93,6 +93,10 @@ class RunFolder:
         data = json.dumps(line, allow_nan=False).encode() + b"\n"
         self._files[name].write(data)
         self._checksums[name] = zlib.crc32(data, self._checksums[name])
+
+    def note(self, **facts: Any) -> None:
+        """Add facts on how the run computes to its settings."""
+        settings_file.note(self.path, **facts)
 
     def save(self, state: Checkpoint) -> None:
         """Write a checkpoint, from which the run resumes."""

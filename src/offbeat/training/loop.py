@@ -6,7 +6,7 @@ during a run, and so all that a checkpoint contains.
 
 import math
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from offbeat import trees
 from offbeat.aggregate.compression import Compressed, Compression, check_compression
-from offbeat.aggregate.mean import AggregationContext, Aggregator, Mean, PrivacyCost
+from offbeat.aggregate.mean import AggregationContext, Aggregator, FiniteCheck, Mean, PrivacyCost
 from offbeat.aggregate.private import current_repr
 from offbeat.aggregate.robust import RobustAggregation
 from offbeat.aggregate.uploads import probe_upload, shrinks_without_updates
@@ -30,23 +30,24 @@ from offbeat.engines.engine import (
     PersonalSession,
     SecureEncodingSession,
     Session,
+    StreamingSession,
     TunedSession,
 )
 from offbeat.errors import (
-    DivergedError,
     InputError,
     check_attributes,
     check_whole,
     renamed_parameters,
     setting_name,
 )
-from offbeat.nn.problem import Statistics
+from offbeat.nn.problem import Statistics, mean_statistics
 from offbeat.schedule.dispatch import Dispatch, Phases, RoundRefill, TimedDispatch
 from offbeat.schedule.parsing import check_number
-from offbeat.schedule.scheduler import Buffer, BufferSource, TaskCounts
+from offbeat.schedule.scheduler import Buffer, BufferSource, TaskBook, TaskCounts
 from offbeat.schedule.staleness import Equal, StalenessWeights
 from offbeat.schedule.timed import make_scheduler, nominal_cohort
 from offbeat.training.checkpoint import Checkpoint
+from offbeat.trees import Tree
 
 _MIN_PIECE, _MAX_PIECE = 10, 100  # clients whose uploads are held at once in the full-participation start
 
@@ -195,23 +196,19 @@ def server_steps(
             return
         run.consistent = False
         run.publish(version, algorithm)
+        run.summed = summed = BufferSum(run, version, run.weights)
         filled = run.scheduler.fill(version)
         run.session.forget(filled.dropped + filled.lost)
-        updates = run.session.gather(filled.tasks, version) if filled.tasks else run.no_updates()
-        run.settle()  # of the last step, now that the device has more to do
-        run.count_traffic(filled, updates)
-        updates = run.decode(updates)
+        summed.finish(filled.tasks)
+        run.count_traffic(filled, summed.upload_size)
         cohort = describe_cohort(filled.tasks, version, run.clients, run.weights)
         known = run.known_cohort(cohort)
-        check = FiniteCheck(updates, filled.tasks, version + 1)
-        if not run.checks_later:
-            check.check_uploads()
-        statistics = run.new_statistics(updates)
-        total = aggregation.collect(updates.uploads, filled.tasks, cohort)
-        state = algorithm.step(run.state, aggregation.release(total, known), known)
+        state = algorithm.step(run.state, aggregation.release(summed.total, known), known)
+        check = summed.check
         check.add_model(state.x)
+        statistics = summed.new_statistics()
         run.state, run.statistics, run.version, run.consistent = state, statistics, version + 1, True
-        run.check = check
+        run.check, run.summed = check, None
         if not run.checks_later or run.version == run.rounds:
             run.settle()
         yield run.snapshot(cohort, filled)
@@ -263,6 +260,13 @@ class RunState:
             self.session.expect(buffer, rounds)
         # on a GPU, waiting for a check would leave a hole in its work
         self.checks_later = works_asynchronously(x.device) and not self.aggregation.private
+        sizes = [trees.numel(probe_upload(algorithm, x, version)) for version in (0, 1)]
+        self.piece = self.aggregation.piece(max(sizes))  # uploads that are added at a time
+        streams = isinstance(self.session, StreamingSession) and self.session.streams
+        self.gathered_at_once = (
+            self.piece if streams else None
+        )  # uploads that are gathered at a time; None: a buffer's
+        self.summed: BufferSum | None = None  # of the buffer that is being filled
         self.check: FiniteCheck | None = None  # of the last step, if its result is not known yet
         if isinstance(self.session, SecureEncodingSession):
             self.session.set_secure_encoding(self.aggregation.secure_encoding, self.aggregation.private)
@@ -314,28 +318,28 @@ class RunState:
             self.check.settle()
             self.check = None
 
-    def count_traffic(self, filled: Buffer, updates: ClientUpdates) -> None:
-        """Count the numbers that one step sent, including updates that arrived too late."""
-        uploads = trees.numel(updates.uploads) // max(1, len(filled.tasks))
-        if self.compressed is not None:
-            sent = sum(leaf.nbytes for leaf in trees.leaves(updates.uploads))
-            uploads = -(-sent // (max(1, len(filled.tasks)) * self.state.x.element_size()))
-        upload = uploads + trees.numel(updates.statistics)
+    def count_traffic(self, filled: Buffer, upload: int) -> None:
+        """Count the numbers that one step sent, so many with each upload, also with those that were late."""
         started = self.scheduler.counts.started - self._started
         back = len(filled.tasks) + len(filled.dropped)
         self.sent = Traffic(self.sent.down + started * self._message_size, self.sent.up + back * upload)
 
-    def decode(self, updates: ClientUpdates) -> ClientUpdates:
-        """The updates with plain vectors in place of compressed ones."""
-        if self.compressed is None:
-            return updates
-        return updates._replace(uploads=self.compressed.decode(updates.uploads))
+    def upload_size(self, updates: ClientUpdates, count: int) -> int:
+        """The numbers that one of so many uploads has, with the statistics beside it."""
+        uploads = trees.numel(updates.uploads) // count
+        if self.compressed is not None:
+            sent = sum(leaf.nbytes for leaf in trees.leaves(updates.uploads))
+            uploads = -(-sent // (count * self.state.x.element_size()))
+        return uploads + trees.numel(updates.statistics) // count
 
-    def no_updates(self) -> ClientUpdates:
+    def decode(self, uploads: Tree) -> Tree:
+        """Uploads with plain vectors in place of compressed ones."""
+        return uploads if self.compressed is None else self.compressed.decode(uploads)
+
+    def no_uploads(self) -> Tree:
         """Of a timed release to which nobody contributed."""
         upload = probe_upload(self.algorithm, self.state.x)
-        empty = trees.map(lambda leaf: leaf.new_zeros((0, *leaf.shape)), upload)
-        return ClientUpdates(empty, self.statistics)
+        return trees.map(lambda leaf: leaf.new_zeros((0, *leaf.shape)), upload)
 
     def known_cohort(self, cohort: Cohort) -> Cohort:
         """What the server's step may know of a cohort; under a timed dispatch who is in it is a secret."""
@@ -350,17 +354,19 @@ class RunState:
             used_up = f"the privacy budget is spent: {used_up}"
         return self.aggregation.ended() or used_up
 
-    def new_statistics(self, updates: ClientUpdates) -> Statistics:
-        """The running statistics after a step; in private and robust runs nothing may bypass the sum."""
-        if not self.aggregation.private and not isinstance(self.aggregation, RobustAggregation):
-            return updates.statistics
-        for name, value in updates.statistics.items():
+    @property
+    def keeps_statistics(self) -> bool:
+        """Whether running statistics stay: in private and robust runs nothing may bypass the sum."""
+        return self.aggregation.private or isinstance(self.aggregation, RobustAggregation)
+
+    def check_statistics(self, statistics: Statistics) -> None:
+        """Refuse statistics that clients have changed, where they are to stay."""
+        for name, value in mean_statistics(statistics).items():
             if not torch.allclose(value.double(), self.statistics[name].double()):
                 raise InputError(
                     f"the running statistic {name} would leave clients beside the aggregation: "
                     "use a module with GroupNorm in place of BatchNorm."
                 )
-        return self.statistics
 
     def start(self, observe: Callable[[StartProgress], None]) -> Snapshot:
         """The full-participation start, or the rest of it, where the algorithm has one."""
@@ -377,15 +383,11 @@ class RunState:
             size = rest // max(1, rest // piece)  # no piece is small: secure aggregation would refuse it
             tasks = filled.tasks[self._done : self._done + size]
             self.consistent = False
-            updates = self.session.gather(tasks, 0)
-            self.count_traffic(filled._replace(tasks=tasks), updates)
-            updates = self.decode(updates)
+            summed = BufferSum(self, 0, Equal(), "in the start: check the model and the data")
+            summed.finish(tasks)
+            self.count_traffic(filled._replace(tasks=tasks), summed.upload_size)
             self._started = self.scheduler.counts.started
-            FiniteCheck(updates, tasks, 0).check_uploads("in the start: check the model and the data")
-            self.new_statistics(updates)
-            total = self.aggregation.collect(
-                updates.uploads, tasks, describe_cohort(tasks, 0, self.clients, Equal())
-            )
+            total = summed.total
             part = trees.leaves(total)
             self._start_sum = (
                 [a + b for a, b in zip(self._start_sum, part, strict=True)] if self._start_sum else part
@@ -471,6 +473,8 @@ class RunState:
     def _save_progress(self) -> None:
         if isinstance(self.session, PersistentSession):
             self.session.save_progress(self.scheduler.save())
+            if self.summed is not None and isinstance(self.scheduler, TaskBook):
+                self.summed.add(self.scheduler.buffered)
 
     def _load_session(self, checkpoint: Checkpoint) -> None:
         facts, tensors = checkpoint
@@ -478,6 +482,74 @@ class RunState:
         kept = self.session.saved_progress() if isinstance(self.session, PersistentSession) else None
         self.scheduler.load(kept or facts["flow"])
         self._started = self.scheduler.counts.started
+
+
+class BufferSum:
+    """The sum of the uploads of one server step.
+
+    Uploads are added in the order of the buffer, in pieces that follow from its aggregation and the size of
+    an upload alone: sums are the same to the bit, whether an engine computes a buffer as a whole, or a
+    deployed server adds each piece once it has arrived, or again after it was resumed.
+    """
+
+    def __init__(
+        self, run: RunState, version: int, weights: StalenessWeights, where: str | None = None
+    ) -> None:
+        self._run, self._version, self._weights, self._where = run, version, weights, where
+        self._added = 0  # tasks
+        self._statistics: list[Statistics] = []
+        self.total: Tree | None = None
+        self.upload_size = trees.numel(run.statistics)  # if there is no upload
+        self.check = FiniteCheck(version + 1)
+
+    def add(self, tasks: tuple[Task, ...]) -> None:
+        """Add what is complete of a buffer that is being filled, where pieces are gathered one by one."""
+        if self._run.gathered_at_once:
+            self._gather(tasks[: len(tasks) - len(tasks) % self._run.gathered_at_once])
+
+    def finish(self, tasks: tuple[Task, ...]) -> None:
+        """Add the rest of a full buffer."""
+        if tasks:
+            self._gather(tasks)
+        else:
+            self._collect(self._run.no_uploads(), ())
+        self._run.settle()  # of the last step, now that the device has more to do
+
+    def new_statistics(self) -> Statistics:
+        """The running statistics after the step."""
+        if not self._statistics:
+            return self._run.statistics
+        names = self._statistics[0]
+        return mean_statistics({name: torch.cat([part[name] for part in self._statistics]) for name in names})
+
+    def _gather(self, tasks: tuple[Task, ...]) -> None:
+        """Gather and add the tasks that were not added yet."""
+        at_once = self._run.gathered_at_once or len(tasks)
+        while some := tasks[self._added : self._added + at_once]:
+            self._take(self._run.session.gather(some, self._version), some)
+            self._added += len(some)
+
+    def _take(self, updates: ClientUpdates, tasks: tuple[Task, ...]) -> None:
+        run, piece = self._run, self._run.piece or len(tasks)
+        self.upload_size = run.upload_size(updates, len(tasks))
+        if run.keeps_statistics:
+            run.check_statistics(updates.statistics)
+        else:
+            self._statistics.append(updates.statistics)
+        if len(tasks) <= piece:
+            self._collect(run.decode(updates.uploads), tasks)
+            return
+        for first in range(0, len(tasks), piece):
+            rows = slice(first, first + piece)
+            part = trees.map(lambda leaf, rows=rows: leaf[rows], updates.uploads)
+            self._collect(run.decode(part), tasks[rows])
+
+    def _collect(self, uploads: Tree, tasks: tuple[Task, ...]) -> None:
+        self.check.add_uploads(uploads, tasks)
+        if not self._run.checks_later:
+            self.check.check_uploads(self._where)
+        cohort = describe_cohort(tasks, self._version, self._run.clients, self._weights)
+        self.total = self._run.aggregation.collect(uploads, tasks, cohort, self.total)
 
 
 def describe_cohort(
@@ -493,65 +565,10 @@ def works_asynchronously(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-class FiniteCheck:
-    """Whether the uploads and the model of a server step are finite; on a GPU without waiting for it."""
-
-    def __init__(self, updates: ClientUpdates, tasks: tuple[Task, ...], step: int) -> None:
-        uploads = trees.leaves(updates.uploads) if tasks else []
-        self._uploads = [leaf.reshape(len(tasks), -1) for leaf in uploads]
-        self._tasks = tasks
-        self._step = step
-        # one pass; where a sum overflows, all is looked at
-        self._finite = [torch.isfinite(rows.sum(1)).all() for rows in self._uploads]
-        self._copied: torch.cuda.Event | None = None
-
-    def add_model(self, x: Vector) -> None:
-        """Check the model that the uploads led to as well, and have the result sent to the CPU."""
-        flags = torch.stack([*self._finite, torch.isfinite(x).all()])
-        if not x.is_cuda:
-            self._flags = flags
-            return
-        self._flags = torch.empty(flags.shape, dtype=torch.bool, pin_memory=True)
-        self._flags.copy_(flags, non_blocking=True)
-        self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._copied.record()
-
-    def check_uploads(self, where: str | None = None) -> None:
-        """Stop before a NaN or infinite upload touches the state."""
-        bad = set()
-        for rows, finite in zip(self._uploads, self._finite, strict=True):
-            if bool(finite):
-                continue
-            each = torch.isfinite(rows).all(1).tolist()
-            bad |= {task for task, good in zip(self._tasks, each, strict=True) if not good}
-        if bad:
-            where = where or f"at server step {self._step}: lower the rates"
-            raise DivergedError(f"the update of {client_names(bad)} became NaN or infinite {where}.")
-
-    def settle(self) -> None:
-        """Wait for the result, and raise if something was not finite."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        if bool(self._flags.all()):
-            return
-        self.check_uploads()
-        if not self._flags[-1]:
-            raise DivergedError(
-                f"the model became NaN or infinite at server step {self._step} "
-                f"(its updates came from {client_names(self._tasks)}): lower the rates."
-            )
-
-
 def _with_prefix(part: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of one part of a checkpoint, without its prefix."""
     mine = {name: tensor for name, tensor in tensors.items() if name.startswith(f"{part}.")}
     return {name.removeprefix(f"{part}."): tensor for name, tensor in mine.items()}
-
-
-def client_names(tasks: Iterable[Task]) -> str:
-    """The clients of these tasks, as text."""
-    clients = sorted({task.client for task in tasks})
-    return f"client{'s' if len(clients) > 1 else ''} {', '.join(map(str, clients))}"
 
 
 def check_fit(

@@ -26,6 +26,7 @@ from offbeat.algorithms.rates import (
     WarmupRate,
     has_rate,
     over_rounds,
+    schedule_factor,
     with_rate,
 )
 from offbeat.core import AnyAlgorithm, LocalOptimizer, Rate, Vector
@@ -109,7 +110,9 @@ def _parse_schedule(
             f"{name} computes its {rate} from the run: give {setting_name(f'parameters.{rate}')} to put a "
             f"schedule on it, or leave out {option}."
         )
-    return over_rounds(schedule, rounds)
+    whole = over_rounds(schedule, rounds)
+    schedule_factor(whole, 0)  # refused before anything is written
+    return whole
 
 
 def _takes_local_rules(algorithm: LocallyOptimized) -> bool:

@@ -17,7 +17,7 @@ from offbeat.aggregate.private import Private
 from offbeat.core import AnyAlgorithm, Task, traits_of
 from offbeat.engines.engine import Engine, Session
 from offbeat.errors import InputError, renamed_parameters
-from offbeat.schedule.clock import RecallingTimeline
+from offbeat.schedule.clock import ReplayedTimeline
 from offbeat.schedule.dispatch import Dispatch, TimedDispatch
 from offbeat.schedule.scheduler import Buffer, TaskCounts
 from offbeat.schedule.staleness import Equal, StalenessWeights
@@ -135,7 +135,7 @@ class TraceSource:
             self._session.start(task, sure=True)
             self._session.next()
         for task, steps in zip(filled.tasks, filled.steps, strict=False):
-            if steps is not None and isinstance(self._session, RecallingTimeline):
+            if steps is not None and isinstance(self._session, ReplayedTimeline):
                 self._session.end_early(task, steps)
         self._started += len(begun)
         self._consumed += len(filled.tasks)

@@ -11,7 +11,6 @@ from offbeat.aggregate.mean import PrivacyCost
 from offbeat.aggregate.private import Private
 from offbeat.errors import DivergedError
 from offbeat.privacy.ledger import correct_statement, corrected_end
-from offbeat.training import settings_file
 from offbeat.training.build import RunSpec, with_run_folder
 from offbeat.training.checkpoint import Checkpoint
 from offbeat.training.evaluate import ClientMetrics, ema
@@ -111,10 +110,12 @@ def _run_steps(
         observe_start=lambda starting: state.start(starting, folder, save_every, observe_start),
     )
     noted = False  # how the run computes
+    if folder and folder.resumed is None and spec.engine_reason:
+        folder.note(engine_reason=spec.engine_reason)
     for snapshot in snapshots:
         state.see(snapshot, experiment.ema_decay)
         if folder and not noted and (report := snapshot.execution()) and report["seconds"]:
-            settings_file.note_execution(folder.path, report)
+            folder.note(execution_report=report)
             noted = True
         if folder and snapshot.filled:
             folder.append("trace", _trace(snapshot))

@@ -21,9 +21,9 @@ def write(folder: Path, settings: Mapping[str, Any]) -> None:
     _replace(folder, dict(settings) | _origin() | {"format": FORMAT})
 
 
-def note_execution(folder: Path, report: Mapping[str, Any]) -> None:
-    """Add how the run computes, as `Snapshot.execution` tells."""
-    _replace(folder, read(folder) | {"execution_report": report})
+def note(folder: Path, **facts: Any) -> None:
+    """Add how the run computes: `engine_reason`, and the `execution_report` of `Snapshot.execution`."""
+    _replace(folder, read(folder) | facts)
 
 
 def revise(folder: Path, **changed: Any) -> None:

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 from offbeat.errors import InputError, setting_name, unknown_name
+from offbeat.schedule.dispatch import TIMED_DISPATCH_NAMES
 from offbeat.training.experiment import Experiment
 
 SETTINGS = ("stop_at", "patience", "max_time", "max_bytes", "max_client_updates")
 _SECRET = ("max_bytes", "max_client_updates")  # follow from how many clients contributed
-_TIMED = ("allocation", "timed-poisson")
 
 
 class BestRecord(NamedTuple):
@@ -51,7 +51,7 @@ class StopRules:
                     "or leave it out."
                 )
         for name in _SECRET:
-            if getattr(experiment, name) is not None and experiment.dispatch in _TIMED:
+            if getattr(experiment, name) is not None and experiment.dispatch in TIMED_DISPATCH_NAMES:
                 raise InputError(
                     f"the end by {setting_name(name)} would tell how many clients contributed, which "
                     f"{experiment.dispatch} dispatch keeps secret: use {setting_name('max_time')}."

@@ -28,7 +28,7 @@ from offbeat.nn.layers import RandomCropFlip
 from offbeat.nn.problem import Loss, Problem, Statistics, cross_entropies
 from offbeat.schedule.delays import Delay, parse_delay
 from offbeat.training.evaluate import ClientMetrics, Metric, accuracy, evaluate, evaluate_clients
-from offbeat.training.experiment import Experiment, personal_layers
+from offbeat.training.experiment import SAMPLE_FIELDS, Experiment, personal_layers
 
 MakeModule: TypeAlias = Callable[[], nn.Module]
 FROM_TASK = "task"  # the setting `partition` or `delays` of a run whose task has its own
@@ -237,6 +237,16 @@ class LearningTask:
             )
         return self.data.examples(name)
 
+    def site_test(self, name: str) -> Examples | None:
+        """The test examples of one site's own, for its personal model; None if it has none."""
+        try:
+            test = self.test_data() if self.personal else None
+        except InputError:  # a common test set, which the server alone may have
+            return None
+        if not isinstance(test, ClientData) or (test.names is not None and name not in test.names):
+            return None
+        return test.examples(name)
+
     def _parse_partition(self, text: str) -> Partition:
         if text != FROM_TASK:
             return parse_partition(text)
@@ -297,24 +307,7 @@ class LearningTask:
 
 _KINDS = {"module": "torch.nn.Module or a function that makes one", "loss": "function"}
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
-_RECORD_FIELDS = frozenset(
-    [
-        "version",
-        "time",
-        "client_updates",
-        "loss",
-        "staleness_mean",
-        "staleness_max",
-        "dropped",
-        "lost",
-        "floats_down",
-        "floats_up",
-        "bytes",
-        "elapsed",
-        "epsilon",
-        "simulated_epsilon",
-    ]
-)
+_RECORD_FIELDS = SAMPLE_FIELDS | {"version", "time", "loss", "epsilon", "simulated_epsilon"}
 
 
 def _kind(value: object) -> str:

@@ -1,12 +1,13 @@
-"""Uploads in fixed point mod 2^32, and the seeds of secret shares.
+"""Uploads in fixed point mod 2^32, the seeds of secret shares, and the report that a client makes of both.
 
 Negative numbers are the upper half of the residues. A seed expands to one share, and travels to the helper
-sealed to its key.
+sealed to its key; the leader gets the other share.
 """
 
 import math
-from collections.abc import Iterator
-from typing import TypeAlias
+import secrets
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from offbeat.core import Task
 from offbeat.errors import InputError
-from offbeat.privacy.secure.terms import BindingError, SecureTerms, report_name
+from offbeat.privacy.secure.terms import BindingError, LengthError, SecureTerms, report_name
 
 Residues: TypeAlias = npt.NDArray[np.uint32]
 CHUNK = 1 << 15  # numbers at a time, so that what is done to them is done in the cache
@@ -107,3 +108,48 @@ def unseal(sealed: bytes, task: Task, terms: SecureTerms, key: X25519PrivateKey)
 
 def _suite() -> Suite:
     return Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_128_GCM)
+
+
+class Report(NamedTuple):
+    """What leaves a client: the share is for the leader, the seed for the helper, by way of the leader."""
+
+    task: Task
+    share: Residues  # (length,)
+    sealed: bytes
+    signature: bytes = b""  # of the site that the client is, where the helper asks for one
+
+
+def make_report(
+    parts: Sequence[Tensor],
+    task: Task,
+    terms: SecureTerms,
+    key: X25519PublicKey,
+    rounding: torch.Generator | None = None,
+    message: bytes = NO_MESSAGE,
+) -> Report:
+    """Split an upload, given as the flat CPU vectors that it consists of.
+
+    `message` is the digest of the server's message that it answers.
+    """
+    length = sum(len(part) for part in parts)
+    if length != terms.length:
+        raise LengthError(
+            f"{report_name(task)} has {length} numbers, not the {terms.length} agreed on.", [task]
+        )
+    for part in parts:
+        check_range(part, terms, task.client)
+    share = np.empty(length, np.uint32)
+    start = 0
+    for part in parts:
+        encode(part, terms.bits, share[start : start + len(part)], rounding)
+        start += len(part)
+    # Never from a keyed draw: whoever knows the seed and the share knows the upload.
+    seed = secrets.token_bytes(SEED_BYTES)
+    subtract_share(share, seed)
+    return Report(task, share, seal(seed, task, terms, key, message))
+
+
+def subtract_share(residues: Residues, seed: bytes) -> None:
+    """Subtract the seed's share in place; the rest is the other share."""
+    for place, numbers in expand_seed(seed, len(residues)):
+        residues[place] -= numbers

@@ -15,9 +15,8 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from offbeat.core import Task
-from offbeat.privacy.discrete_gaussian import discrete_gaussian
-from offbeat.privacy.secure.client import Report
-from offbeat.privacy.secure.encoding import SEALED_BYTES, Residues, expand_seed, unseal
+from offbeat.privacy.mechanism import discrete_gaussian
+from offbeat.privacy.secure.encoding import SEALED_BYTES, Report, Residues, expand_seed, unseal
 from offbeat.privacy.secure.terms import (
     HelperNoise,
     LengthError,

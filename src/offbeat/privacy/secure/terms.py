@@ -72,7 +72,7 @@ def report_name(task: Task) -> str:
     return f"visit {task.visit} of client {task.client}"
 
 
-DEFAULT_MINIMUM = 5  # clients in a sum, where a party was told no other number
+DEFAULT_MINIMUM = 5  # clients in a sum, unless another number is set
 SIGN_BIT = 1 << 31  # residues from here on stand for negative numbers
 
 
@@ -112,8 +112,8 @@ class SecureTerms:
     bits: int = 16  # fractional
     weight_bits: int = 0
     weigh: Callable[[int], float] = equal_weight  # from staleness to a weight in (0, 1]
-    rule: str = ""  # the same in words, where the parties are told of it in words
-    clipping: str = ""  # tells apart how clients were told to clip; one for all reports of a sum
+    rule: str = ""  # the same as text, where it is sent to the parties
+    clipping: str = ""  # a digest of the clipping bounds; the same for all reports of a sum
     noise: HelperNoise | None = None  # that the helper adds; None: none
 
     def __post_init__(self) -> None:

@@ -1,1 +1,0 @@
-"""Trackers that receive the records of a run: TensorBoard, Weights & Biases and MLflow."""

@@ -136,7 +136,7 @@ def measure(sites: int, given: argparse.Namespace) -> dict[str, Any]:
         begun = time.monotonic()
         while True:
             now = status(page)
-            connected = 0 if now is None else sum(client["standing"] != "away" for client in now["clients"])
+            connected = 0 if now is None else int(now["present"])
             waited = time.monotonic() - begun
             if connected >= sites or (waited > given.patience and now is not None):
                 break

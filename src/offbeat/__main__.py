@@ -7,17 +7,17 @@ import sys
 
 def main() -> int:
     """Load the command line, run one command and return its exit code."""
-    usual = signal.getsignal(signal.SIGINT)
-    if usual is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _leave)
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _exit_at_once)
     from offbeat.cli.main import main as command  # takes a second or two
 
-    if usual is signal.default_int_handler:
-        signal.signal(signal.SIGINT, usual)
+    if before is signal.default_int_handler:
+        signal.signal(signal.SIGINT, before)
     return command()
 
 
-def _leave(number: int, frame: object) -> None:
+def _exit_at_once(number: int, frame: object) -> None:
     """Exit at once: an exception during an import could be mistaken for a missing library."""
     os.write(sys.stderr.fileno(), b"offbeat: interrupted.\n")
     os._exit(128 + number)

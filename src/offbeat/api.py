@@ -1,19 +1,18 @@
-"""`offbeat.run` and `offbeat.tune`: train a task with progress, checkpoints, trackers and a run's folder.
+"""`offbeat.run` and `offbeat.tune`: train or tune a task, with a folder, checkpoints, trackers and progress.
 
-The commands `offbeat run` and `offbeat tune` start and resume runs and studies by the same functions.
+The commands `offbeat run` and `offbeat tune` use the same functions.
 """
 
 import dataclasses
 import logging
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from offbeat import trees
 from offbeat.aggregate.compression import Compressed, parse_compression
 from offbeat.aggregate.mean import PrivacyCost
 from offbeat.algorithms import Setting, build, find
@@ -46,21 +45,13 @@ from offbeat.training.build import (
 from offbeat.training.experiment import Experiment
 from offbeat.training.folder import RunFolder, check_free, claim_folder, read_jsonl
 from offbeat.training.progress import StopRequest, bar, limited_threads, stop_signals
-from offbeat.training.runner import RunOutcome, resumed_outcome, run_experiment
+from offbeat.training.runner import RunOutcome, resumed_outcome, run_experiment, saved_model
 from offbeat.training.schema import settings_of
 from offbeat.training.standardise import Scaling
 from offbeat.training.stopping import SETTINGS as STOP_SETTINGS
 from offbeat.training.task import LearningTask, function_name, load_task, named_task
-from offbeat.tuning import (
-    SearchRange,
-    Study,
-    StudyPlan,
-    StudyResult,
-    check_same_study,
-    check_trials,
-    load_optuna,
-    search_space,
-)
+from offbeat.tuning import Study, StudyResult, check_trials, load_optuna
+from offbeat.tuning_plan import SearchRange, StudyPlan, new_plan, resumed_plan
 
 _log = logging.getLogger("offbeat")
 _STOPPING_STUDY = b"\noffbeat: saving the trials that are running; interrupt again to stop at once.\n"
@@ -69,7 +60,7 @@ _NOT_FOR_TASKS = ("algorithm", "parameters", "task", "data", "data_dir", "model"
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a run is watched and saved, none of which changes its result."""
+    """How a run is saved and reported; none of these options changes its result."""
 
     save_every: int | None = None
     trackers: TrackerOptions = TrackerOptions(None, None, None)
@@ -84,7 +75,7 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a run ended, and what it left in its folder.
+    """How a run ended, and what is in its folder.
 
     Attributes:
         experiment: Every setting.
@@ -105,7 +96,7 @@ class RunResult:
     ended: str | None
     privacy: PrivacyCost | None
     error: str | None = None
-    stopped: int | None = None  # the exit code of a run that a signal stopped
+    stopped: int | None = None
     task: LearningTask | None = dataclasses.field(default=None, repr=False)
 
     @property
@@ -126,18 +117,18 @@ class RunResult:
         return (max if higher else min)(values, default=None)
 
     def module(self, client: str | int | None = None) -> nn.Module:
-        """The trained module: of the last checkpoint, averaged over server steps if `ema_decay` was given.
+        """The module of the last checkpoint; the moving average of the models if `ema_decay` was given.
 
         Args:
-            client: The client, by name or number, whose personal layers the module has. None: the initial
-                ones, where the run has personal layers.
+            client: The name or number of the client whose personal layers the module gets. None: the module
+                has its initial personal layers, if the run has any.
         """
         task = self.task or named_task(self.experiment)
         return trained_module(self.experiment, task, self.folder, client)
 
     @property
     def resume(self) -> str | None:
-        """The command that resumes the run, if there is something left."""
+        """The command that resumes the run, if it is not over."""
         if self.finished or self.ended or self.error:
             return None
         return f"offbeat run --out {shlex.quote(str(self.folder))} --resume"
@@ -182,17 +173,17 @@ def run(
 
     Args:
         task: What to train, on whose data, and how to evaluate it.
-        algorithm: The name of a method; see `offbeat.CATALOGUE`, and `offbeat.register` for one's own.
+        algorithm: The name of a method in `offbeat.CATALOGUE`; `offbeat.register` adds methods.
         parameters: Hyperparameters of the method; those left out have their defaults.
         out: The folder of the run; None: the next free folder in `runs/`.
         resume: Continue the run in `out` from its last checkpoint. A larger number of rounds extends it.
-        save_every: Save a checkpoint every so many server steps; None: from time to time.
+        save_every: The number of server steps between checkpoints; None: from time to time.
         progress: Show a progress bar if standard error is a terminal.
         tensorboard: A folder for event files of TensorBoard.
         wandb: A project of Weights & Biases.
         mlflow: An MLflow server, or `sqlite:///FILE`.
         **settings: Any other setting of `Experiment`, such as `rounds`, `buffer`, `local_steps` or `seed`. A
-            schedule of rates may also be a function that can be imported, from the version to a factor.
+            rate schedule may also be an importable function from the version to a factor.
 
     Returns:
         The records and the folder. An interrupt saves the current step and raises `KeyboardInterrupt`.
@@ -218,7 +209,7 @@ def run(
 
 
 def _checked_settings(what: str, task: Any, algorithm: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that were given beside a task, if they can be given."""
+    """The settings that were given beside a task; others than those of `Experiment` are rejected."""
     if not isinstance(task, LearningTask):
         raise InputError(f"{what} needs an offbeat.LearningTask, not a {type(task).__name__}.")
     if not isinstance(algorithm, str):
@@ -265,28 +256,28 @@ def tune(
     resume: bool = False,
     **settings: Any,
 ) -> StudyResult:
-    """Search for the hyperparameters of a method with Optuna, and stop trials early that are behind.
+    """Search for the best hyperparameters of a method with Optuna; bad trials are stopped early.
 
     Args:
-        task: What to train, or `PACKAGE.MODULE:FUNCTION`, the name of a function that makes it. Its test
+        task: What to train, or the name of a function that returns it, `PACKAGE.MODULE:FUNCTION`. Its test
             data decide which trial is the best.
         algorithm: The name of the method to tune.
         search: For each hyperparameter a range as a tuple `(low, high)`, or the values to try as a list.
             None: the learning rates of the method, around their defaults.
         parameters: Hyperparameters of the method that are the same in all trials.
-        trials: Trials of the whole study, those before a resume included. None: 20, or the whole grid.
+        trials: The number of trials of the study, including those before a resume. None: 20, or the grid.
         sampler: `tpe` learns from earlier trials, `random` does not, `grid` tries all values in order. None:
             `tpe`.
         pruner: What stops trials early: `median`, `halving` (successive halving) or `none`. None: `median`.
         baseline: A method to compare with, run once without tuning, or `none`. None: the default method.
-        jobs: Trials at a time, each in a process. More than one need a task that is given by its name, so
-            that other processes can make it.
+        jobs: The number of trials that run at the same time, each in a process. More than one needs a task
+            that is given by its name, so that other processes can load it.
         out: The folder of the study; None: the next free folder in `runs/`.
         resume: Continue the study in `out`; settings that are left out are those of the study.
         **settings: Any other setting of `Experiment`, as for `offbeat.run`.
 
     Returns:
-        The trials, the best of them, and what they cost. An interrupt saves the trials that are running and
+        The trials, the best of them, and their cost. An interrupt saves the trials that are running and
         raises `KeyboardInterrupt`.
     """
     name = task if isinstance(task, str) else getattr(task, "name", None)
@@ -300,7 +291,7 @@ def tune(
     if resume:
         if out is None:
             raise InputError("resume needs out, the folder of the study to resume.")
-        plan = resumed_study(Path(out), settings | {"algorithm": algorithm}, fixed, ranges, options)
+        plan = resumed_plan(Path(out), settings | {"algorithm": algorithm}, fixed, ranges, options)
         if plan.experiment.task != name:
             raise InputError(
                 f"the study in {out} is of the task '{plan.experiment.task}', not of '{name}': give the "
@@ -308,7 +299,7 @@ def tune(
             )
     else:
         defaults = {"algorithm": algorithm, "task": name} | task.defaults(algorithm)
-        plan = planned_study(defaults | settings, fixed or {}, ranges or [], options, trials)
+        plan = new_plan(defaults | settings, fixed or {}, ranges or [], options, trials)
     result = run_study(plan, task, out, resume=resume, trials=trials, jobs=jobs)
     if result.stopped is not None:
         raise KeyboardInterrupt(f"the study in {result.folder} was stopped; resume it with resume=True")
@@ -344,51 +335,6 @@ def _is_whole(algorithm: str, name: str) -> bool:
     return isinstance(default, int) and not isinstance(default, bool)
 
 
-def planned_study(
-    settings: Mapping[str, Any],
-    parameters: Mapping[str, Any],
-    ranges: Sequence[SearchRange],
-    options: Mapping[str, Any],
-    trials: int | None,
-) -> StudyPlan:
-    """A new study; `options` are its sampler, pruner and baseline where they were given."""
-    experiment = Experiment.of(**{**settings, "parameters": tuple(sorted(parameters.items()))})
-    space = search_space(experiment.algorithm, ranges, parameters)
-    plan = StudyPlan(experiment, space, **_named_baseline(options))
-    if plan.baseline is not None:
-        find(plan.baseline)
-    usual = len(plan.grid) if plan.sampler == "grid" else plan.trials
-    return dataclasses.replace(plan, trials=usual if trials is None else trials)
-
-
-def resumed_study(
-    out: Path,
-    settings: Mapping[str, Any],
-    parameters: Mapping[str, Any] | None,
-    ranges: Sequence[SearchRange] | None,
-    options: Mapping[str, Any],
-) -> StudyPlan:
-    """The study in a folder; what is given beside it must be the same."""
-    known = StudyPlan.read(out)
-    own = known.experiment
-    asked = settings.get("algorithm", own.algorithm)
-    if asked != own.algorithm:
-        raise InputError(
-            f"the study in {out} is of {own.algorithm}, not of {asked}: name another {setting_name('out')}."
-        )
-    fixed = dict(own.parameters) if parameters is None else dict(parameters)
-    values = own.settings() | dict(settings) | {"parameters": tuple(sorted(fixed.items()))}
-    space = known.space if ranges is None else search_space(asked, ranges, fixed)
-    rest = {"sampler": known.sampler, "pruner": known.pruner, "baseline": known.baseline}
-    given = StudyPlan(Experiment.of(**values), space, **rest | _named_baseline(options))
-    check_same_study(out, known, given)
-    return known
-
-
-def _named_baseline(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: None if (name, value) == ("baseline", "none") else value for name, value in options.items()}
-
-
 def run_study(
     plan: StudyPlan,
     task: LearningTask,
@@ -399,7 +345,7 @@ def run_study(
     jobs: int,
     notify: Callable[[str], None] = _log.info,
 ) -> StudyResult:
-    """Run the trials that are missing, and draw what they cost."""
+    """Run the remaining trials of a study, and draw the cost of tuning."""
     for name, value in (("trials", trials), ("jobs", jobs)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
             raise InputError(f"{name} must be a whole number, not {value!r}.")
@@ -437,7 +383,7 @@ def start_run(
     task: LearningTask | None = None,
     notices: Iterable[str] = (),
 ) -> RunResult:
-    """Train an experiment in a new folder; the notices are passed on once the settings are checked."""
+    """Train an experiment in a new folder; `notices` are reported once the settings are checked."""
     if out is not None:
         check_free(out)
     spec = build_run(experiment, task, out or Path("runs"))
@@ -458,14 +404,14 @@ def start_run(
         claim_folder(Path("runs"), f"{experiment.algorithm}-{experiment.subject}") if out is None else out
     )
     warn_of_exhausted_clients(experiment)
-    asked = describe_run(experiment, spec)
+    settings = describe_run(experiment, spec)
     try:
-        tracker, tracked = open_trackers(options.trackers, folder.absolute().name, asked)
+        tracker, tracked = open_trackers(options.trackers, folder.absolute().name, settings)
     except InputError:
         if out is None:
-            folder.rmdir()  # nothing of this run is left
+            folder.rmdir()  # leave no empty folder behind
         raise
-    with RunFolder.begin(folder, asked) as opened:
+    with RunFolder.begin(folder, settings) as opened:
         save_tracked_runs(folder, tracked)
         return _train(experiment, spec, opened, options, tracker)
 
@@ -474,8 +420,8 @@ def resume_run(
     out: Path, given: Mapping[str, Any], options: RunOptions, task: LearningTask | None = None
 ) -> RunResult:
     """Resume the run in a folder with its own settings; only the number of rounds may grow."""
-    held = settings_file.read(out)
-    known = Experiment.from_settings(held)
+    saved = settings_file.read(out)
+    known = Experiment.from_settings(saved)
     if task is None and known.task is not None and ":" in known.task:
         task = named_task(known)  # which may register the method
     values = known.settings() | dict(given)
@@ -486,7 +432,7 @@ def resume_run(
     with RunFolder.resume(
         out, experiment.settings() | {"rounds": min(known.rounds, experiment.rounds)}
     ) as folder:
-        goals = held.get("metrics", {"accuracy": "max", "loss": "min"})
+        goals = saved.get("metrics", {"accuracy": "max", "loss": "min"})
         outcome = resumed_outcome(folder, experiment, goals)
         if folder.version == experiment.rounds or outcome.ended:
             if not outcome.ended:
@@ -498,12 +444,12 @@ def resume_run(
                 "with offbeat.run(task, ..., resume=True)."
             )
         names = None if task is None or task.client_names is None else list(task.client_names)
-        if names != held.get("client_names"):
+        if names != saved.get("client_names"):
             raise InputError(
                 f"the run in {out} was started with other clients than the task has now: give the same "
                 f"task, or name another {setting_name('out')}."
             )
-        spec = build_run(experiment, task, out, Scaling.from_settings(held))
+        spec = build_run(experiment, task, out, Scaling.from_settings(saved))
         settings_file.revise(out, **{name: getattr(experiment, name) for name in STOP_SETTINGS})
         if experiment.rounds > known.rounds:
             settings_file.revise(out, rounds=experiment.rounds)
@@ -515,20 +461,20 @@ def resume_run(
         return _train(experiment, spec, folder, options, _resume_trackers(options.trackers, folder))
 
 
-def _resume_trackers(asked: TrackerOptions, folder: RunFolder) -> TrackerGroup:
+def _resume_trackers(wanted: TrackerOptions, folder: RunFolder) -> TrackerGroup:
     """Open the trackers of a resumed run, and send the records that they lack."""
     settings = settings_file.read(folder.path)
-    held = load_tracked_runs(folder.path)
-    tracker, tracked = open_trackers(asked, folder.path.absolute().name, settings, held, folder.version)
+    saved = load_tracked_runs(folder.path)
+    tracker, tracked = open_trackers(wanted, folder.path.absolute().name, settings, saved, folder.version)
     save_tracked_runs(folder.path, tracked)
-    for record in named(read_jsonl(folder.path, "records"), bool(settings.get("simulate_amplification"))):
+    for record in _read_records(folder.path, simulated=bool(settings.get("simulate_amplification"))):
         tracker.record(record)
     return tracker
 
 
-def named(records: Iterable[dict[str, Any]], simulated: bool) -> Iterator[dict[str, Any]]:
-    """Rename epsilon in the records of earlier versions, if it was simulated."""
-    for record in records:
+def _read_records(folder: Path, *, simulated: bool) -> Iterator[dict[str, Any]]:
+    """The records of a run; a simulated epsilon, which earlier versions called epsilon, is renamed."""
+    for record in read_jsonl(folder, "records"):
         if simulated and "epsilon" in record:
             yield {"simulated_epsilon" if name == "epsilon" else name: record[name] for name in record}
         else:
@@ -543,7 +489,7 @@ def train_in_folder(
     stop: StopRequest,
     tracker: TrackerGroup = TrackerGroup(),
 ) -> tuple[RunOutcome, str | None]:
-    """Train with a progress bar; return the outcome, and why it diverged if it did."""
+    """Train with a progress bar; return the outcome, and the reason if training diverged."""
     outcome = RunOutcome(None, None)
     metric = next(iter(spec.task.goals)) if spec.task else "loss"
     try:
@@ -588,7 +534,7 @@ def _result(
     failure: str | None = None,
 ) -> RunResult:
     folder.flush()
-    records = tuple(named(read_jsonl(folder.path, "records"), experiment.simulate_amplification))
+    records = tuple(_read_records(folder.path, simulated=experiment.simulate_amplification))
     result = RunResult(
         experiment, folder.path, folder.version, records, outcome.ended, outcome.spent, task=task
     )
@@ -600,7 +546,7 @@ def _result(
 def trained_module(
     experiment: Experiment, task: LearningTask, folder: Path, client: str | int | None = None
 ) -> nn.Module:
-    """The module with the weights of a run's last checkpoint, and with the personal layers of a client."""
+    """The module with the weights of a run's last checkpoint, and optionally a client's personal layers."""
     path = folder / "checkpoint" / "state.safetensors"
     if not path.is_file():
         raise InputError(f"the run in {folder} has saved no model yet: let it take a server step first.")
@@ -613,39 +559,35 @@ def trained_module(
         task.loss,
         **personal_arguments(experiment, algorithm, scaled=scaling is not None),
     )
-    x, statistics = problem.initial()
-    shape = trees.structure(algorithm.init(x))
-    facts, tensors = checkpoint.load(path)
+    saved = checkpoint.load(path)
     own: Statistics = {}
     if client is not None:
         names = task.client_names or tuple(map(str, range(experiment.clients)))
         number = names.index(client) if client in names else client
         if not isinstance(number, int) or not 0 <= number < len(names):
             raise unknown_name("client", str(client), names)
+        session = saved.facts["session"]
         compression = parse_compression(experiment.compress)
-        keeper = algorithm if compression is None else Compressed(algorithm, compression, problem.size)
+        stored = algorithm if compression is None else Compressed(algorithm, compression, problem.size)
         store = make_client_store(
             Anywhere(folder),
-            ClientMemory.initial(keeper, problem),
+            ClientMemory.initial(stored, problem),
             len(names),
             problem.device,
-            mapped=facts["session"]["mapped"],
+            mapped=session["mapped"],
         )
-        columns = [tensors[f"session.memory.{leaf}"] for leaf in range(facts["session"]["columns"])]
-        store.load(facts["session"]["clients"], columns)
+        columns = [saved.tensors[f"session.memory.{leaf}"] for leaf in range(session["columns"])]
+        store.load(session["clients"], columns)
         own = store.read(number).personal
     try:
-        state = trees.unflatten(shape, [tensors[f"state.{n}"] for n in range(shape.num_leaves)])
-        return problem.module(
-            tensors.get("average", state.x),
-            {name: tensors[f"statistics.{name}"] for name in statistics} | own,
-        )
+        x, statistics = saved_model(saved, algorithm, problem)
+        return problem.module(x, statistics | own)
     except (KeyError, ValueError, RuntimeError):
         raise InputError(f"the checkpoint {path} is of another model: give the task of the run.") from None
 
 
 def warn_of_exhausted_clients(experiment: Experiment) -> None:
-    """Warn if bounded contributions cannot last for all server steps."""
+    """Warn if the clients' bounded contributions do not suffice for all server steps."""
     if experiment.max_participations is None:
         return
     steps = experiment.clients * experiment.max_participations // experiment.buffer

@@ -5,7 +5,8 @@ A model is one flat vector. An algorithm is six pure functions over vectors: the
 (`local`), the server's step with the mean of the uploads (`step`), and an optional first step in which every
 client takes part (`warmup`).
 
-Torch is imported where tensors are made, so that names and schedules are there without it.
+Torch is imported only in functions that create tensors, so that methods can be listed and schedules simulated
+without loading it.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,11 +35,11 @@ class Batch(NamedTuple):
     """
 
     data: Tree  # leaves (examples, ...)
-    mask: Tensor | None = None  # (examples,) false on padding; None: all are real
+    mask: Tensor | None = None  # (examples,)
 
     @property
     def active(self) -> Tensor | None:
-        """() false if the whole batch is padding; None: it is real."""
+        """A scalar, false if the whole batch is padding; None: nothing is padded."""
         return None if self.mask is None else self.mask.any()
 
 
@@ -51,11 +52,11 @@ class Batches(NamedTuple):
     """
 
     items: tuple[Batch, ...]
-    whole: tuple[Batch, ...] = ()  # all the client's examples once, for `Traits.full_pass`
+    whole: tuple[Batch, ...] = ()
 
     @property
     def steps(self) -> Tensor | int:
-        """How many are real."""
+        """The number of minibatches that are not padding."""
         counts = [1 if batch.active is None else batch.active.long() for batch in self.items]
         return sum(counts)
 
@@ -70,7 +71,7 @@ class Gradient(Protocol):
         ...
 
     def descend(self, x: Vector, batch: Batch, lr: "Rate", /) -> Vector:
-        """One SGD step: x minus lr times the gradient; an x that came from here may be overwritten."""
+        """One SGD step, x - lr * gradient; an `x` that this method returned may be overwritten."""
         ...
 
 
@@ -89,23 +90,23 @@ class Task(NamedTuple):
 
 
 class Visit(NamedTuple):
-    """What a client knows of time, as scalars that map.
+    """What a client knows about its task's place in the run, as scalars that `vmap` can map over.
 
     Attributes:
         version: The version of the model from which the task starts.
         staleness: How many server steps were taken since that version when the update is used.
         rank: How many tasks of this version started before, for `Traits.reads_rank`.
-        key: What random draws of the task may be keyed by, for `Traits.reads_key`.
+        key: An integer to key random draws of the task by, for `Traits.reads_key`.
     """
 
     version: Tensor  # ()
     staleness: Tensor  # ()
-    rank: Tensor | tuple[()] = ()  # () tasks of this version that started before; for `Traits.reads_rank`
-    key: Tensor | tuple[()] = ()  # () int64 that random draws of the task may be keyed by; for `reads_key`
+    rank: Tensor | tuple[()] = ()
+    key: Tensor | tuple[()] = ()  # () int64
 
 
 class Cohort(NamedTuple):
-    """What the server knows of a full buffer.
+    """What the server knows about a full buffer.
 
     Attributes:
         version: The server steps taken so far.
@@ -114,26 +115,27 @@ class Cohort(NamedTuple):
         weights: The weight of each update.
     """
 
-    version: int  # server steps taken so far
+    version: int
     population: int
     staleness: tuple[int, ...]
     weights: tuple[float, ...]
 
     @property
     def share(self) -> float:
-        """The part of the population that reports."""
+        """The size of the cohort as a fraction of the population."""
         return len(self.staleness) / self.population
 
     @property
     def mean_weight(self) -> float:
-        """What the weights of the mean add up to."""
+        """The mean of the weights."""
         return sum(self.weights) / len(self.weights)
 
 
 class SamplingEvent(NamedTuple):
-    """How one client's contributions to releases are drawn: `times` draws, independent of each other.
+    """How one client's contributions to releases are drawn: `times` independent draws.
 
-    With `slots`, a draw is of one release out of so many; with `rate`, of whether to contribute to one.
+    With `slots`, each draw chooses one of that number of releases; with `rate`, each draw decides with that
+    probability whether the client contributes to one release.
     """
 
     times: int
@@ -142,7 +144,7 @@ class SamplingEvent(NamedTuple):
 
 
 class SavedState(NamedTuple):
-    """A part of a checkpoint: JSON-able facts and named tensors."""
+    """A part of a checkpoint: values for JSON, and tensors by name."""
 
     facts: dict[str, Any]
     tensors: dict[str, Tensor]
@@ -158,7 +160,7 @@ class Algorithm(Protocol[State, Message, Memory, Upload]):
     """A federated optimiser; every method is pure, and `local` is written for one client.
 
     State, message, memory and upload are trees of tensors; the state has a field `x`, the model.
-    An update is a descent, start minus end: the server subtracts.
+    An update is the start of the local work minus its end, so the server subtracts it.
     """
 
     def init(self, x: Vector) -> State: ...
@@ -174,38 +176,34 @@ class Algorithm(Protocol[State, Message, Memory, Upload]):
     def step(self, state: State, mean: Upload, cohort: Cohort) -> State: ...
 
     def warmup(self) -> Self | None:
-        """What to run for one full-participation step before training, or nothing."""
+        """The algorithm for one step with all clients before training; None: there is no such step."""
         ...
 
 
 class Traits(NamedTuple):
-    """What an algorithm needs or promises beyond its six functions; it says so in a field `traits`.
+    """What an algorithm needs or guarantees beyond its six functions, stated in a field `traits`.
 
     Attributes:
         full_pass: `local` reads `Batches.whole`, all examples of the client.
         repeats_batches: `local` takes two gradients of one minibatch, so the loss must be repeatable.
-        two_phases: Each cohort is asked twice in a row.
-        reads_staleness: `local` reads `Visit.staleness`.
-        reads_rank: `local` reads `Visit.rank`, which only a simulation knows.
+        two_phases: Each cohort is given a task twice in a row, in an even and in the following odd version.
+        reads_staleness: `local` reads `Visit.staleness`, which is known only when the task arrives.
+        reads_rank: `local` reads `Visit.rank`, which only a simulation of all tasks knows.
         reads_key: `local` reads `Visit.key`.
-        span: Updates must have begun fewer than so many versions ago; None: any.
+        span: The staleness of an accepted update must be below this number; None: any staleness.
         bounds: Fields of the upload whose norm has a known bound.
-        shares: The shares of fields in the sensitivity under noise; the other fields have equal ones.
+        shares: The shares of fields in the sensitivity under noise; the other fields have equal shares.
     """
 
-    full_pass: bool = False  # `local` reads `Batches.whole`, all the client's examples at once
-    repeats_batches: bool = (
-        False  # `local` takes two gradients of one minibatch, so the loss must be repeatable
-    )
-    two_phases: bool = False  # each cohort is asked twice in a row, in an even and in an odd version
-    reads_staleness: bool = False  # `local` reads `Visit.staleness`, which is known only when the task is due
-    reads_rank: bool = False  # `local` reads `Visit.rank`, which only a simulation of all tasks knows
-    reads_key: bool = False  # `local` reads `Visit.key`
-    span: int | None = None  # updates must have begun fewer than so many versions ago; None: any
-    bounds: Mapping[str, float] = MappingProxyType({})  # fields of the upload whose norm has a known bound
-    shares: Mapping[str, float] = MappingProxyType(
-        {}
-    )  # of the sensitivity under noise; the other fields: equal
+    full_pass: bool = False
+    repeats_batches: bool = False
+    two_phases: bool = False
+    reads_staleness: bool = False
+    reads_rank: bool = False
+    reads_key: bool = False
+    span: int | None = None
+    bounds: Mapping[str, float] = MappingProxyType({})
+    shares: Mapping[str, float] = MappingProxyType({})
 
 
 AnyAlgorithm: TypeAlias = Algorithm[Any, Any, Any, Any]
@@ -213,7 +211,7 @@ Carry = TypeVar("Carry")
 
 
 def scan(step: Callable[[Carry, Batch], Carry], carry: Carry, batches: Batches) -> Carry:
-    """Fold `step` over the batches; one that is all padding changes nothing.
+    """Fold `step` over the minibatches; those that are all padding have no effect.
 
     Args:
         step: The function from a value and a minibatch to the next value.
@@ -239,14 +237,14 @@ def zeros_like(x: Vector) -> Vector:
 
 
 def descend(x: Vector, direction: Vector, lr: Rate) -> Vector:
-    """X minus lr times a direction."""
+    """`x - lr * direction`."""
     if isinstance(lr, float | int):
         return x.sub(direction, alpha=lr)
     return x - lr * direction
 
 
 class LocalOptimizer(Protocol):
-    """Turns the gradients of one task into steps; its state begins anew in each task."""
+    """Turns the gradients of one task into steps; its state is reset for each task."""
 
     def init(self, x: Vector) -> Tree: ...
 
@@ -256,7 +254,7 @@ class LocalOptimizer(Protocol):
 
 
 class LocalRule(NamedTuple):
-    """What `sgd` takes in place of a rate: an optimiser with its rate, and a bound of gradients' norms."""
+    """An optimiser with its rate and a bound on gradient norms, which `sgd` accepts in place of a rate."""
 
     lr: Rate
     optimizer: LocalOptimizer
@@ -275,14 +273,13 @@ def sgd(
     grad: Gradient | Callable[[Vector, Batch], Vector],
     lr: Rate | LocalRule,
 ) -> Vector:
-    """Local descent; `grad` may also be a function of one's own, such as one with a proximal term.
-
-    It is plain SGD, unless the rate comes with the local optimiser of a run.
+    """Run local SGD, or the local optimiser that comes with the rate.
 
     Args:
         x: The model to start from.
         batches: The minibatches of the task.
-        grad: The gradient of a minibatch.
+        grad: The gradient of a minibatch, or another function of model and minibatch, such as a gradient with
+            a proximal term.
         lr: The learning rate, or a local optimiser.
     """
     if isinstance(lr, LocalRule):
@@ -294,7 +291,7 @@ def sgd(
 
 
 def traits_of(algorithm: AnyAlgorithm) -> Traits:
-    """Its `traits`, or the defaults where it has none."""
+    """The `traits` of an algorithm, or the defaults if it has none."""
     traits = getattr(algorithm, "traits", Traits())
     if not isinstance(traits, Traits):
         raise InputError(f"the traits of {type(algorithm).__name__} must be a Traits value, not {traits!r}.")

@@ -32,10 +32,10 @@ def generator(seed: int, purpose: str, *numbers: int) -> np.random.Generator:
 
 
 def secret_words(secret: int, purpose: str, number: int, count: int) -> npt.NDArray[np.uint64]:
-    """Numbers of 64 bits that nobody can tell from random ones who knows all but some of them.
+    """Pseudo-random 64-bit numbers of which any can be known without the others becoming predictable.
 
-    They follow from a secret of up to 256 bits by SHAKE-256. Those of a NumPy generator would not do where
-    each client learns its own: from enough of them its state, and so all others, can be computed.
+    They follow from a secret of up to 256 bits by SHAKE-256. A NumPy generator would not be safe where each
+    client learns its own number: its state, and so all other numbers, can be computed from enough of them.
     """
     stream = hashlib.shake_256(secret.to_bytes(32, "little") + struct.pack("<q", number) + purpose.encode())
     return np.frombuffer(stream.digest(8 * count), dtype="<u8")

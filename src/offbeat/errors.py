@@ -1,4 +1,4 @@
-"""What can go wrong that is not a bug: each error is one sentence for the person at the keyboard."""
+"""Errors that are not bugs, each with a message of one sentence for the user, and checks that raise them."""
 
 import difflib
 import functools
@@ -14,7 +14,7 @@ Renamed = TypeVar("Renamed", bound=Callable[..., Any])
 
 
 class InputError(ValueError):
-    """Something the user gave cannot work; the message says what and what to do."""
+    """The user's input cannot be used; the message says what is wrong and what to do."""
 
 
 class DiskFullError(InputError):
@@ -31,7 +31,7 @@ class DivergedError(ArithmeticError):
 
 
 def check_whole(what: str, value: object, least: int | None = 1) -> None:
-    """Refuse what is not a whole number, or one below `least`; `what` begins the sentence."""
+    """Reject a value that is not a whole number or is below `least`; `what` names it in the message."""
     whole = isinstance(value, Integral) and not isinstance(value, bool)
     if not whole or (least is not None and value < least):  # type: ignore[operator]
         bound = "" if least is None else f" of at least {least}"
@@ -39,12 +39,12 @@ def check_whole(what: str, value: object, least: int | None = 1) -> None:
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a real number, of Python or of NumPy."""
+    """Whether a value is a real number of Python or NumPy."""
     return isinstance(value, Real)
 
 
 def check_attributes(what: str, value: object, attributes: Iterable[str], wanted: str) -> None:
-    """Refuse a class, and a value that lacks one of these attributes; `wanted` says what to give."""
+    """Reject a class, or a value that lacks one of these attributes; `wanted` says what to give instead."""
     if isinstance(value, type) or not all(hasattr(value, name) for name in attributes):
         raise InputError(f"{what} is {describe(value)}: give {wanted}.")
 
@@ -59,7 +59,7 @@ def describe(value: object) -> str:
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
-    """An unknown name, with the known ones spelt most alike, first among those that share a word with it."""
+    """The error for an unknown name: it suggests similar names, first those that share a word with it."""
     names, name = sorted(known), str(name)
     bare = {each.strip("-"): each for each in names}
     words = _words(name)
@@ -72,6 +72,12 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
     return InputError(f"unknown {kind} '{name}': {hint}")
 
 
+def error_summary(error: BaseException) -> str:
+    """The type of an error and the first line of its message, without a full stop."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
+
+
 def _words(name: str) -> set[str]:
     return {word for word in re.split(r"[^a-z0-9]+", name.lower()) if len(word) > 1}
 
@@ -80,13 +86,13 @@ _naming: ContextVar[Callable[[str], str]] = ContextVar("naming", default=str)
 
 
 def setting_name(name: str) -> str:
-    """A setting as the user wrote it: its own name, unless `naming_settings` says otherwise."""
+    """A setting's name as the user writes it: the name itself, unless `naming_settings` changes it."""
     return _naming.get()(name)
 
 
 @contextmanager
 def naming_settings(rule: Callable[[str], str]) -> Iterator[None]:
-    """Let errors name settings by a rule, as a front end such as the command line spells them."""
+    """Let error messages spell settings as a front end does, such as the command line with `--`."""
     token = _naming.set(rule)
     try:
         yield
@@ -95,7 +101,7 @@ def naming_settings(rule: Callable[[str], str]) -> Iterator[None]:
 
 
 def renamed_parameters(**new_names: str) -> Callable[[Renamed], Renamed]:
-    """Let a function or class answer a parameter's former name with one sentence."""
+    """A decorator that rejects the former names of parameters with a sentence that gives the present name."""
 
     def decorate(callee: Renamed) -> Renamed:
         original: Any = callee.__init__ if isinstance(callee, type) else callee  # type: ignore[misc]

@@ -1,6 +1,6 @@
-"""Files that survive a kill: atomic replacement, new folders, and JSONL whose last line may be incomplete.
+"""Files that survive a killed process: atomic replacement, new folders, JSONL with an incomplete last line.
 
-Checksums tell a file that was damaged from one that was not, and a full disk has an error of its own.
+Checksums detect damaged files, and a full disk has an error of its own.
 """
 
 import contextlib
@@ -20,11 +20,11 @@ from offbeat.errors import DiskFullError, InputError
 
 PART_SUFFIX = ".part"  # of a file that is being written
 _TAIL_BYTES = 1 << 16  # read at a time from the end of a file
-_PROBE_BYTES, _PLENTY_BYTES = 1 << 20, 1 << 26  # what a disk must have room for, and what is plenty
+_PROBE_BYTES, _PLENTY_BYTES = 1 << 20, 1 << 26  # written to test a disk; free space that needs no test
 
 
 def cache_root() -> Path:
-    """The folder of what can be downloaded or computed again: $OFFBEAT_DATA, or ~/.cache/offbeat."""
+    """The folder for what can be downloaded or computed again: $OFFBEAT_DATA, or ~/.cache/offbeat."""
     root = os.environ.get("OFFBEAT_DATA")
     return Path(root) if root else Path.home() / ".cache" / "offbeat"
 
@@ -48,7 +48,7 @@ def replace_file(path: Path, data: bytes | Iterable[bytes], mode: int | None = N
 
 
 def write_atomic(path: Path, data: bytes | Iterable[bytes]) -> None:
-    """The same; a failure is one sentence for whoever runs the server or the site."""
+    """`replace_file`, with an `InputError` in one sentence if it fails."""
     try:
         replace_file(path, data)
     except OSError as error:
@@ -56,7 +56,7 @@ def write_atomic(path: Path, data: bytes | Iterable[bytes]) -> None:
 
 
 def fsync_dir(folder: Path) -> None:
-    """Make sure that files moved or removed in a folder are so on disk."""
+    """Flush a folder to disk, so that files moved or removed in it stay so."""
     if os.name != "posix":
         return
     handle = os.open(folder, os.O_RDONLY)
@@ -70,13 +70,16 @@ _CHECKSUM = "checksum"
 
 
 def with_checksum(facts: dict[str, Any]) -> dict[str, Any]:
-    """Facts to be written as JSON, with a checksum over them."""
+    """A dictionary to be written as JSON, with a checksum of it added."""
     text = json.dumps(facts, sort_keys=True).encode()
     return facts | {_CHECKSUM: hashlib.blake2b(text, digest_size=8).hexdigest()}
 
 
 def without_checksum(facts: dict[str, Any]) -> dict[str, Any]:
-    """Facts that were read, or a `ValueError` if they have changed; earlier versions wrote no checksum."""
+    """The dictionary without its checksum; `ValueError` if they do not match.
+
+    A dictionary without a checksum, as earlier versions wrote it, is returned unchecked.
+    """
     kept = {name: value for name, value in facts.items() if name != _CHECKSUM}
     if _CHECKSUM in facts and with_checksum(kept) != facts:
         raise ValueError("its contents have changed since it was written")
@@ -89,9 +92,9 @@ def is_disk_full(error: OSError) -> bool:
 
 
 def disk_full(folder: Path, *, quick: bool = False) -> bool:
-    """Whether nothing can be written to a folder for want of space, found by writing.
+    """Whether a folder's disk is full, found by writing to it.
 
-    A `quick` look does not write where the disk has much space, so it may overlook a quota.
+    With `quick`, nothing is written if the disk has much free space, so an exhausted quota may be missed.
     """
     if quick and shutil.disk_usage(folder).free > _PLENTY_BYTES:
         return False
@@ -110,7 +113,7 @@ def disk_full(folder: Path, *, quick: bool = False) -> bool:
 
 
 def unwritable(path: Path, error: OSError) -> InputError:
-    """The sentence for a failed write."""
+    """The error for a failed write."""
     if is_disk_full(error):
         return DiskFullError(path)
     reason = error.strerror or error
@@ -119,7 +122,7 @@ def unwritable(path: Path, error: OSError) -> InputError:
 
 @contextmanager
 def atomic_dir(path: Path, mode: int) -> Iterator[Path]:
-    """A hidden folder to fill, which becomes `path` at the end and is removed after an exception."""
+    """A hidden folder to fill; it is renamed to `path` at the end, and removed after an exception."""
     if os.path.lexists(path):
         raise _exists(path)
     try:
@@ -138,7 +141,7 @@ def atomic_dir(path: Path, mode: int) -> Iterator[Path]:
 
 
 def write_new(path: Path, data: bytes, *, secret: bool = False) -> None:
-    """Write a file that does not exist yet; others can never read one that is secret."""
+    """Write a file that does not exist yet; a secret one is readable by its owner only, from the start."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
     with os.fdopen(handle, "wb") as file:
@@ -161,7 +164,7 @@ def _exists(path: Path) -> InputError:
 
 
 def last_line(path: Path) -> tuple[bytes, int]:
-    """The last complete line of a file, and where it ends; a line without its end is left out."""
+    """The last complete line of a file, and the position of its end; an incomplete line is ignored."""
     with path.open("rb") as file:
         start = file.seek(0, os.SEEK_END)
         tail = b""
@@ -187,7 +190,7 @@ def open_jsonl(path: Path) -> FileIO:
 
 
 class JsonlTail:
-    """Follows a file that another process appends to: each complete line once, also after a truncation."""
+    """Follows a JSONL file that another process appends to; yields each complete line once."""
 
     def __init__(self, path: Path, *, from_end: bool = False) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""Former names of settings, record fields and modules: the only place that knows them.
+"""Former names of settings, record fields and modules.
 
 An option, a key or a module with a former name is rejected in a sentence that gives the present one. The
 settings and records of earlier runs are read as if they had been written with the present names.
@@ -52,7 +52,7 @@ class FormerModules(MetaPathFinder):
     """Answers the import of a former module with a sentence that names the present one."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        """Called for modules that exist nowhere."""
+        """Raise for a former module; called for modules that no other finder knows."""
         if name in MODULES:
             raise ModuleNotFoundError(f"the module {name} {MODULES[name]}.", name=name)
 

@@ -1,4 +1,4 @@
-"""Trackers of a run: their interface, TensorBoard, MLflow and Weights & Biases, and how a run resumes them.
+"""Experiment trackers: TensorBoard, MLflow and Weights & Biases, and how a resumed run continues them.
 
 A tracker that fails does not end the run. MLflow runs belong to the experiment `offbeat`, or to the one that
 MLFLOW_EXPERIMENT_NAME names.
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
-from offbeat.errors import InputError
+from offbeat.errors import InputError, error_summary
 from offbeat.training.experiment import SAMPLE_FIELDS, hides_sample
 from offbeat.training.folder import claim_folder
 
@@ -35,7 +35,7 @@ class Tracker(Protocol):
 
 @dataclass(frozen=True)
 class TrackerGroup:
-    """All trackers of a run as one; they are not sent fields of records that are secret."""
+    """All trackers of a run as one; secret fields of records are not sent to them."""
 
     trackers: tuple[Tracker, ...] = ()
     secret: frozenset[str] = frozenset()
@@ -66,20 +66,20 @@ class SafeTracker:
             try:
                 self._tracker.record(record)
             except Exception as error:
-                self._leave(error)
+                self._disable(error)
 
     def close(self, summary: Mapping[str, Any]) -> None:
         if self._tracker is not None:
             try:
                 self._tracker.close(summary)
             except Exception as error:
-                self._leave(error)
+                self._disable(error)
 
-    def _leave(self, error: Exception) -> None:
+    def _disable(self, error: Exception) -> None:
         self._tracker = None
         logging.getLogger("offbeat").warning(
-            "%s failed and gets no more records (%s); the run and its folder are not affected.",
-            *(self._name, first_line(error)),
+            "%s failed and receives no more records (%s); the run and its folder are not affected.",
+            *(self._name, error_summary(error)),
         )
 
 
@@ -111,12 +111,6 @@ def run_state(summary: Mapping[str, Any]) -> str:
     if summary.get("error"):
         return "failed"
     return "finished" if summary.get("finished") or summary.get("ended") else "stopped"
-
-
-def first_line(error: Exception) -> str:
-    """The type and the first line of an error."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
 
 
 _TRACKERS_FILE = "trackers.json"
@@ -202,17 +196,17 @@ def open_tensorboard(
     """A tracker in a new folder within `folder`; the run `held` is continued after version `since`."""
     from torch.utils.tensorboard import SummaryWriter
 
-    goes_on = held is not None and held.place == str(Path(folder).absolute())
-    known = -1 if since is None or not goes_on else since
+    resumes = held is not None and held.place == str(Path(folder).absolute())
+    known = -1 if since is None or not resumes else since
     try:
-        run = held.run if held and goes_on else _new_folder(Path(folder).absolute(), name).name
+        run = held.run if held and resumes else _new_folder(Path(folder).absolute(), name).name
         path = Path(folder).absolute() / run
         # what was written after the checkpoint is computed again, so TensorBoard has to drop it
-        writer: Any = SummaryWriter(str(path), purge_step=known + 1 if goes_on else None)
-        if not goes_on:
+        writer: Any = SummaryWriter(str(path), purge_step=known + 1 if resumes else None)
+        if not resumes:
             writer.add_text("settings", f"```json\n{json.dumps(dict(settings), indent=1)}\n```")
     except OSError as error:
-        reason = first_line(error)
+        reason = error_summary(error)
         raise InputError(f"{folder} cannot be written to ({reason}): name another --tensorboard.") from None
     return TensorBoardTracker(writer, known), TrackedRun(str(Path(folder).absolute()), run)
 
@@ -280,10 +274,10 @@ def open_mlflow(
     # with the defaults, an unreachable server would delay the run for minutes
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
-    goes_on = held is not None and held.place == uri
+    resumes = held is not None and held.place == uri
     try:
         client = MlflowClient(tracking_uri=uri)
-        if held and goes_on:
+        if held and resumes:
             version = client.get_run(held.run).data.metrics.get("version", -1)
             client.update_run(held.run, status="RUNNING")
             return MlflowTracker(client, held.run, int(version)), held
@@ -293,8 +287,8 @@ def open_mlflow(
             client.log_batch(run, params=params[start : start + _MAX_PARAMS])
     except Exception as error:
         raise InputError(
-            f"the MLflow store {uri} could not be used ({first_line(error)}): give the address of a server, "
-            "or a file such as sqlite:///mlflow.db."
+            f"the MLflow store {uri} could not be used ({error_summary(error)}): give the address of a "
+            "server, or a file such as sqlite:///mlflow.db."
         ) from None
     return MlflowTracker(client, run, -1), TrackedRun(uri, run)
 
@@ -341,8 +335,8 @@ def open_wandb(
     """A tracker of a new run, or of the run `held`, which is continued."""
     import wandb
 
-    goes_on = held is not None and held.place == project
-    place = held if held and goes_on else TrackedRun(project, uuid.uuid4().hex[:12])
+    resumes = held is not None and held.place == project
+    place = held if held and resumes else TrackedRun(project, uuid.uuid4().hex[:12])
     try:
         run = wandb.init(
             project=project,
@@ -357,10 +351,10 @@ def open_wandb(
         run.define_metric("*", step_metric="version")
     except Exception as error:
         raise InputError(
-            f"Weights & Biases could not be started ({first_line(error)}): log in by 'wandb login', or set "
-            "WANDB_MODE=offline."
+            f"Weights & Biases could not be started ({error_summary(error)}): log in with 'wandb login', or "
+            "set WANDB_MODE=offline."
         ) from None
-    return WandbTracker(run, _last_version(run, since) if goes_on else -1), place
+    return WandbTracker(run, _last_version(run, since) if resumes else -1), place
 
 
 def _last_version(run: Any, since: int | None) -> int:
@@ -414,7 +408,7 @@ def open_trackers(
             if kind.wanted is not None:
                 TrackerGroup(tuple(found)).close({"error": str(error)})
                 raise
-            logging.getLogger("offbeat").warning("%s gets no records this time: %s", kind.title, error)
+            logging.getLogger("offbeat").warning("%s receives no records this time: %s", kind.title, error)
             places.append(kind.held)
             continue
         found.append(SafeTracker(kind.title, tracker))

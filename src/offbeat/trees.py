@@ -1,4 +1,4 @@
-"""Nested tuples, named tuples, lists and dicts of tensors, taken leaf by leaf."""
+"""Operations on trees: nested tuples, named tuples, lists and dictionaries of tensors."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Structure: TypeAlias = Any  # a tree without its leaves
 
 
 def map(function: Callable[..., Any], *trees: Tree) -> Any:
-    """The function of each leaf, in a tree of the same shape."""
+    """A tree of the same structure with the function applied to each leaf."""
     return optree.tree_map(function, *trees)
 
 
 def map_until(kinds: tuple[type, ...], function: Callable[..., Any], tree: Tree) -> Any:
-    """As `map`, with whole nodes of these kinds in place of their leaves."""
+    """As `map`, but nodes of these types are passed to the function as a whole."""
     return optree.tree_map(function, tree, is_leaf=lambda node: isinstance(node, kinds))
 
 
@@ -30,22 +30,22 @@ def leaves(tree: Tree) -> list[Tensor]:
 
 
 def structure(tree: Tree) -> Structure:
-    """What `rebuild` needs."""
+    """The structure of a tree, from which `unflatten` builds trees."""
     return optree.tree_structure(tree)
 
 
 def unflatten(shape: Structure, leaves: Sequence[Tensor]) -> Any:
-    """The tree of that shape with these leaves."""
+    """The tree of a structure with these leaves."""
     return optree.tree_unflatten(shape, leaves)
 
 
 def stack(trees: Sequence[Tree]) -> Any:
-    """Trees of one shape as one, each leaf stacked on axis 0."""
+    """One tree from trees of equal structure, with their leaves stacked along axis 0."""
     import torch
 
     return map(lambda *parts: torch.stack(parts), *trees)
 
 
 def numel(tree: Tree) -> int:
-    """How many numbers are in it."""
+    """The number of elements of all leaves."""
     return sum(leaf.numel() for leaf in leaves(tree))

@@ -1,14 +1,11 @@
-"""Tuning: a search over a method's rates with Optuna, pruned by the evaluations of the runs.
+"""Tuning: a search over a method's hyperparameters with Optuna, which prunes trials by their evaluations.
 
-A study is a folder: `study.json` says what is searched, Optuna's journal has every trial, and each trial is
-the folder of a run. What a trial tries is a function of the seed, its number and the trials before it, and
-is in the journal before the trial starts. A study that was killed therefore continues the trials that it had
+A study is a folder: `study.json` has its plan, Optuna's journal has every trial, and each trial is the folder
+of a run. The hyperparameters of a trial are a function of the seed, its number and the trials before it, and
+are in the journal before the trial starts. A study that was killed therefore continues the trials that it had
 begun, and one that runs its trials one after another ends as if it had not been killed.
 """
 
-import itertools
-import json
-import math
 import multiprocessing
 import os
 import signal
@@ -19,201 +16,32 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from offbeat.algorithms import Setting, build, find
-from offbeat.algorithms.registry import search_range
+from offbeat.algorithms import find
 from offbeat.draws import randbelow
-from offbeat.errors import DivergedError, InputError, setting_name, unknown_name
-from offbeat.files import replace_file, with_checksum, without_checksum
+from offbeat.errors import DivergedError, InputError, setting_name
 from offbeat.training.build import build_run, describe_run
 from offbeat.training.experiment import Experiment
 from offbeat.training.folder import RunFolder, check_free, read_jsonl
 from offbeat.training.progress import limited_threads
 from offbeat.training.runner import run_experiment, saved_outcome
 from offbeat.training.task import LearningTask, named_task
+from offbeat.tuning_plan import STUDY_FILE, StudyPlan
 
 if TYPE_CHECKING:
     import optuna
 
-SAMPLERS = ("tpe", "random", "grid")
-PRUNERS = ("median", "halving", "none")
-STUDY_FILE, _JOURNAL, _TRIALS = "study.json", "journal.log", "trials"
-_FORMAT = 1
-_STARTUP_TRIALS = 5  # that are drawn at random, and that are not pruned by the median
+_JOURNAL, _TRIALS = "journal.log", "trials"
+_STARTUP_TRIALS = 5  # trials that are drawn at random, and that the median does not prune
 _UNPRUNED_SHARE = 0.2  # of a run's server steps, before which the median prunes nothing
-_HALVING_SHARE, _HALVING_FACTOR = 1 / 9, 3  # the first rung, and how many times fewer trials reach the next
-
-
-# ---- what is searched ----
-
-
-@dataclass(frozen=True)
-class SearchRange:
-    """Values of one parameter: an interval, or some values."""
-
-    name: str
-    low: float = 0.0
-    high: float = 0.0
-    values: tuple[Any, ...] = ()
-    whole: bool = False
-
-    @property
-    def log(self) -> bool:
-        """Whether it is searched on a logarithmic scale."""
-        return not self.values and self.low > 0
-
-    def __str__(self) -> str:
-        if self.values:
-            return f"{self.name}={','.join(map(str, self.values))}"
-        return f"{self.name}={self.low:g}:{self.high:g}"
-
-    def distribution(self) -> "optuna.distributions.BaseDistribution":
-        """The same for Optuna."""
-        from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-
-        if self.values:
-            return CategoricalDistribution(self.values)
-        if self.whole:
-            return IntDistribution(int(self.low), int(self.high), log=self.log)
-        return FloatDistribution(self.low, self.high, log=self.log)
-
-
-def search_space(
-    algorithm: str, given: Sequence[SearchRange], parameters: Mapping[str, Any]
-) -> tuple[SearchRange, ...]:
-    """The given ranges, or those of the method's rates that are not fixed; each end must be possible."""
-    space = tuple(given)
-    if not space:
-        known = {name: each.default for name, each in find(algorithm).parameters().items()}
-        ranges = {name: search_range(name, known[name]) for name in known if name not in parameters}
-        space = tuple(SearchRange(name, *ends) for name, ends in ranges.items() if ends is not None)
-    if not space:
-        raise InputError(
-            f"there is nothing to search: {algorithm} has no learning rate left to tune; name parameters "
-            f"with {setting_name('search')}, or tune another method."
-        )
-    names = [each.name for each in space]
-    for each in space:
-        if names.count(each.name) > 1:
-            raise InputError(f"{each.name} is searched twice: give one range for it.")
-        if each.name in parameters:
-            raise InputError(f"{each.name} is both set and searched: leave out one of the two.")
-        if not each.values and not (math.isfinite(each.low) and each.low < each.high < math.inf):
-            raise InputError(
-                f"the range of {each.name} from {each.low:g} to {each.high:g} is empty: give a lower and a "
-                "higher finite number."
-            )
-        for value in each.values or (each.low, each.high):
-            value = int(value) if each.whole else value
-            build(algorithm, Setting(10, 10, 100), dict(parameters) | {each.name: value})
-    return space
-
-
-# ---- what a study is ----
-
-
-@dataclass(frozen=True)
-class StudyPlan:
-    """All that decides what a study tries."""
-
-    experiment: Experiment  # of every trial, but for the parameters that are searched
-    space: tuple[SearchRange, ...]
-    sampler: str = "tpe"
-    pruner: str = "median"
-    baseline: str | None = Experiment.algorithm  # a method that needs no tuning, to compare with
-    trials: int = 20  # unless more or fewer are asked for
-
-    def __post_init__(self) -> None:
-        for kind, name, known in (("sampler", self.sampler, SAMPLERS), ("pruner", self.pruner, PRUNERS)):
-            if name not in known:
-                raise unknown_name(kind, name, known)
-        if self.sampler == "grid":
-            for each in self.space:
-                if not each.values:
-                    raise InputError(
-                        f"a grid needs the values of {each.name}, not a range: give them as in "
-                        f"{each.name}=0.01,0.1,1."
-                    )
-
-    @property
-    def grid(self) -> list[dict[str, Any]]:
-        """The combinations of a grid, in order."""
-        names = [each.name for each in self.space]
-        return [
-            dict(zip(names, values, strict=True))
-            for values in itertools.product(*(each.values for each in self.space))
-        ]
-
-    def of_trial(self, parameters: Mapping[str, Any]) -> Experiment:
-        """The experiment of one trial."""
-        return replace(
-            self.experiment,
-            parameters=tuple(sorted((dict(self.experiment.parameters) | dict(parameters)).items())),
-        )
-
-    def as_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
-        return {
-            "experiment": self.experiment.settings(),
-            "search": [
-                [each.name, each.low, each.high, list(each.values), each.whole] for each in self.space
-            ],
-            "sampler": self.sampler,
-            "pruner": self.pruner,
-            "baseline": self.baseline,
-            "trials": self.trials,
-            "format": _FORMAT,
-        }
-
-    @classmethod
-    def read(cls, folder: Path) -> "StudyPlan":
-        """The plan of the study in a folder."""
-        path = folder / STUDY_FILE
-        try:
-            found = without_checksum(json.loads(path.read_bytes()))
-            space = [
-                SearchRange(name, low, high, tuple(values), whole)
-                for name, low, high, values, whole in found["search"]
-            ]
-            experiment = Experiment.from_settings(found["experiment"])
-            names = ("sampler", "pruner", "baseline", "trials")
-            return cls(experiment, tuple(space), **{name: found[name] for name in names})
-        except (FileNotFoundError, NotADirectoryError):
-            raise InputError(
-                f"{folder} contains no study to resume: leave out {setting_name('resume')} to start one."
-            ) from None
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            if isinstance(error, InputError):
-                raise
-            raise InputError(f"{path} is damaged or was edited: restore it from a backup.") from None
-
-
-def check_same_study(folder: Path, known: StudyPlan, asked: StudyPlan) -> None:
-    """Refuse to resume a study with other settings."""
-    if known.experiment.algorithm != asked.experiment.algorithm:
-        raise InputError(
-            f"the study in {folder} is of {known.experiment.algorithm}, not of {asked.experiment.algorithm}: "
-            f"name another {setting_name('out')}."
-        )
-    before, now = known.as_dict(), json.loads(json.dumps(asked.as_dict()))
-    before = json.loads(json.dumps(before))
-    before |= before.pop("experiment")
-    now |= now.pop("experiment")
-    for name in before.keys() - {"trials"}:
-        if before[name] != now.get(name):
-            raise InputError(
-                f"the study in {folder} was started with another {setting_name(name)} ({before[name]}, not "
-                f"{now.get(name)}): leave it out to resume the study, or name another {setting_name('out')}."
-            )
-
-
-# ---- what a study found ----
+_HALVING_SHARE, _HALVING_FACTOR = 1 / 9, 3  # the first rung as a share of the steps; the reduction factor
+_JOIN_SECONDS, _POLL_SECONDS = 10.0, 0.5  # for worker processes
 
 
 class TrialResult(NamedTuple):
-    """One trial so far.
+    """The result of one trial so far.
 
     Attributes:
-        number: From 0, in the order in which trials began.
+        number: The number of the trial, from 0, in the order in which trials began.
         parameters: The hyperparameters that it tries.
         state: `complete`, `pruned`, `diverged` or `running`.
         value: The metric of the study at the last evaluation; None before the first.
@@ -235,13 +63,13 @@ class TrialResult(NamedTuple):
 
 @dataclass(frozen=True)
 class StudyResult:
-    """A study: its trials in order, the best of them, and the method that needed no tuning.
+    """The result of a study: its trials in order, the best of them, and the method that was not tuned.
 
     Attributes:
         folder: The folder of the study.
-        plan: All that decides what it tries.
+        plan: Everything that determines which hyperparameters it tries.
         metric: The metric by which trials are compared.
-        higher_is_better: Whether more of it is better.
+        higher_is_better: Whether higher values of the metric are better.
         trials: All trials so far.
         baseline: The run of the method that was not tuned; None if there is none.
         stopped: The exit code, if a signal stopped the study.
@@ -259,21 +87,21 @@ class StudyResult:
     def best(self) -> TrialResult | None:
         """The best of the trials that took all their server steps."""
         done = [each for each in self.trials if each.state == "complete" and each.value is not None]
-        return min(done, key=lambda each: self._badness(each.value), default=None)
+        return min(done, key=lambda each: self._loss(each.value), default=None)
 
     @property
     def client_updates(self) -> int:
-        """Spent by all trials."""
+        """The client updates of all trials together."""
         return sum(each.client_updates for each in self.trials)
 
     @property
     def seconds(self) -> float:
-        """Spent by all trials, in processes."""
+        """The computing time of all trials together, in seconds."""
         return sum(each.seconds for each in self.trials)
 
     @property
     def full_client_updates(self) -> int:
-        """What as many trials would have spent without pruning."""
+        """The client updates that these trials would have used without pruning."""
         full = max((each.client_updates for each in self.trials if each.state == "complete"), default=0)
         return sum(max(full, each.client_updates) for each in self.trials)
 
@@ -283,12 +111,12 @@ class StudyResult:
         for count, each in enumerate(self.trials, 1):
             spent += each.client_updates
             if each.state == "complete" and each.value is not None:
-                better = best is None or self._badness(each.value) < self._badness(best)
+                better = best is None or self._loss(each.value) < self._loss(best)
                 best = each.value if better else best
             yield count, spent, best
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """The result as values for JSON."""
         best = self.best
         return {
             "algorithm": self.plan.experiment.algorithm,
@@ -306,18 +134,17 @@ class StudyResult:
             "out": str(self.folder),
         }
 
-    def _badness(self, value: float | None) -> float:
+    def _loss(self, value: float | None) -> float:
+        """The metric with the sign for which lower is better."""
         assert value is not None
         return -value if self.higher_is_better else value
 
 
-# ---- running it ----
-
-Report = Callable[[int, float], bool]  # server steps and value -> whether to go on
+Report = Callable[[int, float], bool]  # server steps and metric -> whether to continue
 
 
 class TrialEnd(NamedTuple):
-    """How a trial ended, where its run did not raise."""
+    """How a trial ended."""
 
     state: str  # complete, pruned, diverged or stopped
     records: list[dict[str, Any]]
@@ -326,7 +153,7 @@ class TrialEnd(NamedTuple):
 def run_trial(
     experiment: Experiment, task: LearningTask, folder: Path, report: Report, stop: Callable[[], bool]
 ) -> TrialEnd:
-    """Train one trial in its folder, or go on with it; `report` is asked after each evaluation."""
+    """Train one trial in its folder, or continue it; `report` is called after each evaluation."""
     metric = next(iter(task.goals))
     spec = build_run(experiment, task, folder)
     begun = (folder / "settings.json").exists()
@@ -337,12 +164,12 @@ def run_trial(
     ) as opened:
         ended = opened.version == experiment.rounds or saved_outcome(opened.resumed).ended is not None
         before = list(read_jsonl(folder, "records")) if begun else []
-        pruned = any(not report(each["version"], each[metric]) for each in before if _scored(each, metric))
+        pruned = any(not report(each["version"], each[metric]) for each in before if _has(each, metric))
         try:
             with limited_threads(experiment, spec):
                 steps = run_experiment(experiment, spec, opened, stop=lambda: pruned or stop())
                 for step in () if ended or pruned else steps:
-                    if step.record and _scored(step.record, metric):
+                    if step.record and _has(step.record, metric):
                         pruned = not report(step.version, step.record[metric]) or pruned
                     ended = step.version == experiment.rounds or bool(step.outcome and step.outcome.ended)
         except DivergedError:
@@ -353,7 +180,7 @@ def run_trial(
     return TrialEnd("complete" if ended else "pruned" if pruned else "stopped", records)
 
 
-def _scored(record: Mapping[str, Any], metric: str) -> bool:
+def _has(record: Mapping[str, Any], metric: str) -> bool:
     return record.get(metric) is not None
 
 
@@ -379,7 +206,7 @@ class Study:
 
     @classmethod
     def open(cls, folder: Path, plan: StudyPlan, task: LearningTask, *, resume: bool) -> "Study":
-        """Start a study in a folder, or open the one that is there."""
+        """Start a study in a folder, or open the one to resume."""
         load_optuna()
         if not resume:
             check_free(folder)
@@ -389,32 +216,31 @@ class Study:
                     f"{setting_name('resume')}."
                 )
             folder.mkdir(parents=True, exist_ok=True)
-            text = json.dumps(with_checksum(json.loads(json.dumps(plan.as_dict()))), indent=1)
-            replace_file(folder / STUDY_FILE, f"{text}\n".encode())
+            plan.write(folder)
         return cls(folder, plan, task)
 
     def run(self, trials: int, jobs: int, stop: Callable[[], bool], notify: Callable[[str], None]) -> None:
-        """Run trials until there are so many; first those that were begun and not ended."""
+        """Run trials until there are `trials` of them, beginning with those that have not ended yet."""
         if self.plan.sampler == "grid":
             trials = min(trials, len(self.plan.grid))
-        waiting = [each.number for each in self._study.trials if not each.state.is_finished()]
+        unfinished = [each.number for each in self._study.trials if not each.state.is_finished()]
 
-        def upcoming() -> int | None:
+        def next_trial() -> int | None:
             if stop():
                 return None
-            if waiting:
-                return int(waiting.pop(0))
-            return self._ask() if len(self._study.trials) < trials else None
+            if unfinished:
+                return int(unfinished.pop(0))
+            return self._add_trial() if len(self._study.trials) < trials else None
 
         if jobs == 1:
-            while (number := upcoming()) is not None:
+            while (number := next_trial()) is not None:
                 self._finish(number, self._train(number, stop), notify)
         else:
             with _Workers(self, jobs) as workers:
-                workers.run(upcoming, stop, lambda number, end: self._finish(number, end, notify))
+                workers.run(next_trial, stop, lambda number, end: self._finish(number, end, notify))
 
     def run_baseline(self, stop: Callable[[], bool], notify: Callable[[str], None]) -> None:
-        """Train the method that needs no tuning, once."""
+        """Train the method that is not tuned, once."""
         try:
             experiment = self.baseline
             if experiment is not None:
@@ -424,35 +250,33 @@ class Study:
 
     @property
     def baseline(self) -> Experiment | None:
-        """The experiment of the method that needs no tuning; None if it is the one that is tuned."""
+        """The experiment of the method that is not tuned; None if there is none."""
         name, own = self.plan.baseline, self.plan.experiment
         if name is None or name == own.algorithm:
             return None
         settings = ("dispatch", "weights", "max_staleness")
-        usual, other = find(own.algorithm), find(name)
+        tuned, other = find(own.algorithm), find(name)
         changed = {
             each: getattr(other, each)
             for each in settings
-            if getattr(own, each) == getattr(usual, each)  # it was not given
+            if getattr(own, each) == getattr(tuned, each)  # it was not given
         }
         return replace(own, algorithm=name, parameters=(), **changed)
 
     def result(self, stopped: int | None = None) -> StudyResult:
-        """All trials so far."""
+        """The results of all trials so far."""
         found = tuple(self._result(each) for each in self._study.trials)
         baseline = None
         folder = self._baseline_folder
-        if (folder / "records.jsonl").exists():
-            records = list(read_jsonl(folder, "records"))
-            done = bool(records) and records[-1]["version"] == self.plan.experiment.rounds
-            if done:
-                baseline = _trial_result(-1, {}, "complete", records, folder, self.metric)
+        records = _records(folder)
+        if records and records[-1]["version"] == self.plan.experiment.rounds:
+            baseline = _trial_result(-1, {}, "complete", records, folder, self.metric)
         return StudyResult(
             self.folder, self.plan, self.metric, self.higher_is_better, found, baseline, stopped
         )
 
     def report(self, number: int, version: int, value: float) -> bool:
-        """Record an evaluation; whether the trial is to go on."""
+        """Record an evaluation; return whether the trial is to continue."""
         optuna = load_optuna()
         frozen = self._study.trials[number]
         trial = optuna.trial.Trial(self._study, frozen._trial_id)
@@ -461,24 +285,24 @@ class Study:
         if version == self.plan.experiment.rounds:
             return True
         if not frozen.user_attrs.get("pruned") and trial.should_prune():
-            trial.set_user_attr("pruned", True)  # known before the run has stopped
+            trial.set_user_attr("pruned", True)  # before the run stops, in case the process is killed
             return False
         return not frozen.user_attrs.get("pruned")
 
-    def place(self, number: int) -> Path:
+    def trial_folder(self, number: int) -> Path:
         """The folder of a trial."""
         return self.folder / _TRIALS / f"{number:04d}"
 
     def parameters(self, number: int) -> dict[str, Any]:
-        """What a trial tries."""
+        """The hyperparameters of a trial."""
         return dict(self._study.trials[number].params)
 
     @property
     def _baseline_folder(self) -> Path:
         return self.folder / "baseline"
 
-    def _ask(self) -> int:
-        """Choose the parameters of the next trial, and write them down at once."""
+    def _add_trial(self) -> int:
+        """Choose the hyperparameters of the next trial, write them to the journal, and return its number."""
         optuna = load_optuna()
         from optuna.trial import TrialState, create_trial
 
@@ -506,7 +330,7 @@ class Study:
         return run_trial(
             self.plan.of_trial(self.parameters(number)),
             self.task,
-            self.place(number),
+            self.trial_folder(number),
             lambda version, value: self.report(number, version, value),
             stop,
         )
@@ -520,7 +344,7 @@ class Study:
         if end.state == "diverged":
             frozen = self._study.trials[number]
             load_optuna().trial.Trial(self._study, frozen._trial_id).set_user_attr("diverged", True)
-        values = [each[self.metric] for each in end.records if _scored(each, self.metric)]
+        values = [each[self.metric] for each in end.records if _has(each, self.metric)]
         if end.state == "complete" and values:
             self._study.tell(number, values[-1])
         else:
@@ -534,9 +358,12 @@ class Study:
         state = trial.state.name.lower()
         if trial.user_attrs.get("diverged"):
             state = "diverged"
-        folder = self.place(trial.number)
-        records = list(read_jsonl(folder, "records")) if (folder / "records.jsonl").exists() else []
-        return _trial_result(trial.number, dict(trial.params), state, records, folder, self.metric)
+        folder = self.trial_folder(trial.number)
+        return _trial_result(trial.number, dict(trial.params), state, _records(folder), folder, self.metric)
+
+
+def _records(folder: Path) -> list[dict[str, Any]]:
+    return list(read_jsonl(folder, "records")) if (folder / "records.jsonl").exists() else []
 
 
 def _trial_result(
@@ -561,7 +388,7 @@ def _trial_result(
 
 
 def check_trials(plan: StudyPlan, task: LearningTask, folder: Path) -> None:
-    """Refuse what no trial could run with, before anything is written."""
+    """Reject settings with which no trial could run, before anything is written."""
     first = {each.name: (each.values or (each.low,))[0] for each in plan.space}
     if build_run(plan.of_trial(first), task, folder).test is None:
         raise InputError("the task has no test data, so trials cannot be compared: give it some.")
@@ -582,7 +409,7 @@ def _pruner(plan: StudyPlan) -> "optuna.pruners.BasePruner":
 
 
 def load_optuna() -> Any:
-    """Optuna, or a sentence if it is not installed."""
+    """Import Optuna; raises `InputError` if it is not installed."""
     try:
         import optuna
     except ModuleNotFoundError:
@@ -591,50 +418,50 @@ def load_optuna() -> Any:
     return optuna
 
 
-# ---- several trials at a time ----
-
-
 class _Workers:
-    """Processes that run trials; this process alone writes to the study."""
+    """Processes that run several trials at a time; only the parent process writes to the study."""
 
     def __init__(self, study: Study, jobs: int) -> None:
         if study.plan.experiment.task is not None and ":" not in study.plan.experiment.task:
-            raise InputError("several jobs need a task by its name, PACKAGE.MODULE:FUNCTION: name it so.")
+            raise InputError(
+                f"several {setting_name('jobs')} need a task that is given by its name: write "
+                "PACKAGE.MODULE:FUNCTION."
+            )
         self._study = study
         context = multiprocessing.get_context("spawn")
         self._processes: dict[Connection, Any] = {}
         for _ in range(jobs):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_worker, args=(theirs,), daemon=True)
+            parent_end, child_end = context.Pipe()
+            process = context.Process(target=_worker, args=(child_end,), daemon=True)
             process.start()
-            theirs.close()
-            self._processes[ours] = process
+            child_end.close()
+            self._processes[parent_end] = process
 
     def __enter__(self) -> "_Workers":
         return self
 
     def __exit__(self, *details: object) -> None:
         for connection, process in self._processes.items():
-            connection.close()  # a worker ends when it finds nobody at the other end
+            connection.close()  # upon which an idle worker exits
             process.join(_JOIN_SECONDS)
             if process.is_alive():
                 process.terminate()
 
     def run(
         self,
-        upcoming: Callable[[], int | None],
+        next_trial: Callable[[], int | None],
         stop: Callable[[], bool],
         finish: Callable[[int, TrialEnd], None],
     ) -> None:
-        """Give each worker a trial after another until there are no more."""
-        at_work: dict[Connection, int] = {}
-        told_to_stop = False
+        """Give each worker one trial after another until there are no more."""
+        running: dict[Connection, int] = {}
+        stopping = False
         for connection in self._processes:
-            self._give(connection, upcoming(), at_work)
-        while at_work:
-            for ready in wait(list(at_work), timeout=_POLL_SECONDS):
+            self._start(connection, next_trial(), running)
+        while running:
+            for ready in wait(list(running), timeout=_POLL_SECONDS):
                 connection = cast(Connection, ready)
-                number = at_work[connection]
+                number = running[connection]
                 try:
                     kind, *facts = connection.recv()
                 except (EOFError, OSError):
@@ -647,42 +474,40 @@ class _Workers:
                 elif kind == "failed":
                     raise InputError(facts[0])
                 else:
-                    del at_work[connection]
+                    del running[connection]
                     finish(number, TrialEnd(*facts))
-                    self._give(connection, upcoming(), at_work)
-            if stop() and not told_to_stop:
-                told_to_stop = True
+                    self._start(connection, next_trial(), running)
+            if stop() and not stopping:
+                stopping = True
                 for connection, process in self._processes.items():
-                    if connection in at_work:
+                    if connection in running:
                         os.kill(process.pid, signal.SIGTERM)
 
-    def _give(self, connection: Connection, number: int | None, at_work: dict[Connection, int]) -> None:
+    def _start(self, connection: Connection, number: int | None, running: dict[Connection, int]) -> None:
+        """Send a trial to a worker, if there is one."""
         if number is not None:
             study = self._study
             experiment = study.plan.of_trial(study.parameters(number))
-            connection.send((experiment.settings(), str(study.place(number))))
-            at_work[connection] = number
-
-
-_JOIN_SECONDS, _POLL_SECONDS = 10.0, 0.5
+            connection.send((experiment.settings(), str(study.trial_folder(number))))
+            running[connection] = number
 
 
 def _worker(connection: Connection) -> None:
-    """Run the trials that come over a connection; SIGTERM stops the one that is running."""
+    """Run the trials that arrive over a connection; SIGTERM stops the current one."""
     stopped = False
 
-    def ask(number: int, frame: object) -> None:
+    def request_stop(number: int, frame: object) -> None:
         nonlocal stopped
         stopped = True
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal; the other process decides
-    signal.signal(signal.SIGTERM, ask)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles the terminal's interrupts
+    signal.signal(signal.SIGTERM, request_stop)
     task: LearningTask | None = None
 
     def report(version: int, value: float) -> bool:
         connection.send(("report", version, value))
-        go_on: bool = connection.recv()
-        return go_on
+        continues: bool = connection.recv()
+        return continues
 
     try:
         while True:

@@ -247,7 +247,7 @@ def test_an_audit_by_the_server_would_find_half_the_noise() -> None:
     [
         ({"source": "nobody"}, "unknown source of noise 'nobody'"),
         ({"correlation": BandedNoise(3), "participation": Participation(3, 3)}, "use independent noise"),
-        ({"participation": Participation(None, 1), "simulate_amplification": True}, "nothing amplifies its"),
+        ({"participation": Participation(None, 1), "simulate_amplification": True}, "its noise is not amplified"),
     ],
 )
 def test_settings_that_the_helper_cannot_serve_are_refused(others: dict[str, Any], sentence: str) -> None:

@@ -224,7 +224,7 @@ def test_weights_above_one_are_refused_whenever_they_come() -> None:
         ({"simulate_amplification": True, "correlation": TreeNoise()}, "correlated noise is not amplified"),
         (
             {"adaptive": AdaptiveClipping(), "correlation": BandedNoise(2)},
-            "correlated noise needs bounds that stay",
+            "correlated noise needs fixed bounds",
         ),
     ],
 )
@@ -239,7 +239,7 @@ def test_settings_that_cannot_be_are_refused(wrong: dict[str, Any], says: str) -
 @pytest.mark.parametrize(
     ("settings", "options", "says"),
     [
-        ({"participation": Participation(min_separation=1)}, {}, "must be bounded: say how many at most"),
+        ({"participation": Participation(min_separation=1)}, {}, "must be bounded: give"),
         ({}, {"dispatch": Phases(3)}, "cannot be bounded under phases or queues"),
         ({}, {"dispatch": Queues(5)}, "cannot be bounded under phases or queues"),
         ({"simulate_amplification": True}, {}, "only Poisson sampling amplifies"),
@@ -251,12 +251,12 @@ def test_settings_that_cannot_be_are_refused(wrong: dict[str, Any], says: str) -
         (
             {"simulate_amplification": True},
             {"dispatch": Poisson(0.1), "algorithm": fadas(0.1, 0.1, damp=Shrink(5))},
-            "FedOpt's server reads how stale",
+            "FedOpt's server uses the staleness",
         ),
         (
             {"simulate_amplification": True},
             {"dispatch": Poisson(0.1), "availability": Cycle(10.0, 0.1)},
-            "drawn the more often the fewer are there",
+            "drawn more often when fewer are available",
         ),
         ({"summation": Secure(minimum=2), "bounds": (("delta", 1e4),)}, {}, None),
         (

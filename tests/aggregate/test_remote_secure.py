@@ -273,7 +273,7 @@ def test_a_helper_that_wants_more_clients_is_not_asked(tmp_path: Path) -> None:
 
 def test_what_is_not_hidden_is_not_summed(desk: HelperService) -> None:
     those = tuple(Task(client, 0, 0) for client in range(4))
-    with pytest.raises(InputError, match="what clients hid by themselves"):
+    with pytest.raises(InputError, match="are not encoded for secure aggregation"):
         opened(desk).total((torch.zeros(4, 3),), those, describe_cohort(those, 0, 50, Equal()))
 
 
@@ -282,8 +282,8 @@ def test_what_is_not_hidden_is_not_summed(desk: HelperService) -> None:
     [
         ({"buffer": 1}, "secure aggregation needs 2 distinct clients"),
         ({"weights": lambda staleness: 1.0}, "weights that have a name"),
-        ({"answers": 1}, "a bound that moves would be another one for stale updates"),
-        ({"answers": 1, "dispatch": Synchronous(5)}, "a bound that moves"),
+        ({"answers": 1}, "stale updates would have an earlier adaptive bound"),
+        ({"answers": 1, "dispatch": Synchronous(5)}, "an earlier adaptive bound"),
         ({"buffer": 2, "weights": Polynomial(1.0)}, "different staleness have different weights"),
         ({"buffer": 2, "weights": Polynomial(0.5)}, "different staleness have different weights"),
         ({"buffer": 2, "weights": Polynomial(1.0), "max_staleness": 1}, "different staleness"),

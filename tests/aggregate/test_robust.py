@@ -193,10 +193,10 @@ def test_a_rule_has_a_name(text: str, value: Aggregator) -> None:
         ({"algorithm": build("scaffold", Setting(3, 3, 8), {})}, "Scaffold has no robust aggregation"),
         ({"algorithm": build("adamasfl", Setting(3, 3, 8), {})}, "AdaMasFL has no robust aggregation"),
         ({"dispatch": TimedPoisson(1.0, 0.5)}, "releases by a clock have any number of updates"),
-        ({"buffer": 2, "aggregate": Median()}, "a median of 2 updates protects from nobody"),
+        ({"buffer": 2, "aggregate": Median()}, "a median of 2 updates protects against no attacker"),
         (
             {"algorithm": build("ma-fedavgm", Setting(3, 3, 8), {})},
-            "reads from the mean of stamps",
+            "from the mean of their stamps",
         ),
     ],
 )

@@ -223,7 +223,7 @@ def test_uploads_keep_their_length_and_buffers_their_size() -> None:
 
 def test_weights_other_than_the_runs_own_are_refused() -> None:
     those = tasks(1, 2)
-    with pytest.raises(InputError, match="by the run's own staleness weights alone"):
+    with pytest.raises(InputError, match="only the staleness weights of the run"):
         opened().total((torch.ones(2, 3),), those, cohort(those, 3, Polynomial(0.5)))
 
 

@@ -256,7 +256,7 @@ class ByData:
         ({"simulate_amplification": True}, {}, "is proved: do not simulate it"),
         ({"participation": Participation(5, 1)}, {}, "leave the participation out"),
         ({"correlation": TreeNoise()}, {}, "correlated noise is not amplified"),
-        ({"summation": Secure(minimum=2)}, {}, "tells who was drawn"),
+        ({"summation": Secure(minimum=2)}, {}, "reveals who was drawn"),
         ({}, {"availability": ByData()}, "ByData might depend on other clients"),
         ({}, {"dispatch": TimedPoisson(1.0, 0.01, lead=2)}, "works for a later one"),
         (

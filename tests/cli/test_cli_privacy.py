@@ -227,4 +227,4 @@ def test_a_run_that_hides_nothing_has_no_epsilon(capsys):
     assert main(shlex.split(RUN)) == 0
     capsys.readouterr()
     assert main(["privacy", "there"]) == 2
-    assert "the run in there is not a private one" in capsys.readouterr().err
+    assert "the run in there is not private" in capsys.readouterr().err

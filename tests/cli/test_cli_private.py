@@ -103,8 +103,8 @@ REFUSED = ALONE | {
     f"{WHOLE} --noise-correlation tree:3": "tree noise takes no number",
     f"{WHOLE} --noise-correlation banded": "write banded noise as banded:B",
     f"{WHOLE} --noise-correlation banded:x": "write banded noise as banded:B",
-    f"{WHOLE} --noise-correlation banded:0": "banded noise of 0 bands cannot be",
-    f"{WHOLE} --noise-correlation tree --adaptive-clip 0.5": "correlated noise needs bounds that stay",
+    f"{WHOLE} --noise-correlation banded:0": "banded noise cannot have 0 bands",
+    f"{WHOLE} --noise-correlation tree --adaptive-clip 0.5": "correlated noise needs fixed bounds",
     f"{COUPLE} --noise-correlation tree --simulate-amplification --dispatch "
     "poisson": "not amplified by sampling",
     f"{COUPLE} --weights polynomial:0.5 --simulate-amplification --dispatch poisson": "staleness weights",
@@ -138,7 +138,7 @@ def test_options_that_cannot_be_kept_are_refused_in_one_sentence_before_the_data
     ("method", "words", "said"),
     [
         ("scaffold", WHOLE, "delta and shift: give bounds by field."),
-        ("adamasfl", f"{COUPLE} --max-participations 1", "the start of everyone is a contribution"),
+        ("adamasfl", f"{COUPLE} --max-participations 1", "the start with all clients is a contribution"),
         (
             "adamasfl",
             "--noise 1 --delta 1e-5 --max-participations 5",
@@ -511,7 +511,7 @@ PRIVATE = "--clip 0.5 --noise 1 --delta 1e-5"
         (f"{TIMED} {PRIVATE} --noise-correlation tree", "correlated noise is not amplified"),
         (
             f"{TIMED} {PRIVATE} --buffer 8 --weights constant --secure",
-            "whether there are as many tells who was drawn",
+            "is reached reveals who was drawn",
         ),
         (f"{TIMED} {PRIVATE} --accountant rdp", "rdp accountant does not count random allocation"),
     ],

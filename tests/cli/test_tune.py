@@ -20,7 +20,8 @@ from offbeat.cli.main import main
 from offbeat.cli.tune import parse_search
 from offbeat.engines import ray_cluster
 from offbeat.errors import InputError
-from offbeat.tuning import SearchRange, Study, StudyResult, TrialResult, search_space
+from offbeat.tuning import Study, StudyResult, TrialResult
+from offbeat.tuning_plan import SearchRange, search_space
 
 SMALL = "--clients 10 --concurrency 4 --buffer 2 --rounds 12 --eval-every 3 --local-steps 1 --model logistic"
 STUDY = ["tune", "fedbuff", *SMALL.split(), "--baseline", "none"]
@@ -412,7 +413,7 @@ def test_bad_input_from_python_is_one_sentence_and_nothing_is_written(
         offbeat.tune(replace(task, name="other"), "fedbuff", out=there / "a", resume=True)
     with pytest.raises(InputError, match=r"another rounds \(2, not 3\)"):
         offbeat.tune(task, "fedbuff", rounds=3, out=there / "a", resume=True)
-    with pytest.raises(InputError, match="several jobs need a task by its name"):
+    with pytest.raises(InputError, match="need a task that is given by its name"):
         offbeat.tune(replace(task, name="other"), "fedbuff", **small, jobs=2, out=there / "b")
 
 

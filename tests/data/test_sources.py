@@ -23,7 +23,8 @@ from offbeat import (
     Vectorised,
     train,
 )
-from offbeat.data.sources import client_data, examples_in_memory, labels_of, read_examples
+from offbeat.data.readers import labels_of, read_examples
+from offbeat.data.sources import client_data
 from offbeat.engines.process_pool import Workers
 
 ROWS = 60
@@ -264,7 +265,7 @@ def test_integers_become_long_bytes_stay_and_floats_get_the_default_type() -> No
         "pixels": np.zeros((4, 2), np.uint8),
         "h": np.ones(4, np.float16),
     }
-    examples = examples_in_memory((arrays, np.array([True, False, True, False])))
+    examples = read_examples((arrays, np.array([True, False, True, False])), in_memory=True)
     kinds = {name: leaf.dtype for name, leaf in examples.inputs.items()}
     assert kinds == {"ids": torch.int64, "pixels": torch.uint8, "h": torch.float32}
     assert examples.targets.dtype == torch.bool

@@ -91,7 +91,7 @@ def test_fields_are_those_that_hold_something_and_must_be_floats() -> None:
     assert list(clipping.fields(Upload(x))) == ["delta"]
     assert list(clipping.fields(Upload(x, (x, x)))) == ["delta", "extra"]
     assert list(clipping.fields((x, x))) == ["upload"]
-    with pytest.raises(InputError, match="field extra holds more than floats"):
+    with pytest.raises(InputError, match="field extra has values other than floats"):
         clipping.fields(Upload(x, torch.zeros(2, dtype=torch.int64)))
 
 

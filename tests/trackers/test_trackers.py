@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from offbeat.cli.main import main
-from offbeat.errors import InputError
+from offbeat.errors import InputError, error_summary
 from offbeat.trackers import (
     SafeTracker,
     TrackedRun,
@@ -20,7 +20,6 @@ from offbeat.trackers import (
     TrackerOptions,
     check_trackers,
     finite_numbers,
-    first_line,
     flatten,
     load_tracked_runs,
     open_trackers,
@@ -181,7 +180,7 @@ def test_a_tracker_that_fails_is_left_with_one_warning_and_the_others_go_on(
         several.close({})
     assert (bad.calls, good.calls) == (2, 5)
     (warning,) = (one.getMessage() for one in caplog.records)
-    assert warning.startswith("Bad failed and gets no more records (ConnectionError: the line is dead);")
+    assert warning.startswith("Bad failed and receives no more records (ConnectionError: the line is dead);")
 
 
 def test_a_tracker_that_cannot_close_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -199,7 +198,7 @@ def test_an_interrupt_is_not_a_failure_of_a_tracker() -> None:
 
 
 def test_an_error_without_words_has_its_name() -> None:
-    assert first_line(TimeoutError()) == "TimeoutError"
+    assert error_summary(TimeoutError()) == "TimeoutError"
 
 
 @pytest.mark.parametrize(
@@ -375,7 +374,7 @@ def test_a_tracker_that_fails_in_the_middle_does_not_stop_the_run(
     assert [record["version"] for record in read_jsonl(out, "records")] == [0, 2, 4, 6]
     assert sorted(set(calls)) == [0, 2]
     assert [one.getMessage() for one in caplog.records] == [
-        "TensorBoard failed and gets no more records (OSError: the disk is full); "
+        "TensorBoard failed and receives no more records (OSError: the disk is full); "
         "the run and its folder are not affected."
     ]
 
@@ -432,7 +431,7 @@ def test_a_store_that_was_held_and_is_gone_is_one_warning(
     assert tracker == TrackerGroup()
     assert placed == held
     (warning,) = (one.getMessage() for one in caplog.records if one.name == "offbeat")
-    assert warning.startswith("MLflow gets no records this time:")
+    assert warning.startswith("MLflow receives no records this time:")
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from offbeat import (
     evaluate,
     evaluate_clients,
 )
-from offbeat.data.sources import read_examples
+from offbeat.data.readers import read_examples
 
 EXAMPLES = Examples(torch.randn(23, 4, generator=torch.Generator().manual_seed(0)), torch.arange(23) % 3)
 

@@ -205,7 +205,7 @@ def test_a_run_says_once_that_features_are_unscaled(tmp_path: Path, caplog: pyte
         offbeat.run(wide_task(), "fedbuff", out=tmp_path / "raw", **SETTINGS)
         assert [record.message for record in caplog.records if "standardise" in record.message] == [
             "the features are far from unit scale (a root mean square of 1.54e+06): standardise scales them "
-            "alike for all clients."
+            "in the same way for all clients."
         ]
         caplog.clear()
         offbeat.run(wide_task(), "fedbuff", out=tmp_path / "scaled", standardise=True, **SETTINGS)

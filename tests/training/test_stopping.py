@@ -113,11 +113,11 @@ PRIVATE = {"clip": "0.5", "noise": 1.0, "delta": 1e-5}
         ({"max_bytes": 0}, "max_bytes must be above 0"),
         (
             {"max_bytes": 9.0, "dispatch": "allocation", "release_period": 1.0},
-            "the end by max_bytes would tell how many clients contributed, which allocation dispatch keeps",
+            "the end by max_bytes would reveal how many clients contributed, which allocation dispatch keeps",
         ),
         (
             {"max_client_updates": 9, "dispatch": "timed-poisson", "release_period": 1.0, **PRIVATE},
-            "the end by max_client_updates would tell how many clients contributed, which timed-poisson",
+            "the end by max_client_updates would reveal how many clients contributed, which timed-poisson",
         ),
     ],
 )

@@ -1,15 +1,15 @@
-"""Compressed uploads: 8 bits a number, or the largest few with error feedback.
+"""Compressed uploads: 8 bits per number, or the largest numbers with error feedback.
 
-`Compressed` wraps the clients' half of an algorithm: what its `local` returns is what is sent, and so what a
+`Compressed` wraps the clients' half of an algorithm: its `local` returns what is sent, which is what a
 deployment transmits and the records count. The server decodes it before anything else, so clipping, noise and
-the algorithm's own step see plain vectors. Vectors as long as the model are compressed; the few numbers that
-some methods send beside them, and the full-participation start of those that have one, are sent as they are.
+the algorithm's own step use plain vectors. Vectors of the model's length are compressed; the few numbers that
+some methods send beside them, and the uploads of a full-participation start, are not.
 
 Eight bits: blocks of 1024 numbers have a scale each, and a number is rounded at random to one of the two
 nearest of 255 levels, so that errors have mean zero (Alistarh et al. 2017, arXiv 1610.02132). Top-k: the k
-largest numbers are sent with their places, and what was left out is kept by the client and added to its next
-upload (Stich et al. 2018, arXiv 1809.07599). A client's memory counts once its upload is used, so nothing is
-lost or counted twice with an upload that is dropped.
+largest numbers are sent with their indices, and the client adds what was left out to its next upload (Stich
+et al. 2018, arXiv 1809.07599). A client's memory is committed only if its upload is used, so nothing is lost
+or counted twice when an upload is dropped.
 """
 
 import math
@@ -32,11 +32,11 @@ from offbeat.trees import Tree
 _BLOCK = 1024  # numbers with one scale
 _LEVELS = 127  # on either side of zero
 _UNIFORM_BITS = 24  # of a random number between 0 and 1
-_LEAF_KEY = 0x632BE5AB  # between the keys of an upload's vectors
+_LEAF_KEY = 0x632BE5AB  # the difference between the keys of an upload's vectors
 
 
 class Quantised(NamedTuple):
-    """A vector in 8 bits a number."""
+    """A vector with 8 bits per number."""
 
     levels: Tensor  # (length,) int8
     scales: Tensor  # (blocks,) one level in each block
@@ -59,17 +59,17 @@ class Compression(Protocol):
 
     @property
     def growth(self) -> float:
-        """By which factor the norm of a vector can grow; infinite with feedback."""
+        """The factor by which the norm of a vector can grow; infinite with feedback."""
         ...
 
     def encode(self, vector: Vector, key: Tensor) -> Tree:
-        """What is sent; `key` decides about random rounding."""
+        """The code that is sent; `key` is the key of random rounding."""
         ...
 
 
 @dataclass(frozen=True)
 class EightBit:
-    """8 bits a number and a scale for each 1024 numbers: about a quarter of float32."""
+    """8 bits per number and a scale for each 1024 numbers: about a quarter of float32."""
 
     @property
     def feedback(self) -> bool:
@@ -97,7 +97,7 @@ class EightBit:
 class TopK:
     """The largest `share` of the numbers, with their indices; the rest is added to the client's next upload.
 
-    A number and its place take 8 bytes in float32, so a share of 0.025 is a twentieth of the size.
+    A number and its index take 8 bytes in float32, so a share of 0.025 is a twentieth of the size.
 
     Attributes:
         share: The part of the numbers that is sent, above 0 and at most 1.
@@ -148,22 +148,22 @@ def parse_compression(text: str | None) -> Compression | None:
 
 
 def secure_refused(compression: Compression | None, name: str) -> InputError:
-    """Why uploads to secure aggregation are not compressed."""
+    """The error for compressed uploads under secure aggregation."""
     if compression is not None and compression.feedback:
         return InputError(
-            f"{name} shows which numbers of an update are the largest, which secure aggregation is there to "
-            "hide: use one of the two."
+            f"{name} reveals which numbers of an update are the largest, which secure aggregation hides: use "
+            "one of the two."
         )
     return InputError(
-        f"{name} has scales that differ between clients, so that its levels cannot be summed unseen, and the "
-        "shares of secure aggregation have 32 bits a number whatever they encode: use one of the two."
+        f"{name} has scales that differ between clients, so its levels cannot be summed in secret, and the "
+        "shares of secure aggregation take 32 bits per number in any case: use one of the two."
     )
 
 
 def check_compression(
     algorithm: AnyAlgorithm, compression: Compression | None, aggregate: Aggregator | None = None
 ) -> None:
-    """Refuse secure sums, and error feedback for a method with two kinds of uploads."""
+    """Reject secure aggregation, and error feedback for a method with two kinds of uploads."""
     if compression is None:
         return
     if not hasattr(compression, "feedback"):
@@ -172,13 +172,13 @@ def check_compression(
         raise secure_refused(compression, repr(compression))
     if compression.feedback and traits_of(algorithm).two_phases:
         raise InputError(
-            f"{type(algorithm).__name__} uploads something else in every second version, and top-k would add "
-            "to the one what it left out of the other: use 8bit."
+            f"{type(algorithm).__name__} has two kinds of uploads, and top-k would add what it left out of "
+            "one to the other: use 8bit."
         )
 
 
 def decode(upload: Tree, length: int) -> Tree:
-    """Plain vectors of that length in place of what was sent; leaves (tasks, ...) or of one upload."""
+    """The upload with plain vectors of a length in place of codes; of one task, or stacked over tasks."""
 
     def restore(code: Any) -> Tensor:
         if isinstance(code, Quantised):
@@ -193,10 +193,10 @@ def decode(upload: Tree, length: int) -> Tree:
 
 
 def invalid_code(upload: Tree, length: int) -> str | None:
-    """Why no client can have sent this upload, if so; its form is right."""
+    """Why an upload is not a valid code, if so; its structure and shapes are assumed to be right."""
     found: list[str] = []
 
-    def look(code: Any) -> None:
+    def check(code: Any) -> None:
         if isinstance(code, Quantised) and bool((code.scales < 0).any()):
             found.append("a scale is negative")
         if isinstance(code, Sparse):
@@ -204,12 +204,12 @@ def invalid_code(upload: Tree, length: int) -> str | None:
             if bool((places < 0).any() | (places >= length).any() | (places.diff() <= 0).any()):
                 found.append(f"its indices are not ascending numbers below {length}")
 
-    trees.map_until(_CODES, look, upload)
+    trees.map_until(_CODES, check, upload)
     return found[0] if found else None
 
 
 class CompressionMemory(NamedTuple):
-    """What a client keeps: the method's own memory, and what its uploads have left out."""
+    """The memory of a client: the method's own, and what compression left out of its uploads."""
 
     own: Tree
     residual: tuple[Vector, ...]
@@ -222,11 +222,11 @@ class Compressed:
     algorithm: AnyAlgorithm
     compression: Compression
     length: int  # of the model
-    start: bool = False  # the full-participation start of the algorithm, whose uploads are sent as they are
+    start: bool = False  # whether this is the full-participation start, whose uploads are not compressed
 
     @property
     def traits(self) -> Traits:
-        """Those of the algorithm, with bounds on norms that hold after rounding."""
+        """The traits of the algorithm, with bounds on norms that hold after rounding."""
         own, growth = traits_of(self._acting), self.compression.growth
         bounds = {} if math.isinf(growth) else {name: bound * growth for name, bound in own.bounds.items()}
         return own._replace(reads_key=not self.start, bounds=MappingProxyType(bounds))
@@ -260,7 +260,7 @@ class Compressed:
         return upload, CompressionMemory(own, residual) if self.compression.feedback else own
 
     def step(self, state: Any, mean: Any, cohort: Cohort) -> Any:
-        """With the mean of decoded uploads."""
+        """The algorithm's step with the mean of decoded uploads."""
         return self._acting.step(state, mean, cohort)
 
     def warmup(self) -> "Compressed | None":
@@ -269,7 +269,7 @@ class Compressed:
         return Compressed(self.algorithm, self.compression, self.length, start=True)
 
     def decode(self, uploads: Tree) -> Tree:
-        """The uploads as the algorithm made them, but for what compression loses."""
+        """The uploads of the algorithm, apart from what compression loses."""
         return decode(uploads, self.length)
 
     def _encode(

@@ -33,28 +33,28 @@ class AggregationContext(NamedTuple):
     max_staleness: float
     seed: int
     availability: Availability = Always()
-    answers: int | None = None  # numbers beside each upload in a private sum; None: uploads are summed as is
+    answers: int | None = None  # numbers beside each upload in a private sum; None: the sum is not private
 
 
 class SecureEncoding(NamedTuple):
     """How clients encode what they send for secure aggregation."""
 
-    facts: dict[str, Any]  # what a client of this version must know, as JSON
-    examine: Callable[[Task, bytes, bytes], None]  # refuses a sealed seed and signature that cannot be added
+    facts: dict[str, Any]  # what a client that starts from this version needs to know, as JSON
+    examine: Callable[[Task, bytes, bytes], None]  # raises for a seed or a signature that cannot be used
 
 
 class PrivacyCost(NamedTuple):
-    """What a run has revealed so far about any one client."""
+    """The privacy cost of a run so far for any one client."""
 
     epsilon: float
     delta: float
     releases: int
-    terms: str  # under which assumptions, in a sentence
-    unamplified: float | None = None  # epsilon against whoever sees who contributed when; None: the same
+    terms: str  # the assumptions, in a sentence
+    unamplified: float | None = None  # epsilon against those who see who contributed when; None: the same
 
     @property
     def simulated(self) -> bool:
-        """Whether epsilon counts on amplification that does not hold, and so is no guarantee."""
+        """Whether epsilon assumes amplification that does not hold, and so is not a guarantee."""
         return is_simulated(self.terms)
 
     def as_json(self) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class Aggregation(Protocol):
     """The aggregation of one run; it can be saved between two server steps."""
 
     def piece(self, numbers: int) -> int | None:
-        """How many uploads of that many numbers to collect in one call; None: all of a server step.
+        """How many uploads of `numbers` numbers to collect in one call; None: all of a server step.
 
         Every engine collects the same pieces in the same order, so that the sums are the same to the bit.
         """
@@ -78,12 +78,12 @@ class Aggregation(Protocol):
     def collect(self, uploads: Tree, tasks: Sequence[Task], cohort: Cohort, onto: Tree | None = None) -> Tree:
         """The sum of these uploads (leaves stacked over tasks); sums of several calls add up.
 
-        Where a server step is collected in pieces, `onto` is the sum of the earlier ones, and is overwritten.
+        If a server step is collected in pieces, `onto` is the sum of the earlier pieces, and is overwritten.
         """
         ...
 
     def release(self, total: Tree, cohort: Cohort) -> Tree:
-        """The mean of one server step, from the sums of all that was collected for it."""
+        """The mean of one server step, from the sum of all uploads that were collected for it."""
         ...
 
     @property
@@ -101,11 +101,11 @@ class Aggregation(Protocol):
         ...
 
     def ended(self) -> str | None:
-        """Why there may be no further release, in a sentence."""
+        """Why there may be no further release, in a sentence; None if there may be."""
         ...
 
     def spent(self) -> Callable[[], PrivacyCost | None]:
-        """The privacy spent up to now, where it is counted; slow to compute, so only when asked for."""
+        """A function that computes the privacy spent up to now, which is slow; its result may be None."""
         ...
 
     def save(self) -> SavedState: ...
@@ -121,8 +121,8 @@ class Aggregator(Protocol):
         """How often a client may contribute, which the loop keeps to."""
         ...
 
-    def open(self, opening: AggregationContext) -> Aggregation:
-        """Begin a run, or refuse one whose assumptions do not hold."""
+    def open(self, context: AggregationContext) -> Aggregation:
+        """Begin a run; raises if its assumptions do not hold."""
         ...
 
 
@@ -135,7 +135,7 @@ class RunningSum(Protocol):
         ...
 
     def piece(self, numbers: int) -> int | None:
-        """How many uploads of that many numbers are added at a time; None: they are summed all at once."""
+        """How many uploads of `numbers` numbers are added at a time; None: all of a server step."""
         ...
 
     def total(
@@ -147,10 +147,10 @@ class RunningSum(Protocol):
         noise: NoiseRequest | None = None,
         onto: Tree | None = None,
     ) -> Tree:
-        """The weighted sum over tasks: leaves (tasks, ...) to leaves (...), computed in `dtype`.
+        """The weighted sum over tasks, from leaves (tasks, ...) to leaves (...).
 
-        None: each leaf in its own. `noise` is what a helper adds to the sum. `onto` is an earlier sum to
-        which this one is added in place, where sums are of pieces.
+        It is computed in `dtype`; None: in that of each leaf. `noise` is the noise that a helper adds.
+        `onto` is the sum of earlier pieces, to which this one is added in place.
         """
         ...
 
@@ -173,11 +173,11 @@ class Summation(Protocol):
 
     @property
     def rounding(self) -> float:
-        """How far a coordinate of an upload may be moved before it is summed: a norm can grow by as much."""
+        """The largest rounding error of a coordinate of an upload, by which norms can grow."""
         ...
 
-    def open(self, opening: AggregationContext) -> RunningSum:
-        """Start a run, or refuse one that cannot be summed this way."""
+    def open(self, context: AggregationContext) -> RunningSum:
+        """Begin a run; raises if it cannot be summed in this way."""
         ...
 
 
@@ -200,7 +200,7 @@ class PlainSum:
     def largest(self) -> float:
         return math.inf
 
-    def open(self, opening: AggregationContext) -> "PlainSum":
+    def open(self, context: AggregationContext) -> "PlainSum":
         return self
 
     def piece(self, numbers: int) -> int:
@@ -264,9 +264,8 @@ class FiniteCheck:
         for leaf in trees.leaves(uploads) if tasks else ():
             rows = leaf.reshape(len(tasks), -1)
             self._rows.append((rows, tasks))
-            self._finite.append(
-                torch.isfinite(rows.sum(1)).all()
-            )  # one pass; where it overflows, all is seen
+            # one pass; if a sum overflows, every number is checked
+            self._finite.append(torch.isfinite(rows.sum(1)).all())
 
     def add_model(self, x: Vector) -> None:
         """Check the model that the uploads led to as well, and have the result sent to the CPU."""
@@ -280,7 +279,7 @@ class FiniteCheck:
         self._copied.record()
 
     def check_uploads(self, where: str | None = None) -> None:
-        """Stop before a NaN or infinite upload touches the state."""
+        """Raise if an upload is NaN or infinite, before the state is changed."""
         bad = set()
         for (rows, tasks), finite in zip(self._rows, self._finite, strict=True):
             if bool(finite):
@@ -314,7 +313,7 @@ def client_names(tasks: Iterable[Task]) -> str:
 
 @dataclass(frozen=True)
 class Mean:
-    """The sum of weighted uploads over how many there are, so that its sensitivity is known.
+    """The sum of weighted uploads divided by their number, so that its sensitivity is known.
 
     Attributes:
         summation: How uploads are summed: plainly, or by secure aggregation.
@@ -326,8 +325,8 @@ class Mean:
     def participation(self) -> Participation:
         return Participation()
 
-    def open(self, opening: AggregationContext) -> "MeanAggregation":
-        return MeanAggregation(self.summation.open(opening), self.summation.secret)
+    def open(self, context: AggregationContext) -> "MeanAggregation":
+        return MeanAggregation(self.summation.open(context), self.summation.secret)
 
 
 @dataclass(frozen=True)
@@ -335,7 +334,7 @@ class MeanAggregation:
     """The means of one run."""
 
     summing: RunningSum
-    private: bool  # under secure aggregation nothing may leave clients beside the sum
+    private: bool  # under secure aggregation clients may send nothing beside the sum
 
     def piece(self, numbers: int) -> int | None:
         return self.summing.piece(numbers)

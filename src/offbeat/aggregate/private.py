@@ -1,11 +1,11 @@
 """Means under differential privacy: uploads are clipped, sums get noise, and releases are counted.
 
-Sums and noise are in double precision whatever the dtype of the model, and what is released is rounded to it
-last: the noise would be lost where the sum of a large cohort has few digits left for it.
+Sums and noise are in double precision whatever the dtype of the model, to which the result is rounded last:
+otherwise the noise could be lost in the rounding of a large sum.
 
-The unit of privacy is a client: runs are compared that differ by one client's contributions. Nothing here
-makes what a client stores agree with what the server received: a method whose server adds up changes of
-clients' memory (control variates) sees clipped and noisy ones, and its mean drifts from theirs.
+The unit of privacy is a client: neighbouring runs differ by one client's contributions. Nothing here makes
+the clients' memory agree with what the server received: a method whose server adds up changes of clients'
+memory (control variates) gets clipped and noisy changes, so its mean drifts from that of the clients.
 """
 
 import itertools
@@ -74,18 +74,18 @@ from offbeat.trees import Tree
 
 
 class PrivatePlan(NamedTuple):
-    """The settings of a private run, worked out when it is opened."""
+    """What follows from the settings of a private run when it is opened."""
 
     mechanism: GaussianMechanism
     spending: PrivacyAccounting
     terms: str
     budget: PrivacyBudget | None
-    epsilon: float | None  # that the budget came from
-    start: bool  # whether everybody contributes before the first server step
+    epsilon: float | None  # of the budget
+    start: bool  # whether every client contributes before the first server step
     population: int
-    rounding: float  # of each number, by the way that uploads are summed
+    rounding: float  # of each number when uploads are summed
     seed: int | None  # of the noise; None: it has a secret key
-    dtype: torch.dtype  # of the model, to which what is released is rounded
+    dtype: torch.dtype  # of the model, to which releases are rounded
     source: str  # of the noise: server, helper or both
     sizes: Mapping[str, int]  # numbers of each field of an upload
 
@@ -177,7 +177,7 @@ class PrivateAggregation:
         facts |= {
             "bounds": dict(self.bounds),
             "key": None if self._plan.seed is not None else self._key.hex(),
-            "spent": {  # for whoever reads the file without the run
+            "spent": {  # for readers of the checkpoint that do not build the run
                 "releases": [list(each) for each in self._spending.releases(self._ledger.tally)],
                 "unamplified": self._spending.sampling is not None,
                 "delta": self._spending.delta,
@@ -238,7 +238,7 @@ class PrivateAggregation:
         sizes = {name: trees.numel(part) for name, part in parts.items()}
         deviations = self._mechanism.deviations(self.bounds, sizes, self._plan.rounding)
         numbers = itertools.count()
-        # noise that follows from a seed hides nothing anyway, and is to be the same for other sums
+        # noise that follows from a seed hides nothing, and should be the same for other sums
         mark = b"" if self._plan.seed is not None else fingerprint(self._key, trees.leaves(total))
 
         def draw(leaf: Tensor, deviation: float) -> Tensor:
@@ -264,35 +264,33 @@ class Private:
         noise: The noise multiplier.
         delta: The delta of the guarantee.
         epsilon: The budget that ends the run; None: it is only counted.
-        simulate_amplification: Whether to count as if Poisson sampling amplified, which is no guarantee.
+        simulate_amplification: Whether to assume amplification by Poisson sampling, which is no guarantee.
         participation: How often a client may contribute.
         shares: The shares of fields in the sensitivity; those left out are the algorithm's own, or equal.
         correlation: How the noise of different steps is correlated.
         accountant: How epsilon is computed: by PLD or RDP.
-        adaptive: How the bounds move during the run; None: they stay.
-        nominal: For simulations: the size of cohort for which the noise is meant.
+        adaptive: How the given bounds adapt during the run; None: they are fixed.
+        nominal: For simulations: the size of cohort for which the noise is scaled.
         summation: How uploads are summed.
         noise_seed: For simulations: a seed of noise that can be repeated; None: a secret key.
-        noise_source: Who adds the noise: server, helper or both.
+        noise_source: Who adds the noise: server, or under secure aggregation helper or both.
     """
 
-    bounds: tuple[tuple[str, float], ...]  # of each field of an upload
+    bounds: tuple[tuple[str, float], ...]
     noise: float
     delta: float
-    epsilon: float | None = None  # the budget; None: only counted
-    simulate_amplification: bool = False  # counts as if Poisson sampling amplified, which is no guarantee
+    epsilon: float | None = None
+    simulate_amplification: bool = False
     participation: Participation = Participation(min_separation=1)
-    shares: tuple[
-        tuple[str, float], ...
-    ] = ()  # of each field in the sensitivity; else the algorithm's, or alike
+    shares: tuple[tuple[str, float], ...] = ()
     correlation: NoiseCorrelation = IndependentNoise()
     accountant: Accountant = PldAccountant()
-    adaptive: AdaptiveClipping | None = None  # moves the bounds that are given here
-    nominal: int | None = None  # for simulations: noise as if cohorts were of this size
+    adaptive: AdaptiveClipping | None = None
+    nominal: int | None = None
     summation: Summation = PlainSum()
-    noise_seed: int | None = None  # for simulations: noise that can be repeated; None: from a secret key
-    noise_source: str = "server"  # who adds the noise: server, helper or both; the last two in secure sums
-    amplified: InitVar[bool] = False  # refused: it does not hold for a buffer of fixed size
+    noise_seed: int | None = None
+    noise_source: str = "server"
+    amplified: InitVar[bool] = False  # rejected: it does not hold for a buffer of fixed size
 
     def __post_init__(self, amplified: bool) -> None:
         if amplified:
@@ -331,9 +329,9 @@ class Private:
         delta: float,
         **others: Any,
     ) -> Self:
-        """For one algorithm: `clip` bounds the field that it sets no bound for itself, or names fields.
+        """The settings for one algorithm: `clip` is the bound of its one unbounded field, or bounds by field.
 
-        None: it bounds all of them itself.
+        None: the algorithm bounds all of its fields.
         """
         fields, known = upload_fields(algorithm), own_bounds(algorithm)
         if clip is None or isinstance(clip, Mapping):
@@ -355,15 +353,15 @@ class Private:
         check_bounds(fields, dict(declared_bounds(algorithm)[0]) | bounds, bounds)
         return cls(tuple(bounds.items()), noise, delta, **others)
 
-    def open(self, opening: AggregationContext) -> PrivateAggregation:
-        """Start a run, or refuse one whose assumptions do not hold."""
-        known, parts = declared_bounds(opening.algorithm)
-        fields = upload_fields(opening.algorithm)
+    def open(self, context: AggregationContext) -> PrivateAggregation:
+        """Begin a run; raises if its assumptions do not hold."""
+        known, parts = declared_bounds(context.algorithm)
+        fields = upload_fields(context.algorithm)
         given = dict(self.bounds)
         bounds = {name: bound for name, bound in (dict(known) | given).items() if name in {*fields, *given}}
         check_bounds(fields, bounds, given)
         moving = tuple(name for name in given if math.isfinite(given[name])) if self.adaptive else ()
-        summing = self.summation.open(opening._replace(answers=len(moving)))
+        summing = self.summation.open(context._replace(answers=len(moving)))
         for name, bound in bounds.items():
             if summing.largest < bound < math.inf:
                 raise InputError(
@@ -372,54 +370,43 @@ class Private:
                 )
         shares = noise_shares(fields, dict(self.shares) or parts)
         if self.noise:
-            self._check_run(opening)
-        if self.nominal is not None and self.nominal < opening.buffer:
+            self._check_run(context)
+        if self.nominal is not None and self.nominal < context.buffer:
             raise InputError(
-                f"the nominal cohort of {self.nominal} is below the buffer of {opening.buffer}: raise it."
+                f"the nominal cohort of {self.nominal} is below the buffer of {context.buffer}: raise it."
             )
         if self.adaptive and not moving:
             raise InputError("adaptive clipping has no bound to move: give one to begin with.")
-        cohort = opening.buffer if self.nominal is None else self.nominal
+        cohort = context.buffer if self.nominal is None else self.nominal
         mechanism = GaussianMechanism(
-            self.noise, tuple(shares.items()), opening.buffer / cohort, cohort, self.adaptive, moving
+            self.noise, tuple(shares.items()), context.buffer / cohort, cohort, self.adaptive, moving
         )
         mechanism.check()
         sizes = {
             name: trees.numel(part)
-            for name, part in clipping.fields(probe_upload(opening.algorithm, opening.x)).items()
+            for name, part in clipping.fields(probe_upload(context.algorithm, context.x)).items()
         }
         if self.noise_source != "server":
-            self._check_helper_noise(opening)
+            self._check_helper_noise(context)
             deviations = mechanism.deviations(bounds, sizes, self.summation.rounding)
             if moving:
                 deviations["answers"] = mechanism.answer_deviation()
             for name, deviation in deviations.items():
-                room = bounds.get(name, 0.5) + NOISE_ROOM * deviation / opening.buffer
+                room = bounds.get(name, 0.5) + NOISE_ROOM * deviation / context.buffer
                 if room > summing.largest:
                     raise InputError(
                         f"the bound of {name} with its noise takes {room:.4g} a number, and secure "
                         f"aggregation has {summing.largest:.4g}: lower the bound, the noise, the buffer or "
                         "the bits."
                     )
-        simulated = self.simulate_amplification
-        rate = sampling_rate(opening.dispatch, opening.buffer, opening.population) if simulated else None
-        spending = PrivacyAccounting(
-            self.noise,
-            self.delta,
-            rate,
-            self.participation.max_participations,
-            self.participation.min_separation,
-            self.correlation,
-            self.accountant,
-            opening.dispatch.sampling if isinstance(opening.dispatch, TimedDispatch) else None,
-        )
-        start = opening.algorithm.warmup() is not None
-        buffer, population, seeded = opening.buffer, opening.population, self.noise_seed is not None
+        spending = self.accounting(context)
+        start = context.algorithm.warmup() is not None
+        buffer, population, seeded = context.buffer, context.population, self.noise_seed is not None
         party = noise_statement(self.noise_source) if self.noise and self.summation.secret else None
-        said = privacy_statement(spending, start, buffer, population, self.nominal, seeded, party)
+        terms = privacy_statement(spending, start, buffer, population, self.nominal, seeded, party)
         budget = None
         if self.epsilon is not None:
-            budget = spending.budget(self.epsilon, start, opening.rounds)
+            budget = spending.budget(self.epsilon, start, context.rounds)
             if min(budget) < 1:
                 raise InputError(
                     f"not one server step fits a budget of epsilon {self.epsilon:g} "
@@ -429,37 +416,53 @@ class Private:
         plan = PrivatePlan(
             mechanism,
             spending,
-            said,
+            terms,
             budget,
             self.epsilon,
             start,
-            opening.population,
+            context.population,
             rounding,
             seed,
-            opening.x.dtype,
+            context.x.dtype,
             self.noise_source,
             sizes,
         )
         return PrivateAggregation(plan, bounds, summing)
 
-    def _check_helper_noise(self, opening: AggregationContext) -> None:
-        """Refuse a run in which the helper cannot add the noise."""
+    def accounting(self, context: AggregationContext) -> PrivacyAccounting:
+        """The accounting of a run with these settings."""
+        dispatch = context.dispatch
+        return PrivacyAccounting(
+            self.noise,
+            self.delta,
+            _sampling_rate(dispatch, context.buffer, context.population)
+            if self.simulate_amplification
+            else None,
+            self.participation.max_participations,
+            self.participation.min_separation,
+            self.correlation,
+            self.accountant,
+            dispatch.sampling if isinstance(dispatch, TimedDispatch) else None,
+        )
+
+    def _check_helper_noise(self, context: AggregationContext) -> None:
+        """Reject a run in which the helper cannot add the noise."""
         if not self.summation.secret:
-            raise InputError("noise from the helper needs secure aggregation, which has one: use that, too.")
+            raise InputError("noise from the helper needs secure aggregation: use that, too.")
         if not isinstance(self.accountant, RdpAccountant):
             raise InputError(
                 "the helper's noise is a discrete Gaussian, whose Renyi divergences are known and whose "
                 "privacy loss distribution is not that of a Gaussian: use the rdp accountant."
             )
-        if opening.algorithm.warmup() is not None:
+        if context.algorithm.warmup() is not None:
             raise InputError(
-                f"{type(unwrapped(opening.algorithm)).__name__} starts with sums over all clients in pieces, "
+                f"{type(unwrapped(context.algorithm)).__name__} starts with sums over all clients in pieces, "
                 "each of which would get the helper's noise: use a method without such a start, or noise "
                 "from the server."
             )
 
     def _check_claims(self) -> None:
-        """Refuse settings that contradict each other."""
+        """Reject settings that contradict each other."""
         if self.noise_source not in NOISE_SOURCES:
             raise unknown_name("source of noise", self.noise_source, NOISE_SOURCES)
         if self.noise_source != "server":
@@ -469,8 +472,8 @@ class Private:
                 raise InputError("the helper's noise is independent from sum to sum: use independent noise.")
             if self.simulate_amplification or self.participation.max_participations is None:
                 raise InputError(
-                    "the helper counts how often a client contributes, and nothing amplifies its noise: say "
-                    "how many contributions there are at most."
+                    "the helper counts how often a client contributes, and its noise is not amplified: give "
+                    "the largest number of contributions."
                 )
         correlated = not isinstance(self.correlation, IndependentNoise)
         if correlated and self.simulate_amplification:
@@ -479,7 +482,7 @@ class Private:
                 "amplification."
             )
         if correlated and self.adaptive:
-            raise InputError("correlated noise needs bounds that stay: use it without adaptive clipping.")
+            raise InputError("correlated noise needs fixed bounds: use it without adaptive clipping.")
         if not self.noise:
             return
         if self.participation.min_separation < 1:
@@ -487,22 +490,23 @@ class Private:
                 "a client could be twice in one server step: keep its contributions at least 1 step apart."
             )
 
-    def _check_run(self, opening: AggregationContext) -> None:
-        """Refuse a run for which the noise does not give the claimed privacy."""
-        dispatch, name = opening.dispatch, type(unwrapped(opening.algorithm)).__name__
+    def _check_run(self, context: AggregationContext) -> None:
+        """Reject a run for which the noise does not give the claimed privacy."""
+        dispatch, name = context.dispatch, type(unwrapped(context.algorithm)).__name__
         if isinstance(dispatch, Phases | Queues):
             raise InputError(
                 "how often a client contributes cannot be bounded under phases or queues: "
                 "use another dispatch."
             )
-        if not 0 <= opening.weights(0) <= 1:
+        if not 0 <= context.weights(0) <= 1:
             raise InputError("staleness weights above 1 would outgrow the bounds: use lower ones.")
         if isinstance(dispatch, TimedDispatch):
-            self._check_timed(opening)
+            self._check_timed(context)
             return
         if not self.simulate_amplification and self.participation.max_participations is None:
             raise InputError(
-                "without amplification the contributions of a client must be bounded: say how many at most."
+                "without amplification the contributions of a client must be bounded: give the largest "
+                "number."
             )
         if not self.simulate_amplification:
             return
@@ -510,23 +514,23 @@ class Private:
             raise InputError(
                 "only Poisson sampling amplifies: use poisson dispatch, or do not simulate amplification."
             )
-        if not isinstance(opening.availability, Always):
+        if not isinstance(context.availability, Always):
             raise InputError(
-                "clients that come and go are drawn the more often the fewer are there, so nothing is "
-                "amplified: use clients that are always there, or do not simulate it."
+                "with availability that varies, clients are drawn more often when fewer are available, so "
+                "nothing is amplified: use clients that are always available, or do not simulate it."
             )
-        if not isinstance(opening.weights, Equal):
+        if not isinstance(context.weights, Equal):
             raise InputError(
-                "staleness weights tell who was sampled when, so nothing is amplified: use constant ones."
+                "staleness weights reveal who was sampled when, so nothing is amplified: use constant ones."
             )
-        if server_reads_staleness(opening.algorithm):
+        if server_reads_staleness(context.algorithm):
             raise InputError(
-                f"{name}'s server reads how stale updates are, which tells who was sampled when: "
-                "use it without, or do not simulate amplification."
+                f"{name}'s server uses the staleness of updates, which reveals who was sampled when: use it "
+                "without, or do not simulate amplification."
             )
 
-    def _check_timed(self, opening: AggregationContext) -> None:
-        """Refuse what the proof for timed releases does not cover."""
+    def _check_timed(self, context: AggregationContext) -> None:
+        """Reject settings that the proof for timed releases does not cover."""
         if self.simulate_amplification:
             raise InputError(
                 "the amplification of timed releases is proved: do not simulate it, or use poisson dispatch."
@@ -543,34 +547,34 @@ class Private:
             )
         if self.summation.secret:
             raise InputError(
-                "secure aggregation sums no fewer than its minimum of reports, and under timed releases "
-                "whether there are as many tells who was drawn: use one of the two."
+                "secure aggregation needs a minimum of reports in a sum, and under timed releases whether it "
+                "is reached reveals who was drawn: use one of the two."
             )
-        if isinstance(opening.dispatch, TimedPoisson) and opening.dispatch.lead > 1:
+        if isinstance(context.dispatch, TimedPoisson) and context.dispatch.lead > 1:
             raise InputError(
                 "with a lead above 1 a client may be late for one release because it works for a later one, "
                 "which Poisson sampling does not cover: use a lead of 1, or allocation dispatch."
             )
-        if not getattr(opening.availability, "by_client", False):
+        if not getattr(context.availability, "by_client", False):
             raise InputError(
-                f"whether a client is available by {type(opening.availability).__name__} might depend on "
+                f"whether a client is available by {type(context.availability).__name__} might depend on "
                 "other clients, which timed releases do not cover: use Always or Cycle."
             )
 
 
 def declared_bounds(algorithm: AnyAlgorithm) -> tuple[Mapping[str, float], Mapping[str, float]]:
-    """The bounds that an algorithm guarantees, and the shares it asks for."""
+    """The bounds that an algorithm guarantees, and the shares of its traits."""
     return traits_of(algorithm).bounds, traits_of(algorithm).shares
 
 
 def own_bounds(algorithm: AnyAlgorithm) -> Mapping[str, float] | None:
-    """Of every field of an upload, where the algorithm guarantees them all."""
+    """The bound of every field of an upload, if the algorithm guarantees all of them."""
     known, fields = declared_bounds(algorithm)[0], upload_fields(algorithm)
     return {name: known[name] for name in fields} if all(name in known for name in fields) else None
 
 
-def sampling_rate(dispatch: Dispatch, buffer: int, population: int) -> float:
-    """The rate to simulate Poisson sampling with: a buffer may be filled by more than one drawing."""
+def _sampling_rate(dispatch: Dispatch, buffer: int, population: int) -> float:
+    """The rate of simulated Poisson sampling; more than one draw may have to fill a buffer."""
     rate = dispatch.rate if isinstance(dispatch, Poisson) else 1.0
     return max(rate, buffer / population)
 
@@ -591,7 +595,7 @@ _FORMER_NAMES = {
 
 
 def current_repr(text: str) -> str:
-    """The `repr` of an aggregator in a checkpoint of an earlier version, with the names of now."""
+    """The `repr` of an aggregator in a checkpoint of an earlier version, with the present names."""
     current = re.sub(r"\b(\w+)(?=[(=])", lambda found: _FORMER_NAMES.get(found[1], found[1]), text)
     if current.startswith("Private(") and "noise_source=" not in current:
         return f"{current[:-1]}, noise_source='server')"

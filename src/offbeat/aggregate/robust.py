@@ -1,13 +1,13 @@
-"""Aggregation that stands a few malicious clients: trimmed mean, median, geometric median, norm bounds.
+"""Robust aggregation against a few malicious clients: trimmed mean, median, geometric median, norm bounds.
 
-Each takes the place of the mean of a server step, upload by upload, so it needs a server that reads every
-upload: secure aggregation shows it none, and the noise of differential privacy is computed for a sum. A
-staleness weight multiplies an update before anything else, as in the plain mean, so a stale update is one
-that is nearer to zero. Each field of an upload is one vector, on its own.
+Each replaces the mean of a server step and needs a server that sees every upload: secure aggregation hides
+them, and the noise of differential privacy is computed for a sum. Updates are first multiplied by their
+staleness weights, as in the plain mean, so a stale update is nearer to zero. Each field of an upload is
+aggregated separately, as one vector.
 
 Trimmed mean and median are taken coordinate by coordinate (Yin et al. 2018, arXiv 1803.01498), the geometric
-median by the smoothed Weiszfeld algorithm (Pillutla et al. 2022, arXiv 1912.13445), from the median of the
-coordinates on; the papers start from the mean, which one attacker can put anywhere.
+median by the smoothed Weiszfeld algorithm (Pillutla et al. 2022, arXiv 1912.13445), starting from the median
+of the coordinates; the papers start from the mean, which one attacker can move anywhere.
 """
 
 import math
@@ -33,14 +33,14 @@ _SORTED = 1 << 22  # numbers that are sorted at a time
 
 
 class RobustRule(Protocol):
-    """The middle of the updates of a buffer, field by field."""
+    """A robust aggregate of the updates of a buffer, for one field."""
 
     def __call__(self, part: Tree) -> Tree:
         """Leaves (tasks, ...) to leaves (...)."""
         ...
 
     def check(self, buffer: int) -> None:
-        """Refuse a buffer for which the rule does nothing."""
+        """Reject a buffer for which the rule has no effect."""
         ...
 
 
@@ -53,10 +53,10 @@ class RobustAggregation:
     hides_sample: bool = False
 
     def piece(self, numbers: int) -> None:
-        """A middle is of all uploads at once."""
+        """None: a robust aggregate needs all uploads at once."""
 
     def collect(self, uploads: Tree, tasks: Sequence[Task], cohort: Cohort, onto: Tree | None = None) -> Tree:
-        """The middle itself: the uploads of a server step come at once."""
+        """The aggregate itself, since all uploads of a server step are collected in one call."""
         weighted = uploads if set(cohort.weights) == {1.0} else _weighted(uploads, cohort.weights)
         parts = clipping.fields(weighted)
         return clipping.replace(
@@ -82,26 +82,26 @@ class RobustAggregation:
         pass
 
 
-def _open(rule: RobustRule, opening: AggregationContext) -> RobustAggregation:
-    """Refuse a run whose method or dispatch needs a mean."""
-    name = type(opening.algorithm).__name__
-    if trees.leaves(opening.algorithm.memory(torch.zeros(1))) or opening.algorithm.warmup() is not None:
-        # the server adds up changes of what clients keep, and a middle is not their sum
+def _open(rule: RobustRule, context: AggregationContext) -> RobustAggregation:
+    """Begin a run; raises if its method or dispatch needs a mean."""
+    name = type(context.algorithm).__name__
+    if trees.leaves(context.algorithm.memory(torch.zeros(1))) or context.algorithm.warmup() is not None:
+        # the server adds up changes of the clients' memory, and a robust aggregate is not their mean
         raise InputError(
             f"{name} has no robust aggregation, since its clients keep memory whose changes the server adds "
             "up: use the mean, or a method without client memory."
         )
-    if "stamp" in upload_fields(opening.algorithm):
+    if "stamp" in upload_fields(context.algorithm):
         raise InputError(
-            f"{name} with these parameters reads from the mean of stamps which versions it is made of, and a "
-            "robust aggregate has no such stamps: use the mean."
+            f"{name} with these parameters computes the versions of the updates from the mean of their "
+            "stamps, which a robust aggregate does not have: use the mean."
         )
-    if isinstance(opening.dispatch, TimedDispatch):
+    if isinstance(context.dispatch, TimedDispatch):
         raise InputError(
             "releases by a clock have any number of updates, even none, and a robust aggregate needs a full "
             "buffer: use another dispatch, or the mean."
         )
-    rule.check(opening.buffer)
+    rule.check(context.buffer)
     return RobustAggregation(rule)
 
 
@@ -109,7 +109,7 @@ def _open(rule: RobustRule, opening: AggregationContext) -> RobustAggregation:
 class TrimmedMean:
     """Without the largest and the smallest `share` of the values of each coordinate.
 
-    It stands as many attackers as are left out on one side: `share` of the buffer, rounded down.
+    It tolerates as many attackers as are left out on one side: `share` of the buffer, rounded down.
 
     Attributes:
         share: The part of the values that is left out on each side, at least 0 and below 0.5.
@@ -142,7 +142,7 @@ class TrimmedMean:
 
 @dataclass(frozen=True)
 class Median:
-    """The middle value of each coordinate; of an even number the mean of the middle two."""
+    """The median of each coordinate; for an even number of updates the mean of the middle two."""
 
     participation: ClassVar = Participation()
     open = _open
@@ -156,13 +156,13 @@ class Median:
 
 @dataclass(frozen=True)
 class GeometricMedian:
-    """The point whose distances to all updates add up to the least; it does not depend on the axes.
+    """The point with the least sum of distances to all updates; it does not depend on the axes.
 
-    Smoothed Weiszfeld: each iteration is a mean in which an update weighs one over its distance, or over
-    `smoothing` if it is nearer.
+    Smoothed Weiszfeld: each iteration is a mean in which the weight of an update is the inverse of its
+    distance, or of `smoothing` if it is nearer.
 
     Attributes:
-        smoothing: The least distance that an update counts as having.
+        smoothing: A lower bound on the distances in the weights.
         iterations: The number of iterations.
     """
 
@@ -194,7 +194,7 @@ class GeometricMedian:
 class NormBound:
     """The mean of updates that are shortened to a norm: `bound`, or the median norm of the buffer.
 
-    It limits what an attacker can do in a server step, and does not take it away: many small steps in one
+    It limits the influence of an attacker on a server step but does not remove it: many small steps in one
     direction add up. With a fixed bound it is the clipping of differential privacy without the noise.
 
     Attributes:
@@ -245,8 +245,8 @@ class _PlainMean:
 def _check_majority(name: str, buffer: int) -> None:
     if buffer < 3:
         raise InputError(
-            f"a {name} of {buffer} updates protects from nobody: give a buffer of at least 3, or take the "
-            "mean."
+            f"a {name} of {buffer} updates protects against no attacker: give a buffer of at least 3, or use "
+            "the mean."
         )
 
 

@@ -49,7 +49,7 @@ _WEIGHTS_PATTERN = re.compile(r"[a-z]{1,20}(?::[0-9.e+-]{1,30}){0,2}")
 
 
 def write_terms(terms: SecureTerms) -> dict[str, Any]:
-    """What `read_terms` reads."""
+    """The terms as JSON, for `read_terms`."""
     numbers = (terms.length, terms.max_reports, terms.minimum, terms.bits, terms.weight_bits)
     return {
         "run": terms.run.hex(),
@@ -77,7 +77,7 @@ def read_terms(given: dict[str, Any]) -> SecureTerms:
 
 
 def write_noise(noise: HelperNoise | None) -> dict[str, Any] | None:
-    """What `read_noise` reads."""
+    """The noise as JSON, for `read_noise`."""
     if noise is None:
         return None
     return noise._asdict() | {"fields": [list(field) for field in noise.fields]}
@@ -109,7 +109,7 @@ def noise_terms(terms: SecureTerms, noise: NoiseRequest | None) -> SecureTerms:
 
 
 def clipping_digest(bounds: Mapping[str, float] | None, moving: Sequence[str] = ()) -> str:
-    """What `Terms.clipping` is where clients clip to these bounds; empty where they do not clip."""
+    """The value of `SecureTerms.clipping` for these bounds; empty if clients do not clip."""
     if bounds is None:
         return ""
     stated = [sorted((name, float(bound).hex()) for name, bound in bounds.items()), list(moving)]
@@ -128,18 +128,18 @@ def weights_text(weights: StalenessWeights) -> str:
     )
 
 
-_ASSUMED_STALENESS = 100  # versions, which a run without a limit should be prepared for
-_MAX_START_CHUNK = 128  # more clients than the loop ever hands over at once in a full-participation start
+_ASSUMED_STALENESS = 100  # that updates may have in a run without a limit
+_MAX_START_CHUNK = 128  # more clients than the loop collects at once in a full-participation start
 
 
 @dataclass(frozen=True)
 class Secure:
-    """Two servers add secret shares; `offbeat.privacy.secure` says what that protects and what not.
+    """Two servers add secret shares; the docstring of `offbeat.privacy.secure` says what that protects.
 
-    A sum is exact in fixed point of `bits` fractional bits, and refused where it could overflow or
-    where (sum w)^2 / sum w^2 over the weights w of its clients is below `minimum`; with equal weights
-    this is the number of distinct clients. A client that is in a buffer twice is one of them, and adds
-    both its reports. Weights that fade are rounded to multiples of 2^-weight_bits.
+    A sum is exact in fixed point of `bits` fractional bits, and refused if it could overflow or if
+    (sum w)^2 / sum w^2 over the weights w of its clients is below `minimum`; with equal weights this is the
+    number of distinct clients. A client that is in a buffer twice counts once, and both its reports are
+    added. Staleness weights are rounded to multiples of 2^-weight_bits.
 
     Attributes:
         minimum: The fewest clients in a sum.
@@ -150,13 +150,13 @@ class Secure:
 
     minimum: int = DEFAULT_MINIMUM
     bits: int = 16
-    stochastic: bool = False  # round up or down at random, so that errors cancel on average
-    weight_bits: int = 8  # not used where all weights are 1
+    stochastic: bool = False
+    weight_bits: int = 8
 
     def __post_init__(self) -> None:
         for name in ("minimum", "bits", "weight_bits"):
             check_whole(f"{name} of secure sums", getattr(self, name), None)
-        # All that can be wrong with these numbers alone, before there is a run.
+        # checks all that can be checked without a run
         SecureTerms(b"?", 1, self.minimum, self.minimum, self.bits, self.weight_bits)
 
     @property
@@ -167,26 +167,26 @@ class Secure:
     def rounding(self) -> float:
         return 2.0**-self.bits if self.stochastic else 2.0 ** -(self.bits + 1)
 
-    def check(self, opening: AggregationContext) -> None:
-        """Refuse a run whose buffers never have enough clients."""
-        here = min(opening.buffer, opening.population)
-        if here < self.minimum:
+    def check(self, context: AggregationContext) -> None:
+        """Reject a run whose buffers never have enough clients."""
+        clients = min(context.buffer, context.population)
+        if clients < self.minimum:
             raise InputError(
-                f"secure aggregation needs {self.minimum} distinct clients, and a buffer of {opening.buffer} "
-                f"from {opening.population} clients never has them: raise the buffer or lower the minimum."
+                f"secure aggregation needs {self.minimum} distinct clients, and a buffer of {context.buffer} "
+                f"from {context.population} clients never has them: raise the buffer or lower the minimum."
             )
-        reach = int(min(opening.max_staleness, _ASSUMED_STALENESS))
-        stale = not isinstance(opening.dispatch, Synchronous)
-        if stale and here == self.minimum and opening.weights(reach) != opening.weights(0):
+        reach = int(min(context.max_staleness, _ASSUMED_STALENESS))
+        stale = not isinstance(context.dispatch, Synchronous)
+        if stale and clients == self.minimum and context.weights(reach) != context.weights(0):
             raise InputError(
-                f"updates of different staleness have different weights, so that a buffer of {here} clients "
+                f"updates of different staleness have different weights, so a buffer of {clients} clients "
                 f"hides each of them less than {self.minimum} clients of equal weight would: raise the "
-                "buffer, lower the minimum, set a limit of 0, or use constant weights."
+                "buffer, lower the minimum, set a maximum staleness of 0, or use constant weights."
             )
 
-    def open(self, opening: AggregationContext) -> "SecureSum":
-        self.check(opening)
-        shared = SecureSum(self, opening)
+    def open(self, context: AggregationContext) -> "SecureSum":
+        self.check(context)
+        shared = SecureSum(self, context)
         shared.terms(1)
         return shared
 
@@ -194,9 +194,9 @@ class Secure:
 class SecureSum:
     """The secure sums of one run, in one process."""
 
-    def __init__(self, secure: Secure, opening: AggregationContext) -> None:
+    def __init__(self, secure: Secure, context: AggregationContext) -> None:
         self._secure = secure
-        self._opening = opening
+        self._context = context
         self._run = secrets.token_bytes(16)
         self._servers: tuple[SecureTerms, Helper] | None = None  # None until uploads have a length
 
@@ -205,11 +205,11 @@ class SecureSum:
         return self.terms(1).largest
 
     def terms(self, length: int) -> SecureTerms:
-        """For uploads of that many numbers."""
-        return agree_terms(self._secure, self._opening, self._run, length)
+        """The terms for uploads of `length` numbers."""
+        return agree_terms(self._secure, self._context, self._run, length)
 
     def piece(self, numbers: int) -> None:
-        """The reports of a server step are one sum: the difference of two could reveal who is in them."""
+        """None: the reports of a server step are one sum, since the difference of two could reveal one."""
 
     def secure_encoding(self, clip: ClippingBounds | None = None) -> None:
         """None: the uploads are encoded in this process."""
@@ -223,13 +223,13 @@ class SecureSum:
         noise: NoiseRequest | None = None,
         onto: Tree | None = None,
     ) -> Tree:
-        check_weights(self._opening.weights, tasks, cohort)
+        check_weights(self._context.weights, tasks, cohort)
         stacks = [to_fixed_point_input(leaf).reshape(len(tasks), -1) for leaf in trees.leaves(payload)]
         length = sum(stack.shape[1] for stack in stacks)
         agreed, helper = self._servers or self._begin(length)
         helper.terms = terms = noise_terms(agreed, noise)
         if noise is not None:
-            # One label for one sum: the noise of a step that is repeated is the same for the same sum alone.
+            # one label for each sum: a step that is repeated has the same noise only for the same sum
             sums = [] if noise.seeded else [stack.double().sum(0) for stack in stacks]
             helper.noise_key = noise.key
             helper.noise_label = f"{cohort.version} {list(tasks)}".encode() + fingerprint(noise.key, sums)
@@ -237,7 +237,7 @@ class SecureSum:
         try:
             for row, task in enumerate(tasks):
                 parts = [stack[row] for stack in stacks]
-                draw = rounding_generator(self._opening.seed, task) if self._secure.stochastic else None
+                draw = rounding_generator(self._context.seed, task) if self._secure.stochastic else None
                 leader.take(make_report(parts, task, terms, key, draw))
             residues = leader.total(tasks, cohort.version)
         finally:
@@ -258,7 +258,7 @@ class SecureSum:
             helper.load(saved.facts["counted"])
 
     def _begin(self, length: int) -> tuple[SecureTerms, Helper]:
-        """With a new key: no sealed seed outlives a sum here."""
+        """Create the servers, with a new key, since no sealed seed is stored longer than a sum takes."""
         terms = self.terms(length)
         self._servers = (terms, Helper(terms, X25519PrivateKey.generate()))
         return self._servers
@@ -288,19 +288,19 @@ class PayloadLayout(NamedTuple):
 
 
 def agree_terms(
-    secure: Secure, opening: AggregationContext, run: bytes, length: int, rule: str = ""
+    secure: Secure, context: AggregationContext, run: bytes, length: int, rule: str = ""
 ) -> SecureTerms:
-    """What clients and both servers keep to in a run, for uploads of that many numbers."""
-    start = 0 if opening.algorithm.warmup() is None else min(opening.population, _MAX_START_CHUNK)
-    weight_bits = 0 if isinstance(opening.weights, Equal) else secure.weight_bits
-    most = max(opening.buffer, start)
-    return SecureTerms(run, length, most, secure.minimum, secure.bits, weight_bits, opening.weights, rule)
+    """The terms of a run for uploads of `length` numbers."""
+    start = 0 if context.algorithm.warmup() is None else min(context.population, _MAX_START_CHUNK)
+    weight_bits = 0 if isinstance(context.weights, Equal) else secure.weight_bits
+    most = max(context.buffer, start)
+    return SecureTerms(run, length, most, secure.minimum, secure.bits, weight_bits, context.weights, rule)
 
 
 def check_weights(weights: StalenessWeights, tasks: Sequence[Task], cohort: Cohort) -> None:
-    """Refuse a cohort with other weights than were agreed on."""
+    """Reject a cohort with other weights than those of the terms."""
     if list(cohort.weights) != [weights(cohort.version - task.version) for task in tasks]:
-        raise InputError("secure aggregation weighs reports by the run's own staleness weights alone.")
+        raise InputError("secure aggregation uses only the staleness weights of the run.")
 
 
 def unflatten_sum(
@@ -318,13 +318,13 @@ def unflatten_sum(
 
 
 def rounding_generator(seed: int, task: Task) -> torch.Generator:
-    """The draws that round one report up or down."""
+    """The generator for the random rounding of one report."""
     own = draws.torch_seed(seed, "secure rounding", task.client, task.visit)
     return torch.Generator().manual_seed(own)
 
 
 def to_fixed_point_input(leaf: Tensor) -> Tensor:
-    """On the CPU, in a dtype that fixed point is exact in."""
+    """The leaf on the CPU, in a dtype from which the conversion to fixed point is exact."""
     wide = torch.float64 if leaf.dtype == torch.float64 or not leaf.is_floating_point() else torch.float32
     return leaf.detach().to("cpu", wide)
 
@@ -335,17 +335,17 @@ _LOG = logging.getLogger(__name__)
 class HelperInfo(NamedTuple):
     """What a helper reports about itself."""
 
-    key: bytes  # that clients seal to
-    signed: bool  # whether it adds only what sites have signed
-    minimum: int = DEFAULT_MINIMUM  # clients in a sum, below which it serves no run
-    sums: int = 0  # that it has given away, in all runs
+    key: bytes  # to which clients seal their seeds
+    signed: bool  # whether it adds only reports that sites have signed
+    minimum: int = DEFAULT_MINIMUM  # the least minimum of clients in a sum that it accepts
+    sums: int = 0  # that it has returned, in all runs
 
 
 class ExaminingHelper(AggregationHelper, Protocol):
     """A remote helper for one run; calls wait while it is down."""
 
     def examine(self, task: Task, sealed: bytes, signature: bytes) -> None:
-        """Refuse a report that could not be added; nothing is counted."""
+        """Raise for a report that could not be added; nothing is counted."""
         ...
 
 
@@ -359,15 +359,15 @@ class HelperConnection(Protocol):
 
 @dataclass(frozen=True)
 class RemoteSecure:
-    """Secure aggregation with these settings, and a helper that is reached over a network.
+    """Secure aggregation with a remote helper.
 
-    The run's name is what the helper counts under: a new one for each run, and the same for ever after.
+    The helper counts reports under the name of the run, which is unique and never changes.
     """
 
     secure: Secure
     run: bytes = field(repr=False)
     helper: HelperConnection = field(repr=False)
-    signed: bool = False  # refuse a helper that would add what no known site has signed
+    signed: bool = False  # reject a helper that would add unsigned reports
 
     @property
     def secret(self) -> bool:
@@ -377,18 +377,18 @@ class RemoteSecure:
     def rounding(self) -> float:
         return self.secure.rounding
 
-    def open(self, opening: AggregationContext) -> "RemoteSecureSum":
-        self.secure.check(opening)
-        dispatch = opening.dispatch
-        together = isinstance(dispatch, Synchronous) and dispatch.cohort == opening.buffer
-        if opening.answers and not together and opening.max_staleness > 0:
+    def open(self, context: AggregationContext) -> "RemoteSecureSum":
+        self.secure.check(context)
+        dispatch = context.dispatch
+        together = isinstance(dispatch, Synchronous) and dispatch.cohort == context.buffer
+        if context.answers and not together and context.max_staleness > 0:
             raise InputError(
-                "clients clip by themselves here, so a bound that moves would be another one for stale "
-                "updates: fix the bounds, use a limit of 0, or a synchronous cohort as large as the buffer."
+                "clients clip their own uploads here, so stale updates would have an earlier adaptive bound: "
+                "use fixed bounds, a maximum staleness of 0, or a synchronous cohort as large as the buffer."
             )
-        methods = (opening.algorithm, opening.algorithm.warmup())
+        methods = (context.algorithm, context.algorithm.warmup())
         layouts = {
-            _probe_layout(method, opening, version)
+            _probe_layout(method, context, version)
             for method in methods
             if method is not None
             for version in (0, 1)
@@ -396,44 +396,44 @@ class RemoteSecure:
         if len(layouts) > 1:
             raise InputError(
                 "secure aggregation needs uploads of one form, and "
-                f"{type(unwrapped(opening.algorithm)).__name__} has {len(layouts)}: use another method."
+                f"{type(unwrapped(context.algorithm)).__name__} has {len(layouts)}: use another method."
             )
-        return RemoteSecureSum(self, opening, layouts.pop())
+        return RemoteSecureSum(self, context, layouts.pop())
 
 
 class RemoteSecureSum:
     """The secure sums of one run, with a remote helper."""
 
-    def __init__(self, distant: RemoteSecure, opening: AggregationContext, layout: PayloadLayout) -> None:
-        self._distant = distant
-        self._weights = opening.weights
+    def __init__(self, remote: RemoteSecure, context: AggregationContext, layout: PayloadLayout) -> None:
+        self._remote = remote
+        self._weights = context.weights
         self._layout = layout
         length = sum(leaf.shape.numel() for leaf in layout.leaves)
-        self._terms = agree_terms(distant.secure, opening, distant.run, length, weights_text(opening.weights))
-        self._known: HelperInfo | None = None  # until somebody asks
-        self._before: str | None = None  # the key that earlier reports were sealed to
-        self._sums = 0  # that the helper had given away when it was asked last
+        self._terms = agree_terms(remote.secure, context, remote.run, length, weights_text(context.weights))
+        self._info: HelperInfo | None = None  # None: the helper was not contacted yet
+        self._before: str | None = None  # the key to which earlier reports were sealed
+        self._sums = 0  # that the helper had returned when it was last contacted
 
     @property
     def largest(self) -> float:
         return self._terms.largest
 
     def piece(self, numbers: int) -> None:
-        """The reports of a server step are one sum, and the helper counts it as one."""
+        """None: the reports of a server step are one sum, which the helper counts as one."""
 
     def secure_encoding(self, clip: ClippingBounds | None = None) -> SecureEncoding:
         """The terms of these sums, as clients receive them."""
-        known, terms = self._meet(), self._terms_of(clip)
+        known, terms = self._contact(), self._terms_of(clip)
         bounds = None if clip is None else clip.bounds.items()
         facts = write_terms(self._terms) | {
-            "stochastic": self._distant.secure.stochastic,
+            "stochastic": self._remote.secure.stochastic,
             "key": known.key.hex(),
             "signed": known.signed,
             "bounds": bounds and {name: None if math.isinf(bound) else bound for name, bound in bounds},
             "moving": [] if clip is None else list(clip.moving),
             "noise": write_noise(terms.noise),
         }
-        return SecureEncoding(facts, self._distant.helper.under(terms).examine)
+        return SecureEncoding(facts, self._remote.helper.under(terms).examine)
 
     def total(
         self,
@@ -446,19 +446,19 @@ class RemoteSecureSum:
     ) -> Tree:
         if not isinstance(payload, SecretShares):
             raise InputError(
-                "these sums are of what clients hid by themselves: use an engine of a deployment."
+                "the uploads are not encoded for secure aggregation with a remote helper: use a deployment."
             )
         check_weights(self._weights, tasks, cohort)
-        self._meet()
+        self._contact()
         terms = self._terms_of(payload.clip)
-        leader = Leader(terms, self._distant.helper.under(terms))
+        leader = Leader(terms, self._remote.helper.under(terms))
         for row, task in enumerate(tasks):
             leader.take(_report_of(payload, row, task))
         residues = _add_reports(leader, list(tasks), cohort.version)
         return unflatten_sum(residues, self._terms.unit, self._layout, dtype)
 
     def save(self) -> SavedState:
-        key = self._known.key.hex() if self._known else self._before
+        key = self._info.key.hex() if self._info else self._before
         facts = {"run": self._terms.run.hex(), "length": self._terms.length, "key": key, "sums": self._sums}
         return SavedState(facts, {})
 
@@ -467,14 +467,15 @@ class RemoteSecureSum:
         if (facts["run"], facts["length"]) != (self._terms.run.hex(), self._terms.length):
             raise InputError(
                 "the checkpoint's secure aggregation is of another run or of uploads of another length: "
-                "go on in the folder that the run was begun in."
+                "resume the run in its own folder."
             )
-        self._before, self._known = facts["key"], None
+        self._before, self._info = facts["key"], None
         self._sums = facts.get("sums", 0)
 
-    def _meet(self) -> HelperInfo:
-        if self._known is None:
-            known = self._distant.helper.known()
+    def _contact(self) -> HelperInfo:
+        """What the helper reports about itself, checked once."""
+        if self._info is None:
+            known = self._remote.helper.known()
             if self._before not in (None, known.key.hex()):
                 raise InputError(
                     "the helper has another key than before, so it cannot open what clients sent: "
@@ -486,7 +487,7 @@ class RemoteSecureSum:
                     "was restored from a backup, and reports could be summed twice; restore its newest store."
                 )
             self._sums = known.sums
-            if self._distant.signed and not known.signed:
+            if self._remote.signed and not known.signed:
                 raise InputError(
                     "the helper does not ask for signatures: start it with the sites' public keys, "
                     "or say that reports need not be signed."
@@ -496,11 +497,11 @@ class RemoteSecureSum:
                     f"the helper adds the reports of at least {known.minimum} clients, and these sums may be "
                     f"of {self._terms.minimum}: raise the minimum."
                 )
-            self._known = known
-        return self._known
+            self._info = known
+        return self._info
 
     def _terms_of(self, clip: ClippingBounds | None) -> SecureTerms:
-        """The terms of reports with this clipping and noise: no others can be opened under them."""
+        """The terms with this clipping and noise, to which reports are bound."""
         if clip is None:
             return self._terms
         return noise_terms(
@@ -509,9 +510,9 @@ class RemoteSecureSum:
 
 
 def _add_reports(leader: Leader, tasks: list[Task], version: int) -> Residues:
-    """Of the reports that can be added; one that cannot counts as a report of zeros.
+    """The sum of the reports that can be added; the others count as zeros.
 
-    Reports are examined when they come in, so that this is for a helper whose keys have changed since.
+    Reports are examined when they arrive, so a report is left out only if the helper's keys changed since.
     """
     while True:
         try:
@@ -532,10 +533,10 @@ def _report_of(shares: SecretShares, row: int, task: Task) -> Report:
     return Report(task, shares.share[row].cpu().contiguous().numpy().view("uint32"), sealed, signature)
 
 
-def _probe_layout(algorithm: AnyAlgorithm, opening: AggregationContext, version: int) -> PayloadLayout:
-    """Of one client's payload, found by trying the algorithm."""
-    payload = upload = probe_upload(algorithm, opening.x, version)
-    if opening.answers is not None:
+def _probe_layout(algorithm: AnyAlgorithm, context: AggregationContext, version: int) -> PayloadLayout:
+    """The layout of one client's payload, found by a trial of the algorithm."""
+    payload = upload = probe_upload(algorithm, context.x, version)
+    if context.answers is not None:
         first = trees.leaves(upload)[0]
-        payload = Payload(upload, torch.zeros(opening.answers).to(first) if opening.answers else ())
+        payload = Payload(upload, torch.zeros(context.answers).to(first) if context.answers else ())
     return PayloadLayout.of(payload)

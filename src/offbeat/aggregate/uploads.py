@@ -1,4 +1,4 @@
-"""What clients upload: its fields, their clipping, and what an algorithm sends, found by trying it."""
+"""The uploads of clients: their fields, their clipping, and the form of an algorithm's upload, by a trial."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ class Payload(NamedTuple):
     """What is summed under differential privacy."""
 
     uploads: Tree
-    answers: Tree = ()  # (moving fields,): plus a half where the norm was within the bound, else minus
+    answers: Tree = ()  # (adaptive fields,): 0.5 if the norm was within the bound, otherwise -0.5
 
 
 class NoiseRequest(NamedTuple):
@@ -48,7 +48,7 @@ class SecretShares(NamedTuple):
 
 
 def clip_uploads(uploads: Tree, bounds: Mapping[str, float], moving: Sequence[str]) -> Payload:
-    """Each field shortened to its bound, and whether those of `moving` were within; leaves (tasks, ...)."""
+    """Each field clipped to its bound, and whether those in `moving` were within it; leaves (tasks, ...)."""
     clipped, within = {}, {}
     for name, part in clipping.fields(uploads).items():
         if name not in bounds:
@@ -63,7 +63,7 @@ def clip_uploads(uploads: Tree, bounds: Mapping[str, float], moving: Sequence[st
 
 
 def probe_upload(algorithm: AnyAlgorithm, x: Vector, version: int = 0) -> Tree:
-    """An upload of a client that starts from this model: its form matters, not its numbers."""
+    """An upload of a client that starts from this model, of the right form but with meaningless values."""
     return _probe(algorithm, x, version)[1]
 
 
@@ -89,7 +89,7 @@ def server_reads_staleness(algorithm: AnyAlgorithm) -> bool:
 
 
 def shrinks_without_updates(algorithm: AnyAlgorithm) -> bool:
-    """Whether a mean of zero, as of a release without updates, moves a model that has just begun."""
+    """Whether a mean of zero, as of a release without updates, changes the initial model."""
     x = torch.ones(1)
     state, upload = algorithm.init(x), probe_upload(algorithm, x)
     nothing = trees.map(torch.zeros_like, upload)
@@ -98,12 +98,12 @@ def shrinks_without_updates(algorithm: AnyAlgorithm) -> bool:
 
 
 def clients_read_staleness(algorithm: AnyAlgorithm) -> bool:
-    """Whether `local` reads `Visit.staleness`: by its traits, or by trying it."""
+    """Whether `local` reads `Visit.staleness`, by its traits or by a trial."""
     if traits_of(algorithm).reads_staleness:
         return True
     x = torch.zeros(1)
     state = algorithm.init(x)
-    for _ in range(2):  # some have nothing to multiply it with before their first step
+    for _ in range(2):  # before their first step some methods multiply the staleness by zero
         tried = [trees.leaves(_probe_local(algorithm, state, x, staleness)) for staleness in (0, 1, 30)]
         if any(not torch.equal(*pair) for other in tried[1:] for pair in zip(tried[0], other, strict=True)):
             return True
@@ -129,18 +129,20 @@ def _probe_local(
         algorithm.memory(torch.zeros_like(x)),
         Batches((batch,), (batch,)),
         Visit(*(torch.tensor(number, device=x.device) for number in numbers)),
-        _UnitGradient(),
+        ConstantGradient(1.0),
     )
 
 
-class _UnitGradient:
-    """A gradient of 1 wherever it is asked for."""
+class ConstantGradient(NamedTuple):
+    """A gradient whose entries, and a loss whose value, are one number everywhere."""
+
+    value: float
 
     def __call__(self, x: Vector, batch: Batch, /) -> Vector:
-        return torch.ones_like(x)
+        return torch.full_like(x, self.value)
 
     def with_loss(self, x: Vector, batch: Batch, /) -> tuple[Vector, Tensor]:
-        return torch.ones_like(x), x.new_ones(())
+        return self(x, batch), x.new_full((), self.value)
 
     def descend(self, x: Vector, batch: Batch, lr: Rate, /) -> Vector:
-        return x - lr
+        return x - lr * self.value

@@ -1,4 +1,4 @@
-"""Federated optimisers, one paper to a file, and the catalogue of them all."""
+"""Federated optimisers, one file per paper, and the catalogue of all methods."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,7 +14,7 @@ _FORMER = {method.former_name: name for name, method in CATALOGUE.own.items() if
 
 
 def current_name(name: str) -> str:
-    """The name that a method has now; files of earlier versions may hold its former one."""
+    """The present name of a method; files of earlier versions may have its former name."""
     return _FORMER.get(name, name)
 
 
@@ -32,7 +32,7 @@ def build(name: str, setting: Setting, given: Mapping[str, Any]) -> AnyAlgorithm
 
     Args:
         name: The name of the method in `CATALOGUE`.
-        setting: What rates of papers' theorems follow from.
+        setting: The quantities on which the rates of some papers' theorems depend.
         given: Hyperparameters by name; those left out have their defaults.
     """
     method = find(name)
@@ -43,10 +43,10 @@ def build(name: str, setting: Setting, given: Mapping[str, Any]) -> AnyAlgorithm
 
 
 def register(name: str, method: Method | Callable[..., AnyAlgorithm], **facts: Any) -> None:
-    """Add a method of one's own to the catalogue, under which runs, comparisons and deployments find it.
+    """Add a method to the catalogue, so that runs, comparisons and deployments find it by its name.
 
-    A package can do the same without a call: an entry point of the group `offbeat.algorithms` is a method
-    under the name of the entry point.
+    A package can do the same without a call, by an entry point of the group `offbeat.algorithms`, whose name
+    is that of the method.
 
     Args:
         name: A new name: lower-case letters, digits and hyphens.

@@ -5,11 +5,11 @@ gradient of the client's last task, c the mean of all c_i, g the momentum. The n
 whole vector. Here `beta` weighs the *new* gradient. One pass over all clients at the initial
 model fills c_i, c and g. With `Synchronous` dispatch this is PAdaMFed (ICLR 2025).
 
-The paper uploads the displacement over (lr K), which is the mean unit step; it is summed as
-such, and the local model is the start less lr times the sum, so that the rate may be 0 in the
-start. A client uploads the change of its control variate, so the server needs no table.
-beta = sqrt(SK/T) is capped at 1. `lazy` leaves the pass out, which the paper does not: c stays
-the mean of all c_i, with zeros for clients not yet seen.
+The paper uploads the displacement divided by (lr K), which is the mean unit step. Here the unit
+steps are summed and the local model is the start minus lr times the sum, so that the rate can be
+0 in the first pass. A client uploads the change of its control variate, so the server needs no
+table. beta = sqrt(SK/T) is capped at 1. `lazy` skips the first pass, which the paper does not: c
+is still the mean of all c_i, with zeros for clients that have not taken part yet.
 """
 
 from dataclasses import dataclass, replace
@@ -49,13 +49,13 @@ class AdaMasFL:
         local_lr: The local learning rate.
         server_lr: The learning rate of the server.
         beta: The weight of the newest gradient in the momentum, from 0 to 1.
-        lazy: Whether the first pass over all clients is left out, which the paper has.
+        lazy: Whether to skip the first pass over all clients; a client's first task then fills its c_i.
     """
 
     local_lr: float
     server_lr: float
     beta: float
-    lazy: bool = False  # no first pass over all clients: a client's first task fills its own
+    lazy: bool = False
     traits: ClassVar[Traits] = Traits(bounds={"descent": 1.0})
 
     memory = zero_vector
@@ -107,7 +107,7 @@ class AdaMasFL:
 
 
 def add_unit(total: Vector, u: Vector) -> Vector:
-    """Total + u / |u|, or total where u is zero; in one pass, for vectors are long."""
+    """`total + u / |u|`, or `total` if u is zero, in one pass over the vectors."""
     return total.addcmul(u, 1 / u.norm().clamp_min(1e-12))
 
 

@@ -1,9 +1,9 @@
 """CA2FL (Wang et al., ICLR 2024): each client's last update calibrates the buffer's mean.
 
-v = h + mean of (update - the client's last update), with h the mean of all last updates, those of
-clients never seen counting as zero. The paper keeps the table of last updates at the server;
-since only differences enter the sums, each client keeps its own. Reconstructed from the
-literature, not confirmed against the paper's own listing; no code of its authors was found.
+v = h + mean of (update - the client's last update), where h is the mean of all last updates and
+clients that have not taken part yet count as zero. The paper keeps the table of last updates at
+the server; since only differences enter the sums, each client keeps its own here. Reconstructed from
+the literature and not confirmed against the paper's own listing; no code of its authors was found.
 """
 
 import math
@@ -25,7 +25,7 @@ class State(NamedTuple):
 class Upload(NamedTuple):
     """Client to server."""
 
-    shift: Vector  # the update less the last one
+    shift: Vector  # the update minus the last one
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class CA2FL:
     def tuned(cls, cohort: int, steps: int, smoothness: float, worst: int) -> Self:
         """The largest rates of its theory, from S, K, the smoothness L and the worst staleness.
 
-        The theory has a staleness of at least 1; without any delay its rates are those of 1.
+        The theory assumes a staleness of at least 1, so a worst staleness of 0 counts as 1.
         """
         worst = max(worst, 1)
         local = 1 / (36 * steps * smoothness * math.sqrt(worst))

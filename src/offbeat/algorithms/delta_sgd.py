@@ -5,12 +5,12 @@ From the second local step on, with x_k the model before step k,
     eta_k = min(gamma |x_k - x_{k-1}| / (2 |g(x_k) - g(x_{k-1})|), sqrt(1 + delta theta_{k-1}) eta_{k-1}),
     theta_k = eta_k / eta_{k-1},
 
-and the first step has eta_0 and theta_0 in each task. The server averages (`server_lr` 1), or takes any step
-along the mean. The defaults are the paper's, which it uses for all tasks.
+and each task starts with eta_0 and theta_0. The server averages (`server_lr` 1), or takes a step of another
+size along the mean. The defaults are the paper's, which it uses for all tasks.
 
-Both gradients are those of the minibatch of step k, so that their difference is one of the models alone; the
-paper's equation leaves open which minibatch the earlier one has. A step thus costs two gradients. Where they
-are equal, the first term sets no limit.
+Both gradients are of the minibatch of step k, so that their difference comes from the models alone; the
+paper's equation does not say which minibatch the earlier gradient has. A step therefore costs two gradients.
+If they are equal, the first term is no limit.
 """
 
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ from offbeat.algorithms.fedopt import Upload
 from offbeat.algorithms.registry import Method, check_ranges, constructor, empty, no_warmup, send_state
 from offbeat.core import Batch, Batches, Cohort, Gradient, Tensor, Traits, Vector, Visit, scan
 
-_Walk = tuple[Vector, Vector, Tensor, Tensor]  # x_k, x_{k-1}, eta_{k-1}, theta_{k-1}
+_Carry = tuple[Vector, Vector, Tensor, Tensor]  # x_k, x_{k-1}, eta_{k-1}, theta_{k-1}
 
 
 @dataclass(frozen=True)
 class DeltaSGD:
-    """Local SGD whose steps follow the smoothness that a client meets."""
+    """Local SGD with step sizes from the local smoothness of the client's loss."""
 
     local_lr: float = 0.2  # of the first step of a task
     gamma: float = 2.0
@@ -47,8 +47,8 @@ class DeltaSGD:
     def local(
         self, message: Model, memory: tuple[()], batches: Batches, visit: Visit, grad: Gradient
     ) -> tuple[Upload, tuple[()]]:
-        def step(walk: _Walk, batch: Batch) -> _Walk:
-            x, before, eta, theta = walk
+        def step(carry: _Carry, batch: Batch) -> _Carry:
+            x, before, eta, theta = carry
             g = grad(x, batch)
             change = (g - grad(before, batch)).norm()
             limit = self.gamma * (x - before).norm() / (2 * change)
@@ -58,8 +58,8 @@ class DeltaSGD:
 
         x, one = message.x, message.x.new_ones(())
         first = x - self.local_lr * grad(x, batches.items[0])
-        walk = (first, x, self.local_lr * one, self.theta * one)
-        end, *_ = scan(step, walk, Batches(batches.items[1:]))
+        carry = (first, x, self.local_lr * one, self.theta * one)
+        end, *_ = scan(step, carry, Batches(batches.items[1:]))
         return Upload(x - end), memory
 
     def step(self, state: Model, mean: Upload, cohort: Cohort) -> Model:
@@ -69,7 +69,7 @@ class DeltaSGD:
 METHODS = {
     "delta-sgd": Method(
         constructor(DeltaSGD),
-        "local steps from the smoothness that a client meets",
+        "local step sizes from the local smoothness of the loss",
         "ICLR 2024, arXiv 2306.11201",
         "synchronous",
     ),

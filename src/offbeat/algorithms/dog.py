@@ -4,9 +4,9 @@ The server goes along the mean update D_t of local SGD, as if it were a gradient
 
     max(r, max_{i <= t} |x_i - x_0|) / sqrt(eps + sum_{i <= t} |D_i|^2),   r = first_move (1 + |x_0|).
 
-It has no rate to set; that of local steps stays. The paper is about SGD; an update of several local steps is
-not covered by its theorem, nor is a stale one. The paper evaluates an average of the path, for which there is
-`--ema-decay`.
+The server has no rate to set; the local rate remains. The paper is about SGD: its theorem covers neither
+updates of several local steps nor stale ones. The paper evaluates an average of the iterates, for which
+`--ema-decay` can be used.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class DoG:
-    """Local SGD and a server rate from the distance gone over the updates so far."""
+    """Local SGD, and a server rate of distance over gradients: distance travelled / norm of the updates."""
 
     local_lr: float
     first_move: float = 1e-6
@@ -62,7 +62,7 @@ class DoG:
 METHODS = {
     "dog": Method(
         constructor(DoG, local_lr=0.1),
-        "a server rate from the distance gone over the updates so far",
+        "a server rate of the distance travelled divided by the norm of the updates",
         "ICML 2023, arXiv 2302.12022",
         "synchronous",
         Cost(server=2),

@@ -1,10 +1,10 @@
-"""DuDe-ASGD (Wang, Sun, Wai, Zhang 2024, arXiv 2405.16966): the mean of everybody's latest gradient.
+"""DuDe-ASGD (Wang, Sun, Wai, Zhang 2024, arXiv 2405.16966): the mean of all clients' latest gradients.
 
-The server walks along the mean of all clients' latest gradients, of which an arrival replaces
+The server steps along the mean of all clients' latest gradients, of which an arrival replaces
 one. One pass over all clients fills them. The paper has one gradient per task, a buffer of 1 and
-everybody always at work (`--local-steps 1` and `--concurrency` equal to `--clients`); with K local
+all clients always busy (`--local-steps 1` and `--concurrency` equal to `--clients`); with K local
 steps a client's gradient is the mean along its local path, (start - end) / (lr K). The paper
-keeps the table at the server; here each client keeps its own and sends the change.
+keeps the table at the server; here each client keeps its own gradient and sends the change.
 Reconstructed from the literature, not confirmed against the paper's own listing.
 """
 
@@ -26,7 +26,7 @@ class State(NamedTuple):
 class Upload(NamedTuple):
     """Client to server."""
 
-    shift: Vector  # the gradient less the last one
+    shift: Vector  # the gradient minus the last one
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class DuDe:
 
     local_lr: float
     server_lr: float
-    lazy: bool = False  # no first pass over all clients: a client's first task fills its own
+    lazy: bool = False  # skip the first pass over all clients: a client's first task fills its gradient
 
     memory = zero_vector
 
@@ -68,7 +68,7 @@ class DuDe:
 METHODS = {
     "dude": Method(
         constructor(DuDe, local_lr=0.05, server_lr=0.1),
-        "the mean of everybody's latest gradient",
+        "steps along the mean of all clients' latest gradients",
         "arXiv 2405.16966",
         "round-refill",
         Cost(client=1, server=2),

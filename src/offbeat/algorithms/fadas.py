@@ -1,19 +1,17 @@
-"""FADAS (Wang et al., ICML 2024, arXiv 2407.18365): AMSGrad on the server, damped by delay.
+"""FADAS (Wang et al., ICML 2024, arXiv 2407.18365): AMSGrad on the server, with a rate that falls with delay.
 
 Algorithm 1 with eq. 3 is `FedOpt` with an exponential average and AMSGrad. The delay-adaptive
 form lowers the rate of a step whose stalest update is older than a threshold: `Shrink` is
-eq. 77, which the paper's experiments use; `Cap` is eq. 4, which its theory uses and which
-changes nothing while lr < 1 / staleness. The authors' code also corrects the moments for their
-start at zero, which eq. 3 does not: `unbiased=True` gives that. What else their scripts do with
-updates is in `fadas_scripts.py`.
+eq. 77, which the paper's experiments use; `Cap` is eq. 4, which its theory uses and which has
+no effect while lr < 1 / staleness. The authors' code also corrects the moments for their
+start at zero, which eq. 3 does not: `unbiased=True` gives that.
 
-What the FADAS authors' scripts upload (Wang et al., ICML 2024), which is not what their paper says.
-
-The M replacements of a round t >= 1 are trained together once x_t is there. Only the last of their list
-starts from x_t; the others start from x_{t-1}, as if they had been sent off before the server's step. But
-all updates are measured from x_t, so those of the others hold the server's last step as well, reversed:
+`Trailing` is what the authors' scripts compute, which differs from the paper. The M tasks that refill the
+buffer in a round t >= 1 are trained together once x_t exists. Only the last of them starts from x_t; the
+others start from x_{t-1}, as if they had been sent before the server's step. But all updates are measured
+from x_t, so those of the others also contain the reversed last step of the server:
 x_t - end = (x_t - x_{t-1}) + (x_{t-1} - end). And all count as started from version t, so the staleness of
-the others is one less than it was. In the paper's Algorithm 1 an update is measured from where it began.
+the others is recorded one too low. In the paper's Algorithm 1 an update is measured from its own start.
 """
 
 from dataclasses import dataclass
@@ -94,10 +92,10 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True)
 class Trailing:
-    """FADAS whose tasks start one version behind, but for the last of `buffer`; needs refill by rounds.
+    """FADAS in which all tasks of a round but the last start one version behind; for round-refill dispatch.
 
-    The scripts lose nobody. Where tasks are lost and more than `buffer` are sent off at once, those after
-    the last one also start from the current version.
+    The scripts lose no tasks. If tasks are lost here and more than `buffer` of them start at once, those
+    beyond `buffer` also start from the current version.
     """
 
     inner: FedOpt
@@ -164,7 +162,7 @@ def build_fadas_da(
 METHODS = {
     "fadas": Method(
         build_fadas,
-        "AMSGrad on the server of a buffer",
+        "AMSGrad on the server, with a buffer",
         "ICML 2024, arXiv 2407.18365",
         "asynchronous",
         Cost(server=4),

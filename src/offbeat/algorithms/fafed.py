@@ -2,8 +2,8 @@
 
 Reconstructed from a summary, not confirmed against the paper, whose schedules (rates that fall
 with the number of local steps) are left out: rates are constant here. All clients take part in
-every round. A round hands out x, m, v and the scale h = sqrt(v) + eps, which stands still; a local
-step moves first, y' = y - lr m / h, and then sets m <- gradient(y') + (1 - alpha) (m - gradient(y)) on
+every round. The server sends x, m, v and the scale h = sqrt(v) + eps, which is fixed during a round. A
+local step first moves, y' = y - lr m / h, and then sets m <- gradient(y') + (1 - alpha) (m - gradient(y)) on
 one minibatch and v <- rho v + (1 - rho) gradient(y')^2. The server replaces x, m and v by their means.
 One pass over all clients at the initial model gives m its mean gradient and v its mean square.
 """

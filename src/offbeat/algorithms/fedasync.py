@@ -1,4 +1,4 @@
-"""Every arrival is a server step: FedAsync mixes models, and Ringmaster LMO goes along momentum.
+"""Methods with a server step for every arrival: FedAsync mixes models, Ringmaster LMO follows a momentum.
 
 **FedAsync** (Xie et al. 2019): x <- (1 - alpha s) x + alpha s x_new on every arrival, where the weight s of a
 stale model is an argument of `train`. Clients minimise F(x) + rho/2 |x - x_v|^2 from the model x_v they were
@@ -12,16 +12,16 @@ server computes
 
     m <- (1 - a_t) m + a_t g,   x <- x + e_t lmo(m),   lmo(m) = argmin_{|u| <= 1} <m, u> = -m / |m|
 
-with m zero at first. A gradient that is R versions old or older is thrown away, and its client begins anew:
+with m zero at first. A gradient that is R or more versions old is discarded, and its client starts again:
 `--max-staleness` R - 1 with `--recall-stale`. The first form of the paper has constant rates, e_t = server_lr
-and a_t = alpha (`falling` false). Its parameter-agnostic form needs to know nothing of the loss or the noise:
-e_t = server_lr / (t + 1)^(3/4) and a_t = 1 / sqrt(t), or 1 at t = 0. Its threshold R is sqrt(t); here it
-remains that of `--max-staleness`.
+and a_t = alpha (`falling` false). Its parameter-agnostic form assumes nothing about the loss or the noise:
+e_t = server_lr / (t + 1)^(3/4) and a_t = 1 / sqrt(t), or 1 at t = 0. Its threshold R is sqrt(t); here the
+threshold is that of `--max-staleness`.
 
-The ball is Euclidean. Others, such as that of the spectral norm which makes Muon of this, need the shapes of
-the weights, which a server of vectors does not have. The paper has buffers of one update, and workers that
-share one distribution. Taken from the abstract and the authors' published code, not confirmed against the
-paper's listing.
+The ball is Euclidean. Other norms, such as the spectral norm with which this is Muon, need the shapes of
+the weights, which a server of flat vectors does not know. The paper has buffers of one update, and workers
+with the same data distribution. Taken from the abstract and the authors' published code, and not confirmed
+against the paper's listing.
 """
 
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ from offbeat.algorithms.registry import (
 )
 from offbeat.core import Batch, Batches, Cohort, Gradient, Vector, Visit, scan, sgd, zeros_like
 
-_TINY = 1e-12  # a momentum of zero has no direction
+_TINY = 1e-12  # avoids a division by zero where the momentum is zero
 
 
 class Model(NamedTuple):
@@ -49,7 +49,7 @@ class Model(NamedTuple):
 
 @dataclass(frozen=True)
 class FedAsync:
-    """Mixing of models; `alpha` is the weight of a fresh one, `rho` the pull to the start.
+    """Mixing of the server's model with arriving models.
 
     Attributes:
         local_lr: The local learning rate.
@@ -72,10 +72,10 @@ class FedAsync:
     def local(
         self, message: Model, memory: tuple[()], batches: Batches, visit: Visit, grad: Gradient
     ) -> tuple[Model, tuple[()]]:
-        def pulled(x: Vector, batch: Batch) -> Vector:
+        def proximal(x: Vector, batch: Batch) -> Vector:
             return grad(x, batch) + self.rho * (x - message.x)
 
-        return Model(sgd(message.x, batches, pulled, self.local_lr)), memory
+        return Model(sgd(message.x, batches, proximal, self.local_lr)), memory
 
     def step(self, state: Model, mean: Model, cohort: Cohort) -> Model:
         return Model((1 - self.alpha * cohort.mean_weight) * state.x + self.alpha * mean.x)

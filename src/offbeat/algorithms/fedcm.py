@@ -2,8 +2,8 @@
 
 Local steps go along u = beta gradient + (1 - beta) g, in the VR form along
 u = gradient(y) + (1 - beta) (g - gradient(x_before)) with both gradients on the same minibatch. g is the
-mean of all local directions, starts at zero, and the server walks along it. Not FedAvgM, whose
-momentum is the server's. `beta` weighs the *new* gradient. The VR form was reconstructed from
+mean of all local directions, starts at zero, and the server steps along it. This is not FedAvgM, whose
+momentum is at the server. `beta` weighs the *new* gradient. The VR form was reconstructed from
 the papers that build on it, not confirmed against its own listing.
 """
 

@@ -1,9 +1,9 @@
-"""FedDyn (Acar et al., ICLR 2021, arXiv 2111.04263): a regulariser that makes all clients agree in the end.
+"""FedDyn (Acar et al., ICLR 2021, arXiv 2111.04263): a regulariser that aligns the clients' minima.
 
 From the model x that it was given, client i minimises F_i(y) - <g_i, y> + alpha/2 |y - x|^2 and then sets
-g_i <- g_i - alpha (y - x). At a minimum g_i is the gradient of F_i at y, so that a client which has arrived
-at the common minimum stays there. The server keeps h, the mean of all clients' g_i, and goes to the mean of
-the clients' models less h / alpha; `server_lr` is 1 in the paper.
+g_i <- g_i - alpha (y - x). At a minimum g_i is the gradient of F_i at y, so a client that has reached the
+common minimum stays there. The server keeps h, the mean of all clients' g_i, and its next model is the mean
+of the clients' models minus h / alpha; `server_lr` is 1 in the paper.
 
 Three choices differ from the paper's text. Clients minimise by a few local steps, as its experiments do.
 Under delay an update is measured from the model that its task began with. At alpha = 0 the paper's h / alpha
@@ -76,7 +76,7 @@ class FedDyn:
 METHODS = {
     "feddyn": Method(
         constructor(FedDyn, local_lr=0.1),
-        "a regulariser by which clients agree in the end",
+        "a dynamic regulariser that aligns the clients' minima",
         "ICLR 2021, arXiv 2111.04263",
         "synchronous",
         Cost(client=1, server=2),

@@ -4,8 +4,8 @@ Local SGD; the server goes along the mean D of the updates D_i with the rate
 
     max(1, mean of |D_i|^2 / (2 (|D|^2 + eps))),
 
-which is above 1 where the updates disagree, so that their mean is short. The path oscillates, so the model is
-the mean of its last two points, while clients are sent the last one, as in the paper.
+which is above 1 if the updates disagree and their mean is therefore short. The iterates oscillate, so the
+model is the mean of the last two, while clients are sent the last one, as in the paper.
 
 A client uploads the square of its update's norm beside the update. The paper has synchronous rounds; here a
 cohort is whatever fills the buffer, and weights of stale updates are in both means.
@@ -22,8 +22,8 @@ from offbeat.core import Batches, Cohort, Gradient, Tensor, Vector, Visit, sgd
 class State(NamedTuple):
     """Server state."""
 
-    x: Vector  # mean of the last two points
-    path: Vector  # what clients are sent
+    x: Vector  # mean of the last two iterates
+    path: Vector  # the last iterate, which clients are sent
 
 
 class Upload(NamedTuple):

@@ -22,8 +22,8 @@ from offbeat.core import Batch, Batches, Cohort, Gradient, Tensor, Vector, Visit
 class Upload(NamedTuple):
     """Client to server."""
 
-    direction: Vector  # start minus end, over the weight of its gradients
-    weight: Tensor  # () that weight, |a_i|_1
+    direction: Vector  # start minus end, divided by the weight
+    weight: Tensor  # () |a_i|_1
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""Local SGD under one server rule, x <- x - lr m / h: FedAvg, FedAvgM, FedAdam and their kin.
+"""Local SGD with one server rule, x <- x - lr m / h: FedAvg, FedAvgM, FedAdam and related methods.
 
 A *momentum* turns the history of mean updates into m, a *scale* turns it into h, and a *damp*
-may lower the rate for a cohort. The methods are combinations of these:
+may lower the rate depending on the staleness of a cohort. The methods are combinations of these:
 
 | method | momentum | scale | source |
 |---|---|---|---|
@@ -42,7 +42,7 @@ class Momentum(Protocol):
 
     @property
     def span(self) -> int | None:
-        """Versions that an update may be old, less one; None: any number."""
+        """The staleness of an accepted update must be below this number; None: any staleness."""
         ...
 
     def init(self, x: Vector) -> Any: ...
@@ -55,7 +55,7 @@ class Momentum(Protocol):
 
 
 class Scale(Protocol):
-    """Turns the history of mean updates into a divisor of the step."""
+    """Turns the history of mean updates into the divisor of the step."""
 
     def init(self, x: Vector) -> Any: ...
 
@@ -69,7 +69,7 @@ class Damp(Protocol):
 
 
 def no_stamp(owner: object, x: Vector, version: int) -> tuple[()]:
-    """The momentum does not ask which version an update started from."""
+    """For a momentum that does not need the version an update started from."""
     return ()
 
 
@@ -218,7 +218,7 @@ class AmsGrad:
 
 @dataclass(frozen=True)
 class Steady:
-    """The rate as it is."""
+    """The rate, whatever the staleness."""
 
     def __call__(self, lr: float, cohort: Cohort) -> float:
         return lr
@@ -366,14 +366,14 @@ def fedams(
 METHODS = {
     "defedavg": Method(
         fedavg,
-        "FedAvg where clients queue what they are sent",
+        "FedAvg with clients that queue the models they are sent",
         "arXiv 2402.11198",
         "queues",
         theory="local <= 1/(4 sqrt(3) K L), local x server <= 1/(4 K L tau)",
     ),
     "defedavg-iid": Method(
         fedavg,
-        "the same, the new model going back to those who reported",
+        "the same, but the new model is sent back to the clients that reported",
         "arXiv 2402.11198",
         "round-refill",
         theory="local x server <= 1/(4 K L tau)",
@@ -399,7 +399,7 @@ METHODS = {
     ),
     "fedbuff": Method(
         fedavg,
-        "the mean of a buffer, stale updates fading",
+        "the mean of a buffer, with lower weights for stale updates",
         "AISTATS 2022, arXiv 2106.06639",
         "asynchronous",
         weights="polynomial:0.5",

@@ -1,11 +1,11 @@
-"""FedProx (Li et al., MLSys 2020, arXiv 1812.06127): local steps that are held near the model sent.
+"""FedProx (Li et al., MLSys 2020, arXiv 1812.06127): a proximal term keeps local models near the model sent.
 
 Clients minimise F_i(y) + mu/2 |y - x|^2 from the model x that they were given, here by SGD or by the local
-optimiser of the run; the server averages (`server_lr` 1), or takes any step along the mean. With mu = 0 this
-is FedAvg, and FedBuff on a buffer.
+optimiser of the run; the server averages (`server_lr` 1), or takes a step of another size along the mean.
+With mu = 0 this is FedAvg, and FedBuff on a buffer.
 
-Clients count equally, as elsewhere in this package; the paper draws them by their numbers of examples. The
-paper also lets clients do less work than was asked for; that is a matter of the run and not of this rule.
+Clients count equally, as elsewhere in this package; the paper samples them in proportion to their numbers of
+examples. The paper also lets clients do part of their work; that is a setting of the run (`partial_work`).
 """
 
 from dataclasses import dataclass
@@ -37,10 +37,10 @@ class FedProx:
     ) -> tuple[Upload, tuple[()]]:
         x = message.x
 
-        def pulled(y: Vector, batch: Batch) -> Vector:
+        def proximal(y: Vector, batch: Batch) -> Vector:
             return grad(y, batch) + self.mu * (y - x)
 
-        return Upload(x - sgd(x, batches, pulled, self.local_lr)), memory
+        return Upload(x - sgd(x, batches, proximal, self.local_lr)), memory
 
     def step(self, state: Model, mean: Upload, cohort: Cohort) -> Model:
         return Model(state.x - self.server_lr * mean.delta)
@@ -49,7 +49,7 @@ class FedProx:
 METHODS = {
     "fedprox": Method(
         constructor(FedProx, local_lr=0.1),
-        "local steps that are held near the model sent",
+        "local SGD with a proximal term towards the model sent",
         "MLSys 2020, arXiv 1812.06127",
         "synchronous",
     ),

@@ -1,8 +1,8 @@
-"""FedSPS (Mukherjee, Loizou, Stich): local steps as long as the loss allows (Polyak's rule).
+"""FedSPS (Mukherjee, Loizou, Stich): local SGD with stochastic Polyak step sizes.
 
 The rate of a local step is min((loss - lower) / (c |gradient|^2), bound), from the minibatch's own
-loss and gradient; the server averages. Defaults as in the literature, not confirmed against the
-paper's own listing. Its theory has all clients take part.
+loss and gradient; the server averages. The defaults are those of the literature, not confirmed against
+the paper's own listing. Its theory assumes that all clients take part.
 """
 
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ class FedSPS:
 METHODS = {
     "fedsps": Method(
         constructor(FedSPS),
-        "local steps as long as the loss allows",
+        "local SGD with stochastic Polyak step sizes",
         "arXiv 2307.06306",
         "synchronous",
         theory="FedSPS.tuned: bound <= min(1/(2 c L), 1/(25 K L))",

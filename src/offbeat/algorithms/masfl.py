@@ -1,8 +1,8 @@
 """MasFL (ICML 2025, PMLR 267:70410): momentum and control variates under delay.
 
-As AdaMasFL, with plain local steps along u = beta (gradient - c_i) + beta c + (1 - beta) g; the server
-walks along its new momentum, so a client uploads the change of its control variate and nothing
-else: where its local steps ended is forgotten. One pass over all clients at the initial model
+As AdaMasFL, with plain local steps along u = beta (gradient - c_i) + beta c + (1 - beta) g. The server
+steps along its new momentum, so a client uploads only the change of its control variate and not
+the end of its local steps. One pass over all clients at the initial model
 fills c_i, c and g. `beta` weighs the *new* gradient.
 
 Without delay this is SCAFFOLD-M (Cheng et al., ICLR 2024): its mean local direction is
@@ -42,8 +42,8 @@ class MasFL:
     local_lr: float
     server_lr: float
     beta: float
-    start: float = 1.0  # what part of c the momentum starts from
-    lazy: bool = False  # no first pass over all clients: a client's first task fills its own
+    start: float = 1.0  # the momentum starts at this multiple of c
+    lazy: bool = False  # skip the first pass over all clients: a client's first task fills its c_i
 
     memory = zero_vector
 
@@ -54,14 +54,14 @@ class MasFL:
     def tuned(cls, cohort: int, steps: int, rounds: int, smoothness: float, worst: int) -> Self:
         """Theorem 1: rates from S, K, T, the smoothness L of the loss and the worst staleness."""
         work = cohort * steps
-        room = rounds - math.sqrt(work * rounds) - 4 * work * worst**2
-        if room <= 0:
+        margin = rounds - math.sqrt(work * rounds) - 4 * work * worst**2
+        if margin <= 0:
             raise InputError(
                 f"MasFL's theorem needs more than {rounds} rounds for a buffer of {cohort}, "
                 f"{steps} local steps and staleness up to {worst}: raise the rounds or give rates yourself."
             )
         beta = math.sqrt(work / rounds)
-        local = math.sqrt(room) / (4 * math.sqrt(5) * math.e * steps * smoothness * math.sqrt(rounds))
+        local = math.sqrt(margin) / (4 * math.sqrt(5) * math.e * steps * smoothness * math.sqrt(rounds))
         return cls(local, beta / (4 * smoothness), beta)
 
     def warmup(self) -> Self | None:
@@ -102,7 +102,7 @@ def masfl(
     beta: float | None = None,
     lazy: bool = False,
 ) -> MasFL:
-    """Beta from S, K and T unless it is given."""
+    """MasFL, with beta computed from S, K and T unless it is given."""
     if beta is None:
         beta = cap_beta("MasFL", (setting.cohort * setting.steps / setting.rounds) ** 0.5)
     return MasFL(local_lr, server_lr, beta, lazy=lazy)

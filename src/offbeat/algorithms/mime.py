@@ -2,9 +2,9 @@
 
 A round of MIME has two phases with one cohort: first its clients send the gradient of all their
 examples at x, whose mean is c; then they take local steps along (1 - beta) u + beta m with
-u = gradient(y) - gradient(x) + c on one minibatch, m frozen. So a round is two server steps, an
-even and an odd version, and wants `phases` dispatch. MIMELite's u is the plain gradient; it needs no c
-before it starts, so its round has one phase, which also brings the gradient for m. Afterwards
+u = gradient(y) - gradient(x) + c on one minibatch, m frozen. A round is therefore two server steps, an
+even and an odd version, and needs `phases` dispatch. MIMELite's u is the plain gradient; it needs no c
+beforehand, so its round has one phase, in which the gradient for m is uploaded as well. Afterwards
 m <- (1 - beta) c + beta m. `beta` weighs the *old* momentum.
 """
 

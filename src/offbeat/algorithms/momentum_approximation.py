@@ -3,20 +3,20 @@
 A buffer's mean r_t mixes updates that began at versions s <= t in shares W[t, s]. Momentum over
 such means weighs the versions by M W, not by M[t, s] = (1 - beta) beta^(t-s) as it would without
 delay. `Approximation` (eq. 11) weighs the past means by the a_t for which a_t W is nearest to
-row t of M, and `LightApproximation` (eq. 15) mixes r_t and the last m in the proportion that is.
-`relative_errors` says how near both come under a schedule (table 4).
+row t of M, and `LightApproximation` (eq. 15) is the nearest combination of r_t and the last m.
+`relative_errors` computes the remaining errors of both under a schedule (table 4).
 
-Where this departs from the paper:
+Differences from the paper:
 
-- A client's version comes as a one-hot vector of its remainder by `span`, not of the version among
-  all T. An update that is accepted began less than `span` versions ago, so nothing is lost: the
-  rows of W are the same, by post-processing, and what is sent and kept does not grow with T.
+- A client's version is sent as a one-hot vector of the version modulo `span`, not of the version among
+  all T. An accepted update began less than `span` versions ago, so no information is lost: the
+  rows of W are the same, by post-processing, and what is sent and stored does not grow with T.
 - a_t reaches back over the last `window` means, not all (beta^80 is 2e-4 for beta = 0.9).
-- The least squares are regularised. Plain least squares (`Truncated(0)`) fits best, but where delays are
-  broad it may take weights of 10^3 to 10^10 to do so, which then multiply noisy vectors.
+- The least squares are regularised. Plain least squares (`Truncated(0)`) fits best, but if delays are
+  widely spread it may need weights of 10^3 to 10^10, which then multiply noisy vectors.
 - Weights of stale updates are in W as they are in r_t: one-hot vectors are averaged as updates are.
-- A row is corrected by what is known without it: shares lie between 0 and their sum, their sum is
-  the cohort's mean weight, and no update began before version 0. Without noise that changes nothing.
+- A row is projected onto what is known about it: shares lie between 0 and their sum, their sum is
+  the cohort's mean weight, and no update began before version 0. Without noise this has no effect.
 
 A scale (Adam's, FADAS's) sees the mean itself, as in Algorithm 1. The hyperparameters in the catalogue are
 those of section B.1.
@@ -32,7 +32,7 @@ from offbeat.algorithms.fedopt import Adagrad, Adam, AmsGrad, FedOpt, Identity, 
 from offbeat.algorithms.registry import Cost, Method, check_interval, constructor
 from offbeat.core import Cohort, Tensor, Vector, zeros_like
 
-_NEGLIGIBLE = 1e-12  # of momentum's weights, against its first
+_NEGLIGIBLE = 1e-12  # relative to the first weight of momentum
 
 
 class Solver(Protocol):
@@ -43,7 +43,7 @@ class Solver(Protocol):
 
 @dataclass(frozen=True)
 class Ridge:
-    """The least of |a rows - target|^2 + penalty |a|^2."""
+    """The minimiser a of |a rows - target|^2 + penalty |a|^2."""
 
     penalty: float = 1e-4
 
@@ -52,7 +52,7 @@ class Ridge:
 
     @classmethod
     def under_noise(cls, deviation: float, cohort: int, least: float = 1e-4) -> Self:
-        """A penalty of at least the noise's variance, for rows that are noisy counts over a cohort.
+        """A penalty of at least the noise's variance, for rows that are noisy counts divided by the cohort.
 
         In the letters of arXiv 2402.09247, with noise lowered by a factor r for a simulation: (xi r / C)^2,
         where the deviation is xi r.
@@ -70,7 +70,7 @@ class Ridge:
 
 @dataclass(frozen=True)
 class Truncated:
-    """The least |a rows - target|^2, without directions of singular values below rcond of the largest."""
+    """The minimiser a of |a rows - target|^2, without singular values below rcond times the largest."""
 
     rcond: float = 1e-2
 
@@ -89,10 +89,10 @@ class Truncated:
 
 
 class History(NamedTuple):
-    """The last means, newest last; those that are yet to come are empty."""
+    """The last means, newest last; at first the others are empty."""
 
     means: tuple[Vector, ...]
-    rows: Tensor  # (window, span) where each began: shares by staleness
+    rows: Tensor  # (window, span) the shares of each mean by staleness
 
 
 class Recursion(NamedTuple):
@@ -160,14 +160,14 @@ class LightApproximation:
 
 
 def version_stamp(x: Vector, version: int, span: int) -> Tensor:
-    """(span,) where an update from this version is to be counted."""
+    """(span,) a one-hot vector of the version modulo `span`."""
     mark = x.new_zeros(span)
     mark[version % span] = 1
     return mark
 
 
 def staleness_shares(counted: Tensor, cohort: Cohort) -> Tensor:
-    """(span,) the part of each staleness in a mean, from the mean of the stamps, noisy or not."""
+    """(span,) the share of each staleness in a mean, from the mean of the stamps, noisy or not."""
     import torch
 
     ring = counted.to("cpu", torch.float64)
@@ -202,7 +202,7 @@ def fit_weights(rows: Tensor, beta: float, version: int, solver: Solver) -> Tens
 
 
 def fit_blend(row: Tensor, origins: Tensor, beta: float, version: int) -> tuple[tuple[float, float], Tensor]:
-    """The weights of the mean and of the last direction; and of versions, (reach,), which they lead to."""
+    """The weights of the mean and of the last direction, and the resulting weights of versions, (reach,)."""
     import torch
 
     now = zeros_like(origins)
@@ -215,7 +215,7 @@ def fit_blend(row: Tensor, origins: Tensor, beta: float, version: int) -> tuple[
 
 
 def momentum_reach(beta: float, span: int) -> int:
-    """Ages beyond which momentum's weights, and so those of a direction fitted to them, no longer count."""
+    """The age beyond which momentum's weights, and so those of a direction fitted to them, are negligible."""
     decay = math.log(_NEGLIGIBLE) / math.log(abs(beta)) if beta else 0.0
     return span + math.ceil(decay)
 
@@ -306,7 +306,7 @@ def _method(name: str, rule: _Rule, light: bool) -> Method:
         constructor(approximated, unused, scale=rule.scale, light=light, **rule.defaults),
         f"as ma-{name}, without a history of updates"
         if light
-        else f"{rule.title}, its momentum cleared of staleness",
+        else f"{rule.title} with momentum corrected for staleness",
         "arXiv 2402.09247",
         "poisson",
         Cost(server=(2 if light else 81) + rule.vectors, extra_down=21, extra_up=21),

@@ -2,11 +2,11 @@
 
 The local step is u / |u| with u = gradient(y) + beta (c - c_i) + (1 - beta) (g - gradient(x_before)), both
 gradients on the same minibatch, x_before being the server's model one version earlier. The
-paper's own listing (appendix B) was not at hand: the server's momentum is derived from its
-remark that g is the mean of the local directions before they are normalised. For that a client
-uploads a third vector, its mean direction less what the server knows itself.
+paper's own listing (appendix B) was not available: the server's momentum is derived from the
+remark that g is the mean of the local directions before they are normalised. A client therefore
+uploads a third vector, its mean direction minus the part that the server knows.
 
-Start as PAdaMFed's, with x_before = x at version 0. Rates follow from S, K and T (theorem 2);
+The start is that of PAdaMFed, with x_before = x at version 0. Rates follow from S, K and T (theorem 2);
 beta is capped at 1.
 """
 
@@ -39,7 +39,7 @@ class Upload(NamedTuple):
     """Client to server."""
 
     descent: Vector  # mean unit step, norm at most 1
-    news: Vector  # mean of the steps before they are normalised, less beta c + (1 - beta) g
+    news: Vector  # mean of the steps before they are normalised, minus beta c + (1 - beta) g
     shift: Vector  # change of the control variate
 
 
@@ -50,7 +50,7 @@ class PAdaMFedVR:
     local_lr: float
     server_lr: float
     beta: float
-    lazy: bool = False  # no first pass over all clients: a client's first task fills its own
+    lazy: bool = False  # skip the first pass over all clients: a client's first task fills its c_i
     traits: ClassVar[Traits] = Traits(repeats_batches=True, bounds={"descent": 1.0})
 
     memory = zero_vector

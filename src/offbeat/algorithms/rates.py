@@ -1,11 +1,10 @@
-"""What a run may put around a method: a local optimiser, and rates that follow a schedule.
+"""Wrappers that a run may put around a method: a local optimiser, and rate schedules.
 
-Both are wrappers of an algorithm, as weight prediction is. `LocallyOptimized` gives a method whose local
-steps are those of `core.sgd` another optimiser and a bound of gradients' norms: in place of its `local_lr`
-the method hands a `core.LocalRule` to `sgd`. The optimiser's state begins anew in each task. `Scheduled`
-multiplies `local_lr` and `server_lr` by factors of the version: a server step has those of its own version,
-and a task those of the version that it began with. The local rate is part of the message, so clients need
-not know the schedule.
+`LocallyOptimized` gives a method whose local steps are those of `core.sgd` another optimiser and a bound on
+gradient norms: in place of its `local_lr` the method passes a `core.LocalRule` to `sgd`. The state of the
+optimiser is reset for each task. `Scheduled` multiplies `local_lr` and `server_lr` by factors that depend on
+the version: for a server step its own version, for a task the version that it started from. The local rate is
+part of the message, so clients need not know the schedule.
 
 The optimisers follow torch's: `LocalMomentum` and `LocalNesterov` are its SGD, and `LocalAdam` corrects its
 moments. A schedule is a function from the version, counted from 0, to a factor.
@@ -112,7 +111,7 @@ class LocalAdam:
 
 @dataclass(frozen=True)
 class LocalAdamW:
-    """Adam, and x is first multiplied by 1 - lr decay."""
+    """Adam, with x first multiplied by 1 - lr decay."""
 
     decay: float = 0.01
     beta1: float = 0.9
@@ -149,16 +148,16 @@ Schedule: TypeAlias = Callable[[int], float]
 
 @runtime_checkable
 class FollowsRounds(Protocol):
-    """A schedule that ends with the run, unless it says when."""
+    """A schedule that by default ends with the run."""
 
     def over(self, rounds: int) -> Schedule:
-        """The schedule of a run of so many server steps."""
+        """The schedule of a run of `rounds` server steps."""
         ...
 
 
 @dataclass(frozen=True)
 class ConstantRate:
-    """1."""
+    """The factor 1."""
 
     def __call__(self, version: int) -> float:
         return 1.0
@@ -202,7 +201,7 @@ class LinearRate:
 
 @dataclass(frozen=True)
 class StepRate:
-    """Multiplied by `factor` every so many server steps."""
+    """Multiplied by `factor` after each `every` server steps."""
 
     every: float
     factor: float = 0.1
@@ -228,13 +227,13 @@ class WarmupRate:
         return min(1.0, (version + 1) / self.steps)
 
     def then(self, schedule: Schedule) -> "WarmupThen":
-        """Another schedule, which begins when the warm-up is over."""
+        """The warm-up followed by another schedule."""
         return WarmupThen(self, schedule)
 
 
 @dataclass(frozen=True)
 class WarmupThen:
-    """A warm-up, and then another schedule from its start."""
+    """A warm-up followed by another schedule, which begins when the warm-up is over."""
 
     warmup: WarmupRate
     schedule: Schedule
@@ -259,7 +258,7 @@ SCHEDULES: Mapping[str, type[Schedule]] = MappingProxyType(
 
 
 def over_rounds(schedule: Schedule, rounds: int) -> Schedule:
-    """The schedule of a run of so many server steps."""
+    """The schedule of a run of `rounds` server steps."""
     given: Any = schedule
     return given.over(max(1, rounds)) if isinstance(given, FollowsRounds) else schedule
 
@@ -270,7 +269,7 @@ def _check_count(name: str, value: float, least: int) -> None:
 
 
 def has_rate(algorithm: AnyAlgorithm, name: str) -> bool:
-    """Whether a method, or one inside it, has a rate of this name."""
+    """Whether a method, or a method that it wraps, has a rate of this name."""
     own: Any = algorithm
     if is_dataclass(own) and any(field.name == name for field in fields(own)):
         return True
@@ -279,18 +278,18 @@ def has_rate(algorithm: AnyAlgorithm, name: str) -> bool:
 
 
 def unwrapped(algorithm: AnyAlgorithm) -> AnyAlgorithm:
-    """The method without the optimiser and the schedules that a run put around it."""
+    """The method without the local optimiser and the rate schedules of the run."""
     return unwrapped(algorithm.inner) if isinstance(algorithm, LocallyOptimized | Scheduled) else algorithm
 
 
 def rate_of(algorithm: AnyAlgorithm, name: str) -> Any:
-    """The rate of this name of a method, or of the one inside it."""
+    """The rate of this name of a method, or of the method that it wraps."""
     own: Any = algorithm
     return getattr(own, name) if hasattr(own, name) else rate_of(own.inner, name)
 
 
 def with_rate(algorithm: AnyAlgorithm, name: str, value: Any) -> AnyAlgorithm:
-    """The method with another rate, which is not checked: it may be a tensor that differs between tasks."""
+    """The method with another rate, which is not checked and may be a tensor that differs between tasks."""
     changed: Any = copy.copy(algorithm)
     own = any(field.name == name for field in fields(changed))
     if own:
@@ -320,7 +319,7 @@ def _inner_traits(outer: Any) -> Traits:
 
 @dataclass(frozen=True)
 class LocallyOptimized:
-    """A method of local SGD, its clients with another optimiser and gradients of at most `max_norm`."""
+    """A method with another local optimiser, and with gradients clipped to `max_norm`."""
 
     inner: AnyAlgorithm
     optimizer: LocalOptimizer = LocalSGD()
@@ -349,7 +348,7 @@ class LocallyOptimized:
 
 
 def local_optimizer(algorithm: AnyAlgorithm) -> LocalOptimizer | None:
-    """The local optimiser that a run put around a method; None: SGD."""
+    """The local optimiser that a method is wrapped in; None: SGD."""
     own: Any = algorithm
     if isinstance(own, LocallyOptimized):
         return None if own.optimizer == LocalSGD() else own.optimizer
@@ -365,7 +364,7 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True)
 class Scheduled:
-    """A method whose local and server rates are multiplied by factors of the version; None: they stay."""
+    """A method whose rates are multiplied by factors that depend on the version; None: a constant rate."""
 
     inner: AnyAlgorithm
     local_schedule: Schedule | None = None
@@ -404,7 +403,7 @@ class Scheduled:
 
 
 def schedule_factor(schedule: Schedule, version: int) -> float:
-    """The factor of a rate at a version, checked: the function may be the user's."""
+    """The factor of a rate at a version; it is checked, since the function may be the user's."""
     try:
         found: Any = schedule(version)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What the catalogue knows of a method, how it finds the methods, and parts that many methods share.
+"""The entries of the catalogue, how methods are found, and definitions that many methods share.
 
 Each file of this package holds the methods of one paper and, in `METHODS`, their entries by name. A new file
 is found without being listed. Nothing here imports torch, so that methods can be listed without it.
@@ -15,7 +15,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from pkgutil import iter_modules
 from types import MappingProxyType
-from typing import Any, Concatenate, NamedTuple
+from typing import Any, Concatenate, NamedTuple, TypeAlias
 
 from offbeat.core import AnyAlgorithm, State, Vector, zeros_like
 from offbeat.errors import InputError, unknown_name
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class Setting(NamedTuple):
-    """The quantities S, K and T of the papers' theorems, which follow from the run.
+    """The quantities S, K and T of the papers' theorems, which depend on the run.
 
     Attributes:
         cohort: S, the updates of a server step.
@@ -34,9 +34,9 @@ class Setting(NamedTuple):
         rounds: T, the server steps.
     """
 
-    cohort: int  # updates per server step
-    steps: int  # local steps per task
-    rounds: int  # server steps
+    cohort: int
+    steps: int
+    rounds: int
 
 
 class Cost(NamedTuple):
@@ -55,12 +55,15 @@ class Cost(NamedTuple):
     up: int = 1
     client: int = 0
     server: int = 1
-    extra_down: int = 0  # single numbers beside the vectors
+    extra_down: int = 0
     extra_up: int = 0
 
     def vectors(self) -> dict[str, int]:
         """The vectors by name."""
         return {"down": self.down, "up": self.up, "client": self.client, "server": self.server}
+
+
+Defaults: TypeAlias = tuple[tuple[str, bool | float | str], ...]  # of parameters, by name
 
 
 @dataclass(frozen=True)
@@ -76,13 +79,9 @@ class Method:
     buffer: int | None = None  # of the paper's protocol, where it fixes one
     max_staleness: int | None = None  # in the paper's protocol
     theory: str = ""  # the rates that the paper's theorem asks for
-    private_defaults: tuple[
-        tuple[str, bool | float | str], ...
-    ] = ()  # parameters of private runs, unless given
-    unclipped_defaults: tuple[
-        tuple[str, bool | float | str], ...
-    ] = ()  # of private runs without a clip as well
-    former_name: str = ""  # which files of earlier versions may hold
+    private_defaults: Defaults = ()  # parameters of private runs, unless given
+    unclipped_defaults: Defaults = ()  # further parameters of private runs without a clip
+    former_name: str = ""  # by which files of earlier versions may call it
 
     def parameters(self) -> Mapping[str, inspect.Parameter]:
         """The hyperparameters, with their defaults."""
@@ -104,8 +103,8 @@ def discover(package: str, path: list[str]) -> Mapping[str, Method]:
 class Catalogue(Mapping[str, Method]):
     """Methods by name: those of this package, those registered, and those of installed packages.
 
-    The entry points of installed packages are looked up when a name is not known otherwise, or all names are
-    asked for.
+    The entry points of installed packages are loaded only for a name that is not known otherwise, or when all
+    names are listed.
     """
 
     def __init__(self, own: Mapping[str, Method]) -> None:
@@ -174,7 +173,7 @@ def as_method(name: str, given: "Method | Callable[..., AnyAlgorithm]", **facts:
         )
     summary = (inspect.getdoc(given) or "").partition("\n")[0].rstrip(".")
     own: dict[str, Any] = {
-        "summary": summary or "a method of one's own",
+        "summary": summary or "a registered method",
         "paper": "",
         "dispatch": "asynchronous",
     }
@@ -254,7 +253,7 @@ def search_range(name: str, default: Any) -> tuple[float, float] | None:
 
 
 def check_ranges(method: Any, **ranges: str) -> None:
-    """Refuse hyperparameters outside these intervals, or else outside those of their roles (`RANGES`)."""
+    """Reject hyperparameters outside these intervals, or by default outside those of `RANGES`."""
     intervals = {**RANGES, **ranges}
     for field in fields(method):
         if field.name in intervals:
@@ -263,7 +262,7 @@ def check_ranges(method: Any, **ranges: str) -> None:
 
 
 def check_interval(name: str, value: float, interval: str) -> None:
-    """Refuse a number outside an interval such as (0, 1]."""
+    """Reject a number outside an interval such as (0, 1]."""
     given: object = value
     if given is None or isinstance(given, str):
         raise InputError(f"the {name} must be a number, not {value!r}.")
@@ -275,10 +274,10 @@ def check_interval(name: str, value: float, interval: str) -> None:
 
 
 def cap_beta(method: str, beta: float) -> float:
-    """A theorem's beta, which weighs the new gradient; above 1 it is capped, with a warning."""
+    """A theorem's beta, the weight of the new gradient; above 1 it is set to 1, with a warning."""
     if beta > 1:
         log.warning(
-            "the theorem's beta for %s is %.3g, above 1: it is taken as 1; more rounds lower it.",
+            "the theorem's beta for %s is %.3g, above 1, and is set to 1: more rounds lower it.",
             method,
             beta,
         )
@@ -286,19 +285,19 @@ def cap_beta(method: str, beta: float) -> float:
 
 
 def empty(owner: object, x: Vector) -> tuple[()]:
-    """Nothing is kept. A method that needs no memory has `memory = empty` in its class."""
+    """For methods without client memory: `memory = empty` in the class."""
     return ()
 
 
 def zero_vector(owner: object, x: Vector) -> Vector:
-    """One vector is kept, which starts at zero: `memory = zero_vector` in a class."""
+    """For methods whose clients keep one vector that starts at zero: `memory = zero_vector` in the class."""
     return zeros_like(x)
 
 
 def send_state(owner: object, state: State, version: int) -> State:
-    """Clients are sent the state of the server as it is: `broadcast = send_state` in a class."""
+    """For methods whose clients are sent the server's state: `broadcast = send_state` in the class."""
     return state
 
 
 def no_warmup(owner: object) -> None:
-    """Training begins without a first step of all clients: `warmup = no_warmup` in a class."""
+    """For methods without a full-participation start: `warmup = no_warmup` in the class."""

@@ -2,7 +2,7 @@
 
 Local steps go along u = gradient(y) + beta (c - c_i) + (1 - beta) (g - gradient(x_before)), both
 gradients on the same minibatch, x_before being the server's model one version earlier; g is the
-mean of all local directions, and the server walks along it. It is PAdaMFed-VR without
+mean of all local directions, and the server steps along it. It is PAdaMFed-VR without
 normalisation, reconstructed from the papers that build on it, not confirmed against its own
 listing. One pass over all clients at the initial model fills c_i and c; g starts at zero.
 """
@@ -29,8 +29,8 @@ class ScaffoldMVR:
     local_lr: float
     server_lr: float
     beta: float
-    momentum: float = 1.0  # what part of the mean direction is kept: 0 in the start alone
-    lazy: bool = False  # no first pass over all clients: a client's first task fills its own
+    momentum: float = 1.0  # the multiple of the mean direction that becomes g: 0 in the first pass
+    lazy: bool = False  # skip the first pass over all clients: a client's first task fills its c_i
     traits: ClassVar[Traits] = Traits(repeats_batches=True)
 
     memory = zero_vector

@@ -1,22 +1,22 @@
 """Weight prediction (arXiv 2402.09247, Algorithm 2): clients start from where the server will be.
 
-Around any algorithm whose message has a field `x`. The server also sends how far it moves in a
-step, the drift; a client whose update will be tau versions old starts from x - tau drift, and all
-else is the inner algorithm's. Two drifts:
+A wrapper of any algorithm whose message has a field `x`. The server also sends its estimated step, the
+drift; a client whose update will be tau versions old starts from x - tau drift, and the rest is that of the
+inner algorithm. There are two drifts:
 
 - `MeanDrift` is the paper's, for `FedOpt`: lr x_h / h, where x_h averages the means of the buffers,
   and lr and h are the inner rule's at its last step. The inner momentum is not in it.
 - `StepDrift` is for any algorithm: the average of the steps that the server took. Where the
   inner rule is FedAvg or FedBuff the two are the same.
 
-The paper gives no decay of the average; 0.9 is this project's choice. Two ways to find tau:
+The paper gives no decay of the average; 0.9 is this project's choice. There are two ways to find tau:
 
-- `Foreseen`, the paper's: the staleness that the update is going to have, which a simulator knows.
-- `Remembered`: that of the client's own last update, which it learns as it uploads; 0 at its first
-  visit. It asks for no foresight, but does nothing for clients that come once; and since clients
-  keep it, fading weights are refused.
+- `Foreseen`, the paper's: the staleness that the update will have, which a simulator knows.
+- `Remembered`: the staleness of the client's last update, which it learns as it uploads; 0 at its first
+  visit. It needs no knowledge of the future, but has no effect for clients that take part once; and since
+  it is client memory, staleness weights other than constant ones are rejected.
 
-Both read `Visit.staleness`, the one before local work and the other for the memory after it.
+Both read `Visit.staleness`, one before the local work and the other for the memory after it.
 """
 
 from dataclasses import dataclass, replace
@@ -153,7 +153,7 @@ class Memory(NamedTuple):
 
 @dataclass(frozen=True)
 class WeightPrediction:
-    """The inner algorithm, its clients starting from where the server is expected to be."""
+    """The inner algorithm with clients that start from the predicted model of the server."""
 
     inner: AnyAlgorithm
     drift: Drift = StepDrift()
@@ -209,7 +209,7 @@ def weight_prediction(
     alpha: float = 0.9,
     remembered: bool = False,
 ) -> WeightPrediction:
-    """This rate is in the paper's range for either rule."""
+    """Weight prediction over FedAvgM or FedAdam; the default rate is in the paper's range for both."""
     if rule not in ("fedavgm", "fedadam"):
         raise unknown_name("rule of weight-prediction", rule, ("fedavgm", "fedadam"))
     scale = Adam(beta2, eps) if rule == "fedadam" else Identity()
@@ -220,7 +220,7 @@ def weight_prediction(
 METHODS = {
     "weight-prediction": Method(
         weight_prediction,
-        "clients start where the server will be; over FedAvgM or FedAdam",
+        "clients start from the predicted server model; over FedAvgM or FedAdam",
         "arXiv 2402.09247",
         "poisson",
         Cost(down=2, server=4),

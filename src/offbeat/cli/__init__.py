@@ -1,4 +1,4 @@
-"""The command line: one sentence and exit code 2 for bad input, never a traceback."""
+"""The command line `offbeat`, with one module per command; bad input gives one sentence and exit code 2."""
 
 from offbeat.cli.main import main
 

@@ -1,6 +1,6 @@
-"""`offbeat advise`: what concurrency, buffer, staleness limit and deadline cost, without training.
+"""`offbeat advise`: compares values of concurrency, buffer, staleness limit and deadline without training.
 
-On the trace of a run or of a deployment it is a twin: what other settings would have done with its clients.
+Given the trace of a run or a deployment, it simulates its clients under other settings.
 """
 
 import argparse
@@ -13,7 +13,14 @@ from typing import Any, TypeVar
 from offbeat.cli import terminal
 from offbeat.cli.options import add_settings, number, whole_number
 from offbeat.errors import InputError
-from offbeat.schedule.advice import ACCEPTED_STALENESS, ONE_SIZE, Advice, ScheduleChoice, advise, costs
+from offbeat.schedule.advice import (
+    ACCEPTED_STALENESS,
+    COHORT_DISPATCH,
+    Advice,
+    ScheduleChoice,
+    advise,
+    costs,
+)
 from offbeat.schedule.availability import Dropout
 from offbeat.schedule.delays import Delay, Observed, Recorded, parse_delay, read_recorded
 from offbeat.training.experiment import Experiment
@@ -89,7 +96,7 @@ class _Source:
 
 
 def advise_command(given: argparse.Namespace) -> int:
-    """Compare the combinations, and say which one to take."""
+    """Compare the combinations, and print which one to take."""
     source = _find_source(given)
     typed = {name: value for name, value in vars(given).items() if name in _SHARED and name != "delays"}
     settings = {"clients": Experiment.clients} | source.settings | typed
@@ -130,7 +137,7 @@ def _find_source(given: argparse.Namespace) -> _Source:
         kind, _, path = delays.partition(":")
         return _read_file(path) if kind == "recorded" and path else _Source(parse_delay(delays), delays)
     if hasattr(given, "delays"):
-        raise InputError(f"the delays come from {given.source}: leave out --delays, or that.")
+        raise InputError(f"the delays come from {given.source}: leave out --delays.")
     path = Path(given.source)
     return _read_file(given.source) if path.is_file() else _read_run(path)
 
@@ -184,7 +191,7 @@ def _read_run(folder: Path) -> _Source:
     settings["dropout"] = _dropout(seen.lost, seen.used + seen.dropped, seen.lost_seconds, seen.seconds)
     settings["updates"] = seen.used
     recorded = {name: known.get(name) for name in ("concurrency", "buffer", "max_staleness")}
-    if known.get("dispatch") in ONE_SIZE:
+    if known.get("dispatch") in COHORT_DISPATCH:
         recorded["concurrency"] = recorded["buffer"]
     recorded |= {
         name: getattr(seen, name) for name in ("steps_per_second", "updates_per_second", "staleness_mean")
@@ -195,7 +202,7 @@ def _read_run(folder: Path) -> _Source:
 
 
 def _dropout(lost: int, arrived: int, seconds: float, by_client: Any) -> Dropout:
-    """Losses as often as in a trace, noticed as late."""
+    """The drop-out that loses tasks as often as a trace does, noticed as late."""
     if not lost:
         return Dropout()
     lengths = [length for each in by_client.values() for length in each]
@@ -204,7 +211,7 @@ def _dropout(lost: int, arrived: int, seconds: float, by_client: Any) -> Dropout
 
 
 def _include_recorded(settings: dict[str, Any], source: _Source) -> None:
-    """Let the default grid have the recorded combination."""
+    """Add the recorded combination to the default grid."""
     if source.recorded is None or settings.get("concurrency") or settings.get("buffer"):
         return
     from offbeat.schedule.advice import default_sizes
@@ -255,7 +262,7 @@ def _print_recorded(recorded: dict[str, Any], twin: ScheduleChoice | None) -> No
 
 
 def _draw(found: Advice, source: _Source, path: Path) -> None:
-    """Write the figure: what each buffer pays in staleness for more client updates per second."""
+    """Write the figure: the staleness of each buffer over client updates per second."""
     import numpy as np
 
     from offbeat.files import replace_file

@@ -46,7 +46,7 @@ def add_audit_options(command: argparse.ArgumentParser) -> None:
 
 
 def audit_command(given: argparse.Namespace) -> int:
-    """Attack, say what was proved, and draw it; the exit code is 1 if the claim was refuted."""
+    """Attack the pipeline, print and draw what was proved; the exit code is 1 if the claim was refuted."""
     from offbeat.privacy.accountant import check_delta
     from offbeat.training.audit import audit  # loads PyTorch
     from offbeat.training.experiment import Experiment

@@ -64,8 +64,8 @@ def compare_command(given: argparse.Namespace) -> int:
     if given.target is not None and task is None and not 0 < given.target <= 1:
         raise InputError(f"--target must be above 0 and at most 1, not {given.target}.")
     if given.out is not None:
-        for place in ("", *names):
-            check_free(Path(given.out) / place)
+        for folder in ("", *names):
+            check_free(Path(given.out) / folder)
     specs: dict[str, RunSpec] = {}
     for name, experiment in experiments.items():
         specs[name] = build_run(experiment, task, Path(given.out or "runs"))
@@ -137,11 +137,11 @@ def _print_report(
 
 
 def _experiment(given: argparse.Namespace, name: str, task: LearningTask | None) -> Experiment:
-    """The settings of one method; one with a fixed buffer size gets as many client updates as others."""
+    """The settings of one method; one with a fixed buffer size has as many client updates as the others."""
     options = experiment_options(given)
     own = parse_parameters(name, given.set, given.algorithms)
     if "=" not in options.get("clip", "=") and clip_of(name, own) is not None:
-        del options["clip"]  # one number is for what a method does not bound itself
+        del options["clip"]  # a single bound is for methods that do not bound their uploads
     defaults = task.defaults(name) if task else {}
     defaults = {key: value for key, value in defaults.items() if value is not None}
     experiment = Experiment.of(**defaults | options | {"algorithm": name, "parameters": own})
@@ -178,7 +178,7 @@ def _summary(
 
 
 def _print_axis(records: dict[str, list[dict[str, Any]]], axis: str, title: str, metric: str) -> None:
-    """Print a metric at the same points of an axis, as far as every method got."""
+    """Print a metric at the same points of an axis, up to the last one that every method reached."""
     end = min((each[-1][axis] for each in records.values()), default=0)
     marks = [mark * end for mark in _MARKS]
     rows = [

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from cryptography import x509
 
-from offbeat.aggregate.secure import Secure as InSecret
+from offbeat.aggregate.secure import Secure
 from offbeat.cli import terminal
 from offbeat.cli.options import folder_name, whole_number
 from offbeat.deploy.config import ServeConfig
@@ -186,9 +186,9 @@ def add_helper_options(command: argparse.ArgumentParser) -> None:
         "--max-participations",
         type=whole_number,
         metavar="N",
-        help="reports of a site in all runs together at most; needs --sites",
+        help="the largest number of reports of a site in all runs together; needs --sites",
     )
-    command.add_argument("--insecure", action="store_true", help="no certificate; for trials on this machine")
+    command.add_argument("--insecure", action="store_true", help="no certificate; for tests on this machine")
 
 
 def helper_command(given: argparse.Namespace) -> int:
@@ -221,15 +221,15 @@ def helper_command(given: argparse.Namespace) -> int:
     sites = None if given.sites is None else read_site_keys(Path(given.sites))
     with bind_socket(given.host, given.port) as socket:
         key, store = service.open_key_and_store(Path(given.key), Path(given.store))
-        desk = HelperService(key, store, sites, given.minimum, given.max_participations)
+        helper = HelperService(key, store, sites, given.minimum, given.max_participations)
         try:
             _interrupt_on_signals()
-            _announce_helper(given, socket.getsockname()[1], desk.info.key.hex(), sites)
-            service.build_server(desk, token, tls).run(sockets=[socket])
+            _announce_helper(given, socket.getsockname()[1], helper.info.key.hex(), sites)
+            service.build_server(helper, token, tls).run(sockets=[socket])
         except KeyboardInterrupt:
             pass
         finally:
-            desk.close()
+            helper.close()
     return 0
 
 
@@ -301,7 +301,7 @@ def join_command(given: argparse.Namespace) -> int:
     from offbeat.deploy.flower.site import run_site  # imports Flower, which takes seconds
 
     with stop_signals(_SITE_STOPPING) as stop:
-        busy = run_site(own, link, _print_message, stop, lambda site: _print_ready(own, site))
+        busy = run_site(own, link, terminal.notify, stop, lambda site: _print_ready(own, site))
         if given.json:
             print(json.dumps({"name": own.name, "folder": str(own.folder), "superlink": link.address}))
         if busy is True:  # Python cannot end in order while a thread computes
@@ -350,10 +350,6 @@ def _superlink_of_site(given: argparse.Namespace) -> SuperLinkAddress:
 
 def _print_ready(own: "SiteOptions", site: "Site") -> None:
     print(f"{own.name}: {site.examples:,} examples; its state is in {own.folder}", flush=True)
-
-
-def _print_message(sentence: str) -> None:
-    print(f"offbeat: {sentence}", file=sys.stderr, flush=True)
 
 
 _SUPERLINK_HOST, _SUPERLINK_PORT = "127.0.0.1", 8000
@@ -419,7 +415,7 @@ def serve_command(given: argparse.Namespace) -> int:
         return _finish_serve(given, plan, out, before, 0)
     if plan.secure is not None:
         read_token(plan.near(plan.secure.token))  # raises if it cannot be read
-    stage = _check_stage(settings, plan, out if given.resume else None)
+    setup = _check_setup(settings, plan, out if given.resume else None)
     if plan.page.port:
         check_port(plan.page.host, plan.page.port, "port of [watch]")
     if isinstance(superlink, ListenAddress):
@@ -430,22 +426,22 @@ def serve_command(given: argparse.Namespace) -> int:
             (folder / SET_ASIDE_FILE).touch()
         else:
             (folder / SET_ASIDE_FILE).unlink(missing_ok=True)
-        return _supervise(given, stage, folder, superlink, certificates, stop)
+        return _supervise(given, setup, folder, superlink, certificates, stop)
 
 
 def _supervise(
     given: argparse.Namespace,
-    stage: ServerSetup,
+    setup: ServerSetup,
     folder: Path,
     superlink: SuperLinkAddress | ListenAddress,
     certificates: Certificates | None,
     stop: StopRequest,
 ) -> int:
-    plan, seen = stage.config, _TerminalObserver()
+    plan, observer = setup.config, _TerminalObserver()
     try:
         with running_backend(folder, Path(given.settings), superlink, certificates) as flower:
             _announce_server(plan, folder, superlink, certificates)
-            outcome = Supervisor(folder, flower, seen, stop).run()
+            outcome = Supervisor(folder, flower, observer, stop).run()
     except KeyboardInterrupt:
         outcome = ServeOutcome(None, stopped=True)
     return _finish_serve(given, plan, folder, outcome, stop.code)
@@ -471,9 +467,9 @@ def _superlink_of_server(
     return ListenAddress(host, port)
 
 
-def _check_stage(settings: Path, plan: ServeConfig, resumed: Path | None) -> ServerSetup:
-    """Everything that the server itself would complain of, with secure sums of the same form."""
-    summation = None if plan.secure is None else InSecret(plan.secure.minimum)
+def _check_setup(settings: Path, plan: ServeConfig, resumed: Path | None) -> ServerSetup:
+    """The setup of the server with secure aggregation in one process; raises as the server would."""
+    summation = None if plan.secure is None else Secure(plan.secure.minimum)
     noise = None if resumed is None else resumed_noise(resumed)
     try:
         setup = set_up(plan, noise, summation)
@@ -512,7 +508,7 @@ def _announce_server(
 
 
 class _TerminalObserver:
-    """What a person sees while it runs."""
+    """Prints records and events of a running deployment."""
 
     def record(self, record: dict[str, Any]) -> None:
         words = [
@@ -532,18 +528,18 @@ class _TerminalObserver:
 
     def event(self, event: dict[str, Any]) -> None:
         kind = event.get("event", "")
-        stranger = kind == "left" and event.get("client") is None
-        if kind in _EVENT_SENTENCES and not stranger and "times" not in event:
+        unknown_client = kind == "left" and event.get("client") is None
+        if kind in _EVENT_SENTENCES and not unknown_client and "times" not in event:
             self.message(_EVENT_SENTENCES[kind].format(**event))
 
     def message(self, sentence: str) -> None:
-        print(f"offbeat: {sentence}", file=sys.stderr, flush=True)
+        terminal.notify(sentence)
 
 
 def _finish_serve(
     given: argparse.Namespace, plan: ServeConfig, folder: Path, outcome: ServeOutcome, stopped: int
 ) -> int:
-    """Say how it ended, and what to do next where that is not the end."""
+    """Print how the run ended and, if it can be resumed, the command for that."""
     done = not outcome.stopped and outcome.error is None
     words = ["offbeat", "serve", given.settings, "--out", str(folder), "--resume"]
     for name in ("superlink", "host", "port", "certificates"):

@@ -1,4 +1,4 @@
-"""The program: the parser, the commands, exit codes, and errors in one sentence.
+"""The command line: the parser, the commands, exit codes, and errors in one sentence.
 
 A command's module is imported when the command is used, so that help and small commands start quickly.
 """
@@ -35,11 +35,11 @@ _COMMANDS: Mapping[str, Command] = MappingProxyType(
             "compare", "train several methods on the same clients, delays and batches", "options"
         ),
         "tune": Command("tune", "search over the learning rates of a method", "options"),
-        "schedule": Command("inspect", "simulate time alone, without training"),
-        "advise": Command("advise", "what concurrency and buffer cost, by delays or by a run's trace"),
+        "schedule": Command("inspect", "simulate the schedule alone, without training"),
+        "advise": Command("advise", "compare values of concurrency and buffer for delays or a run's trace"),
         "algorithms": Command("inspect", "list the methods, or show one"),
         "check": Command("inspect", "check a method, of this package or of another"),
-        "privacy": Command("privacy", "noise for an epsilon, or epsilon of a noise or of a run"),
+        "privacy": Command("privacy", "compute the noise for an epsilon, or the epsilon of a noise or a run"),
         "audit": Command("audit", "attack the pipeline of a private run, to test its epsilon"),
         "replay": Command("replay", "compute a run again from its trace"),
         "report": Command("inspect", "show runs as one page, with figures"),
@@ -52,7 +52,7 @@ _COMMANDS: Mapping[str, Command] = MappingProxyType(
 )
 
 
-_OTHER_WORDS: Mapping[str, str] = MappingProxyType(  # that people try, and the command that they mean
+_OTHER_WORDS: Mapping[str, str] = MappingProxyType(  # words that users may try, and the right command
     {
         "list": "algorithms",
         "methods": "algorithms",
@@ -135,7 +135,7 @@ def parse_options(command: Parser, words: Sequence[str]) -> argparse.Namespace:
 
 
 def _check_parameter(option: str, name: str) -> None:
-    """Refuse a hyperparameter that is written as an option."""
+    """Reject a hyperparameter that is written as an option."""
     from offbeat.algorithms import CATALOGUE
 
     known = {each for method in CATALOGUE.values() for each in method.parameters()}
@@ -221,7 +221,7 @@ def run_program(program: Callable[[Sequence[str]], int], arguments: Sequence[str
 
 
 def _open_missing_streams() -> None:
-    """Give a program whose standard streams are closed ones that lead nowhere."""
+    """Open /dev/null in place of standard streams that are closed."""
     if sys.stdout is not None and sys.stderr is not None:
         return
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
@@ -232,7 +232,7 @@ def _open_missing_streams() -> None:
 
 
 def _fail(sentence: str, code: int, words: Sequence[str]) -> int:
-    """Print the sentence for a person, and as JSON if that was asked for."""
+    """Print the sentence, and also as JSON if `--json` was given."""
     print(f"offbeat: {sentence}", file=sys.stderr)
     if "--json" in words:
         print(json.dumps({"error": sentence}))

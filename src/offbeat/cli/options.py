@@ -187,7 +187,7 @@ def add_tune_options(command: argparse.ArgumentParser) -> None:
         ("--baseline", Experiment.algorithm, "a method to compare with, run once without tuning, or none"),
     ):
         study.add_argument(name, default=argparse.SUPPRESS, metavar="NAME", help=f"{text} [{default}]")
-    study.add_argument("--resume", action="store_true", help="go on with the study in --out")
+    study.add_argument("--resume", action="store_true", help="resume the study in --out")
     add_experiment(command)
 
 

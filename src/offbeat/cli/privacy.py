@@ -21,8 +21,14 @@ from offbeat.privacy.accountant import (
     check_epsilon,
     epsilon_if_seen,
     parse_accountant,
+    round_up,
 )
-from offbeat.privacy.correlated import BandedNoise, IndependentNoise, max_contributions, parse_correlation
+from offbeat.privacy.correlated import (
+    IndependentNoise,
+    default_separation,
+    max_contributions,
+    parse_correlation,
+)
 from offbeat.privacy.ledger import correct_statement, is_simulated
 from offbeat.schedule.dispatch import TIMED_DISPATCH_NAMES
 
@@ -52,11 +58,10 @@ _OPTIONS: dict[str, tuple[Callable[[str], Any], str, str]] = {
     "accountant": (str, "NAME", "pld or rdp [pld]"),
 }
 _OPTIONS_OF_RUNS = ("delta", "accountant")
-_DIGITS = 4  # of the noise, which is rounded up to them
 
 
 class PrivacyClaim(NamedTuple):
-    """What is released, if noise of `scale` is so many `times` a Gaussian of 1, and what it rests on."""
+    """What is released: `times` Gaussian releases with noise divided by `scale`, and the assumptions."""
 
     times: int
     rate: float | None
@@ -66,7 +71,7 @@ class PrivacyClaim(NamedTuple):
     slots: int | None = None
 
     def releases(self, noise: float) -> list[Releases]:
-        """As an accountant adds them up."""
+        """The releases as an accountant composes them."""
         return [Releases(noise / self.scale, self.times, self.rate, self.slots)]
 
 
@@ -107,7 +112,7 @@ def _answer_for_numbers(given: argparse.Namespace) -> dict[str, Any]:
     if given.noise is None:
         check_epsilon(given.epsilon)
         least = calibrate(given.epsilon, given.delta, claim.times, claim.rate, accountant, claim.slots)
-        noise = _rounded_up(least * claim.scale)
+        noise = round_up(least * claim.scale)
     else:
         noise = given.noise
         if not 0 < noise < math.inf:
@@ -130,15 +135,15 @@ def _answer_for_run(given: argparse.Namespace) -> dict[str, Any]:
     from offbeat.training import checkpoint  # loads PyTorch
 
     folder = Path(given.folder)
-    place = folder / "checkpoint" / "state.safetensors"
-    if not place.exists():
+    path = folder / "checkpoint" / "state.safetensors"
+    if not path.exists():
         raise InputError(f"{folder} contains no run with a checkpoint: name the folder of a run.")
-    facts = checkpoint.load(place).facts
+    facts = checkpoint.load(path).facts
     try:
         version, spent = facts["version"], facts["aggregate"].get("spent")
         if spent is None:
             raise InputError(
-                f"the run in {folder} is not a private one: no clipping and no noise was asked for."
+                f"the run in {folder} is not private, since it has neither clipping nor noise: name another."
             )
         delta = spent["delta"] if given.delta is None else given.delta
         check_delta(delta)
@@ -154,14 +159,14 @@ def _answer_for_run(given: argparse.Namespace) -> dict[str, Any]:
             answer["epsilon_where_connections_are_seen"] = epsilon_if_seen(releases, delta)
     except (KeyError, TypeError, AttributeError):
         raise InputError(
-            f"the checkpoint in {folder} does not record what was released: ask the version of offbeat that "
+            f"the checkpoint in {folder} does not record what was released: use the version of offbeat that "
             "wrote it."
         ) from None
     return answer | {"uncounted": _uncounted(folder, version)}
 
 
 def _uncounted(folder: Path, version: int) -> str | None:
-    """What was recorded after the checkpoint, by a run that goes on or was killed."""
+    """The server steps that were recorded after the checkpoint of a run that continues or was killed."""
     from offbeat.training.folder import read_jsonl
 
     records = read_jsonl(folder, "records") if (folder / "records.jsonl").exists() else ()
@@ -175,7 +180,7 @@ def _uncounted(folder: Path, version: int) -> str | None:
 
 
 def _epsilons(releases: list[Releases], delta: float, accountant: Accountant) -> dict[str, Any]:
-    """By the accountant that was asked for; by the other one too, where it applies."""
+    """Epsilon by the given accountant, and by the other one if it applies."""
     found: dict[str, float | None] = {accountant.name: accountant.epsilon(releases, delta)}
     for other in (PldAccountant(), RdpAccountant()):
         if other.name not in found:
@@ -192,7 +197,7 @@ def _epsilons(releases: list[Releases], delta: float, accountant: Accountant) ->
 
 
 def _sampled_claim(given: argparse.Namespace) -> PrivacyClaim:
-    """Poisson sampling."""
+    """The claim for clients that are sampled."""
     for name in ("population", "cohort", "rounds"):
         if getattr(given, name) is None:
             raise InputError(
@@ -237,13 +242,12 @@ def _sampled_claim(given: argparse.Namespace) -> PrivacyClaim:
 
 
 def _bounded_claim(given: argparse.Namespace) -> PrivacyClaim:
-    """No amplification."""
+    """The claim for a bounded number of contributions, without amplification."""
     if given.dispatch is not None:
         raise InputError("--dispatch says how clients are drawn: leave --max-participations or it out.")
     _check_counts(given)
     shape = parse_correlation(given.noise_correlation or "independent")
-    default = shape.bands if isinstance(shape, BandedNoise) else 1
-    apart = default if given.min_separation is None else given.min_separation
+    apart = default_separation(shape) if given.min_separation is None else given.min_separation
     times = f"at most {given.max_participations:,} time{'s' if given.max_participations > 1 else ''}"
     if apart > 1:
         times += f", at least {apart:,} server steps apart"
@@ -278,11 +282,6 @@ def _check_counts(given: argparse.Namespace) -> None:
             f"{rounds:,} server steps of {cohort:,} clients take more than {most:,} contributions of each of "
             f"{population:,}: raise --max-participations, or lower --rounds."
         )
-
-
-def _rounded_up(noise: float) -> float:
-    unit = 10.0 ** (math.floor(math.log10(noise)) + 1 - _DIGITS)
-    return float(f"{math.ceil(noise / unit) * unit:.{_DIGITS}g}")
 
 
 def _jsonable(value: Any) -> Any:

@@ -20,8 +20,7 @@ from offbeat.training.build import RunSpec, build_run
 from offbeat.training.experiment import Experiment, is_deployment
 from offbeat.training.loop import Snapshot
 from offbeat.training.progress import bar as progress_bar
-from offbeat.training.replay import read_trace_lines, secret_noise_error
-from offbeat.training.replay import replay as play_again
+from offbeat.training.replay import read_trace_lines, replay, secret_noise_error
 from offbeat.training.runner import Progress
 from offbeat.training.standardise import Scaling
 from offbeat.training.task import load_task
@@ -96,9 +95,9 @@ def replay_command(given: argparse.Namespace) -> int:
     return 0 if same else 1
 
 
-def _find_trace(place: Path) -> tuple[Path, Path]:
+def _find_trace(given: Path) -> tuple[Path, Path]:
     """The folder of a run, and its trace."""
-    folder, path = (place, place / "trace.jsonl") if place.is_dir() else (place.parent, place)
+    folder, path = (given, given / "trace.jsonl") if given.is_dir() else (given.parent, given)
     if not path.is_file():
         raise InputError(f"there is no trace {path}: name the folder of a run, or the trace in it.")
     if not (folder / "settings.json").is_file():
@@ -154,7 +153,7 @@ def _on_local_engine(experiment: Experiment, engine: str | None) -> Experiment:
 
 def _replay_trace(experiment: Experiment, spec: RunSpec, path: Path, until: int | None) -> Snapshot:
     with progress_bar(experiment.algorithm, experiment.rounds if until is None else until) as bar:
-        snapshots = play_again(
+        snapshots = replay(
             spec.algorithm,
             spec.engine,
             read_trace_lines(path),
@@ -177,19 +176,19 @@ def _replay_trace(experiment: Experiment, spec: RunSpec, path: Path, until: int 
 
 
 def _load_saved_model(folder: Path, experiment: Experiment, until: int | None) -> SavedModel:
-    whole, named = folder / "checkpoint" / "state.safetensors", folder / "model.safetensors"
-    place = whole if whole.is_file() else named
-    if not place.is_file():
+    state, named = folder / "checkpoint" / "state.safetensors", folder / "model.safetensors"
+    path = state if state.is_file() else named
+    if not path.is_file():
         raise InputError(f"the run in {folder} has saved no model yet: leave out --compare.")
-    if place == named and experiment.ema_decay is not None:
+    if path == named and experiment.ema_decay is not None:
         raise InputError(f"{named} is an average of models, not the last model: leave out --compare.")
-    facts, tensors = checkpoint.load(place)
+    facts, tensors = checkpoint.load(path)
     if facts.get("start"):
         raise InputError(f"the run in {folder} was saved in its start, without a model: leave out --compare.")
     version = facts["version"]
     if until not in (None, version):
         raise InputError(f"the saved model is of version {version}: leave out --until to compare with it.")
-    return SavedModel(version, tensors, place == named)
+    return SavedModel(version, tensors, path == named)
 
 
 def _differences(snapshot: Snapshot, problem: Problem, saved: SavedModel) -> dict[str, float]:
@@ -197,8 +196,8 @@ def _differences(snapshot: Snapshot, problem: Problem, saved: SavedModel) -> dic
     if saved.named:
         ours: dict[str, Tensor] = problem.module(snapshot.x, snapshot.statistics).state_dict()
     else:
-        place = next(number for number, leaf in enumerate(trees.leaves(snapshot.state)) if leaf is snapshot.x)
-        ours = {f"state.{place}": snapshot.x}
+        index = next(number for number, leaf in enumerate(trees.leaves(snapshot.state)) if leaf is snapshot.x)
+        ours = {f"state.{index}": snapshot.x}
         ours |= {f"statistics.{name}": value for name, value in snapshot.statistics.items()}
     pairs = [(value, saved.tensors.get(name)) for name, value in ours.items() if value.numel()]
     gaps = []

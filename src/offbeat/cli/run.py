@@ -3,7 +3,6 @@
 import argparse
 import json
 import math
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ def run_command(given: argparse.Namespace) -> int:
     """Train, and print the records."""
     mlflow = None if given.mlflow is None else _absolute_uri(given.mlflow)
     trackers = TrackerOptions(given.tensorboard, given.wandb, mlflow)
-    options = RunOptions(given.save_every, trackers, notify=_notify)
+    options = RunOptions(given.save_every, trackers, notify=terminal.notify)
     settings = experiment_options(given)
     if given.resume:
         if given.out is None:
@@ -54,10 +53,6 @@ def task_defaults(settings: dict[str, Any], algorithm: str) -> tuple[LearningTas
     return task, {name: value for name, value in task.defaults(algorithm).items() if value is not None}
 
 
-def _notify(sentence: str) -> None:
-    print(f"offbeat: {sentence}", file=sys.stderr)
-
-
 def _absolute_uri(uri: str) -> str:
     """Make the path of an SQLite file absolute, since a run may be resumed from another folder."""
     if not uri.startswith(_SQLITE) or uri.startswith(f"{_SQLITE}/") or uri == _SQLITE:
@@ -70,11 +65,11 @@ def _finish(given: argparse.Namespace, result: RunResult) -> int:
     if not given.json:
         _print_records(result)
     if result.error:
-        _notify(result.error)
+        terminal.notify(result.error)
     elif result.stopped is not None:
-        _notify(f"stopped; {result.saved}; resume with:\n{result.resume}")
+        terminal.notify(f"stopped; {result.saved}; resume with:\n{result.resume}")
     elif result.ended:
-        _notify(f"{result.ended.rstrip('.')}; {result.saved} in {result.folder}.")
+        terminal.notify(f"{result.ended.rstrip('.')}; {result.saved} in {result.folder}.")
     if given.json:
         print(json.dumps(result.summary()))
     return 1 if result.error else result.stopped or 0

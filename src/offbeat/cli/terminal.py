@@ -39,6 +39,11 @@ def print_pairs(title: str, values: Mapping[str, Any]) -> None:
     _print_titled(title, shown, max(map(cell_len, values), default=0) + _WRAPPED_WIDTH)
 
 
+def notify(sentence: str) -> None:
+    """Print a sentence about a run on standard error."""
+    print(f"offbeat: {sentence}", file=sys.stderr, flush=True)
+
+
 def privacy_sentence(spent: "PrivacyCost") -> str:
     """The privacy cost so far, and the conditions under which it holds."""
     text = f"(epsilon, delta) = ({spent.epsilon:.4g}, {spent.delta:g})"

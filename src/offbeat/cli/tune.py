@@ -1,24 +1,24 @@
-"""`offbeat tune`: search over a method's learning rates, beside one run of a method that has none."""
+"""`offbeat tune`: search over the learning rates of a method, and compare with a method without tuning."""
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from offbeat.api import planned_study, resumed_study, run_study
+from offbeat.api import run_study
 from offbeat.cli import terminal
 from offbeat.cli.options import experiment_options, parse_parameters
 from offbeat.cli.run import task_defaults
 from offbeat.errors import InputError
 from offbeat.training.task import named_task
-from offbeat.tuning import SearchRange, StudyPlan, StudyResult
+from offbeat.tuning import StudyResult
+from offbeat.tuning_plan import SearchRange, StudyPlan, new_plan, resumed_plan
 
 _SHOWN = 10  # best trials
 
 
 def tune_command(given: argparse.Namespace) -> int:
-    """Run the trials that are missing, and show what they found and cost."""
+    """Run the remaining trials, and show the results and their cost."""
     settings = experiment_options(given)
     names = ("sampler", "pruner", "baseline")
     options = {name: getattr(given, name) for name in names if hasattr(given, name)}
@@ -29,7 +29,7 @@ def tune_command(given: argparse.Namespace) -> int:
         algorithm = algorithm or StudyPlan.read(Path(given.out)).experiment.algorithm
         own = dict(parse_parameters(algorithm, given.set)) if given.set else None
         ranges = parse_search(algorithm, given.search) if given.search else None
-        plan = resumed_study(Path(given.out), settings, own, ranges, options)
+        plan = resumed_plan(Path(given.out), settings, own, ranges, options)
         task = None
         if plan.experiment.task is not None and ":" not in plan.experiment.task:
             raise InputError(
@@ -42,7 +42,7 @@ def tune_command(given: argparse.Namespace) -> int:
         task, defaults = task_defaults(settings, algorithm)
         own = dict(parse_parameters(algorithm, given.set))
         ranges = parse_search(algorithm, given.search)
-        plan = planned_study(defaults | settings, own, ranges, options, given.trials)
+        plan = new_plan(defaults | settings, own, ranges, options, given.trials)
     result = run_study(
         plan,
         task or named_task(plan.experiment),
@@ -50,7 +50,7 @@ def tune_command(given: argparse.Namespace) -> int:
         resume=given.resume,
         trials=given.trials,
         jobs=given.jobs,
-        notify=_notify,
+        notify=terminal.notify,
     )
     if given.json:
         print(json.dumps(result.as_dict()))
@@ -58,7 +58,9 @@ def tune_command(given: argparse.Namespace) -> int:
         _print_result(result)
     if result.stopped is not None:
         wanted = given.trials or plan.trials
-        _notify(f"stopped; resume with:\noffbeat tune --out {result.folder} --resume --trials {wanted}")
+        terminal.notify(
+            f"stopped; resume with:\noffbeat tune --out {result.folder} --resume --trials {wanted}"
+        )
         return result.stopped
     return 0 if result.best else 1
 
@@ -83,10 +85,6 @@ def parse_search(algorithm: str, texts: Sequence[str]) -> list[SearchRange]:
     return found
 
 
-def _notify(sentence: str) -> None:
-    print(f"offbeat: {sentence}", file=sys.stderr)
-
-
 def _print_result(result: StudyResult) -> None:
     plan, metric = result.plan, result.metric
     names = [each.name for each in plan.space]
@@ -100,18 +98,18 @@ def _print_result(result: StudyResult) -> None:
     title = f"{what}: the best of {len(result.trials)} trials"
     terminal.print_table(title, ["trial", *names, metric, "client updates"], rows)
     marks = [each for each in result.curve() if each[2] is not None]
-    gaps = {round(place * (len(marks) - 1) / 7) for place in range(8)} if marks else set()
+    shown = sorted({round(index * (len(marks) - 1) / 7) for index in range(8)}) if marks else []
     terminal.print_table(
         "the cost of tuning: the best so far",
         ["trials", "client updates", metric],
-        [marks[place] for place in sorted(gaps)],
+        [marks[index] for index in shown],
     )
     print(cost_sentence(result))
     print(f"written to {result.folder}")
 
 
 def cost_sentence(result: StudyResult) -> str:
-    """What was found, what it cost, and what a method without tuning has."""
+    """The best trial, the cost of the study, and the result of the method without tuning."""
     best, metric = result.best, result.metric
     if best is None:
         return "No trial has taken all its server steps."

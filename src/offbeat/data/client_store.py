@@ -37,7 +37,7 @@ from offbeat.trees import Tree
 
 
 class ClientStore(Protocol):
-    """Each client's memory; those that never wrote have the initial one."""
+    """The memory of each client; a client that never wrote has the initial one."""
 
     @property
     def mapped(self) -> bool:
@@ -76,7 +76,7 @@ class TensorStore:
         self._shape = trees.structure(initial)
         self._initial = trees.leaves(initial)
         self._home = home
-        self._device = device  # where it is computed with
+        self._device = device  # to which memory is moved when it is read
         self._rows: dict[int, list[Tensor]] = {}
 
     def read(self, client: int) -> Tree:
@@ -125,8 +125,8 @@ class FileStore:
         self._fixed = np.zeros(clients, bool)  # whether a saved table refers to the client's slot
         self._end = 0  # slots in the file
         self._free: list[int] = []
-        self._left: list[int] = []  # slots that only older tables refer to
-        self._leaving: list[int] = []  # slots that the last table refers to and that were replaced since
+        self._retired: list[int] = []  # slots that only older tables refer to
+        self._replaced: list[int] = []  # slots that the last table refers to and that were replaced since
         self._open: FileIO | None = None
 
     def read(self, client: int) -> Tree:
@@ -164,14 +164,14 @@ class FileStore:
             os.fsync(self._open.fileno())
         clients = np.flatnonzero(self._slots >= 0)
         self._fixed[clients] = True
-        self._left += self._leaving
-        self._leaving = []
+        self._retired += self._replaced
+        self._replaced = []
         table = self._slots[clients], self._sums[clients].astype(np.int64)
         return clients.tolist(), [torch.from_numpy(column) for column in table]
 
     def confirm(self) -> None:
-        self._free += self._left
-        self._left = []
+        self._free += self._retired
+        self._retired = []
 
     def load(self, clients: Sequence[int], columns: Sequence[Tensor]) -> None:
         rows = list(clients)
@@ -185,7 +185,7 @@ class FileStore:
         self._fixed = self._slots >= 0
         self._end = end
         self._free = np.setdiff1d(np.arange(end), slots).tolist()
-        self._left, self._leaving = [], []
+        self._retired, self._replaced = [], []
 
     def _slot_for(self, client: int) -> int:
         """The slot to write to: never one that a table refers to."""
@@ -193,7 +193,7 @@ class FileStore:
         if slot >= 0 and not self._fixed[client]:
             return slot
         if slot >= 0:
-            self._leaving.append(slot)
+            self._replaced.append(slot)
         if not self._free:
             self._free.append(self._end)
             self._end += 1
@@ -267,8 +267,8 @@ def _write_all(file: FileIO, buffer: memoryview) -> None:
 
 def free_ram() -> int:
     """Available RAM in bytes, within the container's limit if there is one."""
-    there = _read_number(Path("/proc/meminfo"), "MemAvailable:")
-    free = _physical_ram() if there is None else there * 1024
+    available = _read_number(Path("/proc/meminfo"), "MemAvailable:")
+    free = _physical_ram() if available is None else available * 1024
     limit = _read_number(Path("/sys/fs/cgroup/memory.max"), "")
     used = _read_number(Path("/sys/fs/cgroup/memory.stat"), "anon ")
     return free if limit is None or used is None else min(free, max(0, limit - used))
@@ -384,9 +384,8 @@ def make_client_store(
         case Mapped(folder):
             path = folder / _STORE_FILE if folder else None
             slots = 2 if path else 1  # rows of the last checkpoint and newer ones
-            there = path.stat().st_blocks * 512 if path and path.exists() else 0
             need = slots * clients * slot_size(initial)
-            _check_space(need, _free_disk(path) + there, clients, "on the disk", "a folder on a larger one")
+            _check_space(need, _free_disk(path), clients, "on the disk", "a folder on a larger one")
             return FileStore(initial, clients, path, device)
 
 
@@ -412,12 +411,12 @@ def _check_space(need: int, free: int, clients: int, where: str, instead: str) -
 
 
 def _free_disk(path: Path | None) -> int:
-    """The bytes that a file may have there, including its present size."""
+    """The bytes that a file at this path may have, including its present size."""
     if path is None:
         path = Path(tempfile.gettempdir()) / _STORE_FILE
-    there = next(each for each in path.absolute().parents if each.exists())
+    folder = next(each for each in path.absolute().parents if each.exists())
     taken = path.stat().st_blocks * 512 if path.is_file() else 0
-    return shutil.disk_usage(there).free + taken
+    return shutil.disk_usage(folder).free + taken
 
 
 def _format_bytes(count: float) -> str:

@@ -104,10 +104,10 @@ def _read_digits() -> Source:
     return Source("digits", train, test, None, labels[~tested].astype(np.int64), 10)
 
 
-def _read_idx(name: str, folder: Path, place: str, mean: float, deviation: float) -> Source:
+def _read_idx(name: str, folder: Path, subfolder: str, mean: float, deviation: float) -> Source:
     def read(kind: str) -> Examples:
-        image_path = find_file(folder, [f"{kind}-images-idx3-ubyte"], (".", place))
-        label_path = find_file(folder, [f"{kind}-labels-idx1-ubyte"], (".", place))
+        image_path = find_file(folder, [f"{kind}-images-idx3-ubyte"], (".", subfolder))
+        label_path = find_file(folder, [f"{kind}-labels-idx1-ubyte"], (".", subfolder))
         images, labels = (
             parse_file(image_path, download.parse_idx_images),
             parse_file(label_path, download.parse_idx_labels),

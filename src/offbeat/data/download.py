@@ -47,9 +47,9 @@ def downloads(source: str) -> tuple[Download, ...]:
     """The downloads of a data set; none if it needs no files."""
     match source:
         case "mnist":
-            return _packed_one_by_one(_MNIST, _MNIST_FILES)
+            return _one_archive_per_file(_MNIST, _MNIST_FILES)
         case "fashion-mnist":
-            return _packed_one_by_one(_FASHION, _FASHION_FILES)
+            return _one_archive_per_file(_FASHION, _FASHION_FILES)
         case "cifar10":
             return (Download(_CIFAR10, _CIFAR10_FILES),)
         case "shakespeare":
@@ -58,7 +58,7 @@ def downloads(source: str) -> tuple[Download, ...]:
             return ()
 
 
-def _packed_one_by_one(root: str, files: Mapping[str, str]) -> tuple[Download, ...]:
+def _one_archive_per_file(root: str, files: Mapping[str, str]) -> tuple[Download, ...]:
     return tuple(Download(f"{root}/{name}.gz", {name: digest}) for name, digest in files.items())
 
 
@@ -239,12 +239,12 @@ class MissingFileError(InputError):
     """A file that a data set needs is not in its folder."""
 
 
-def find_file(folder: Path, names: Sequence[str], places: Sequence[str] = (".",)) -> Path:
+def find_file(folder: Path, names: Sequence[str], subfolders: Sequence[str] = (".",)) -> Path:
     """The first existing file of these names, plain or with .gz or .xz, in the given subfolders in order."""
-    for place in places:
+    for subfolder in subfolders:
         for name in names:
             for suffix in ("", ".gz", ".xz"):
-                path = folder / place / f"{name}{suffix}"
+                path = folder / subfolder / f"{name}{suffix}"
                 if path.is_file():
                     return path
     wanted = " or ".join(names)

@@ -43,11 +43,11 @@ class GlueTask(NamedTuple):
 
 def read(name: str, folder: Path | str) -> GlueTask:
     """Read a task from a folder with GLUE's files or with the task's folder; files may be compressed."""
-    place = Path(folder)
+    folder = Path(folder)
     if name == "mrpc":
-        return _paraphrases(place)
+        return _paraphrases(folder)
     parse = _sentences if name == "sst2" else _entailments
-    return GlueTask(*(parse_file(_find(name, place, f"{kind}.tsv"), parse) for kind in ("train", "dev")))
+    return GlueTask(*(parse_file(_find(name, folder, f"{kind}.tsv"), parse) for kind in ("train", "dev")))
 
 
 def examples(name: str, task: GlueTask, tokenizer: Any = None) -> tuple[Examples, Examples]:

@@ -170,7 +170,7 @@ class Population:
     data: Examples | ExampleSource
     parts: Parts
     work: Steps | Epochs
-    names: tuple[str, ...] | None = None  # of the clients, for messages and reports
+    names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         check_attributes("the work of a task", self.work, ["draw"], "offbeat.Steps or offbeat.Epochs")
@@ -200,7 +200,7 @@ class Population:
         return len(self.parts[client])
 
     def indices(self, client: int, visit: int, seed: int) -> list[Indices]:
-        """The examples of each minibatch of a client's n-th task."""
+        """The indices of the examples of each minibatch of a client's task number `visit`."""
         part = self._part(client)
         batches = self.work.draw(len(part), draws.generator(seed, "batches", client, visit))
         return [part[batch] for batch in batches]
@@ -210,7 +210,7 @@ class Population:
         return self.work.steps(self.size(client) if isinstance(self.work, Epochs) else 1)
 
     def everything(self, client: int) -> list[Indices]:
-        """All examples of a client once, in pieces of bounded size."""
+        """The indices of all examples of a client, in pieces of bounded size."""
         part = self._part(client)
         return [part[start : start + _PASS_BATCH] for start in range(0, len(part), _PASS_BATCH)]
 

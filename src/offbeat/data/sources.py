@@ -1,12 +1,9 @@
-"""Data in the forms that people have them: arrays, frames, data sets, dictionaries and functions, by client.
+"""The data of users by client: from arrays, frames, data sets, dictionaries and functions.
 
 `ClientData` holds the examples of each client under the client's name. Arrays, frames and data sets are
 one table whose rows belong to clients; dictionaries and functions give the data of one client at a time.
 Memory-mapped arrays, data sets too large for memory and functions are read when examples are needed. The
-data of a function are kept in a cache of bounded size.
-
-No package but NumPy and torch is imported: a frame of pandas or polars and a Hugging Face data set are
-recognised by their attributes.
+data that a function loads are kept in a cache of bounded size.
 """
 
 import zlib
@@ -17,11 +14,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from offbeat import draws, trees
-from offbeat.data.client_store import free_ram
 from offbeat.data.partition import Partition, parse_partition, parts_by_owner
 from offbeat.data.population import (
     Epochs,
@@ -30,19 +24,29 @@ from offbeat.data.population import (
     Indices,
     Population,
     Steps,
-    check_examples,
     no_examples,
 )
-from offbeat.errors import InputError, unknown_name
+from offbeat.data.readers import (
+    Columns,
+    array_examples,
+    check_columns,
+    frame_column,
+    frame_examples,
+    in_memory_examples,
+    is_frame,
+    is_hugging_face,
+    is_on_disk,
+    labels_of,
+    read_dataset,
+    read_examples,
+)
+from offbeat.errors import InputError, error_summary, unknown_name
 from offbeat.trees import Tree
 
-Columns: TypeAlias = str | Sequence[str] | None
 LoadClient: TypeAlias = Callable[[str], Any]
 
 _CACHE_BYTES = 1 << 30
 _ROW_BITS = 32  # a row of a client that is loaded on demand has the index (client << 32) + row
-_MEMORY_SHARE = 0.25  # of the free memory that a data set may take to be read at once
-_READ = 1000  # examples that are read from a data set at once
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ class ClientData:
         """
         if self.names is not None and name not in self.names:
             raise unknown_name("client", name, self.names)
-        return _in_memory(self._load(name))
+        return in_memory_examples(self._load(name))
 
     def population(self, work: Steps | Epochs) -> Population:
         """The clients as an engine needs them.
@@ -130,10 +134,10 @@ class ClientData:
             target: The column to predict.
             inputs: The input columns in order; by default all columns but `by` and `target`.
         """
-        if not _is_frame(frame):
+        if not is_frame(frame):
             raise InputError(f"the data is a {type(frame).__name__}: give a pandas or polars frame.")
-        clients = _column(frame, by)
-        return _from_table(_frame_examples(frame, target, inputs, (by,)), clients, f"the column '{by}'")
+        clients = frame_column(frame, by)
+        return _from_table(frame_examples(frame, target, inputs, (by,)), clients, f"the column '{by}'")
 
     @staticmethod
     def from_arrays(inputs: Tree, targets: Tree, *, by: Sequence[Any]) -> "ClientData":
@@ -146,7 +150,7 @@ class ClientData:
             targets: The same for the targets.
             by: The client of each example.
         """
-        return _from_table(_array_examples(inputs, targets), np.asarray(by), "by")
+        return _from_table(array_examples(inputs, targets), np.asarray(by), "by")
 
     @staticmethod
     def from_dataset(
@@ -169,14 +173,14 @@ class ClientData:
                 quarter of the free memory; a torch data set, whose size is not known, is.
         """
         if isinstance(by, str):
-            if not _is_hugging_face(dataset):
+            if not is_hugging_face(dataset):
                 raise InputError("a torch data set has no columns: give by= the client of each example.")
-            _check_columns(dataset.column_names, [by])
+            check_columns(dataset.column_names, [by])
             clients = np.asarray(dataset[by][:])
         else:
             clients = np.asarray(by)
         extra = (by,) if isinstance(by, str) else ()
-        return _from_table(_read_dataset(dataset, inputs, target, extra, in_memory), clients, "by")
+        return _from_table(read_dataset(dataset, inputs, target, extra, in_memory), clients, "by")
 
     @staticmethod
     def from_dict(
@@ -195,7 +199,7 @@ class ClientData:
         def load(name: str) -> Any:
             return _for_client(name, lambda: read_examples(values[name], inputs=inputs, target=target))
 
-        on_disk = any(_on_disk(value) for value in values.values())
+        on_disk = any(is_on_disk(value) for value in values.values())
         return ClientData(names, load, None, _CACHE_BYTES if on_disk else None)
 
     @staticmethod
@@ -278,53 +282,6 @@ def client_data(value: Any) -> ClientData:
     )
 
 
-def read_examples(
-    data: Any, *, inputs: Columns = None, target: str | None = None, in_memory: bool | None = None
-) -> Examples | ExampleSource:
-    """Data that are not divided among clients, as tensors or, if they stay on the disk, as a source.
-
-    Args:
-        data: A pair of arrays, tensors or trees of them; a pandas or polars frame; or a data set.
-        inputs: The input columns of a frame or a Hugging Face data set.
-        target: Its target column.
-        in_memory: Whether to read all examples at once; see `ClientData.from_dataset`.
-    """
-    if isinstance(data, Examples | tuple | list):
-        if len(data) != 2:
-            raise InputError(f"the data has {len(data)} parts: give a pair of inputs and targets.")
-        examples = _array_examples(*data)
-        return _in_memory(examples) if in_memory else examples
-    if _is_frame(data):
-        if target is None:
-            raise InputError("the data is a frame: name the column to predict, as in target='label'.")
-        return _frame_examples(data, target, inputs, ())
-    if isinstance(data, ExampleSource):
-        return data
-    return _read_dataset(data, inputs, target, (), in_memory)
-
-
-def examples_in_memory(data: Any, *, inputs: Columns = None, target: str | None = None) -> Examples:
-    """Data that are not divided among clients, read into memory as tensors.
-
-    Args:
-        data: A pair of arrays, tensors or trees of them; a pandas or polars frame; or a data set.
-        inputs: The input columns of a frame or a Hugging Face data set.
-        target: Its target column.
-    """
-    return _in_memory(read_examples(data, inputs=inputs, target=target))
-
-
-def labels_of(examples: Examples | ExampleSource) -> Indices:
-    """The targets as integer labels, for a partition by label; other targets count as one class."""
-    if isinstance(examples, _ArraySource):
-        leaves = [np.asarray(leaf) for leaf in trees.leaves(examples.arrays.targets)]
-    else:
-        leaves = [leaf.numpy() for leaf in trees.leaves(_in_memory(examples).targets)]
-    if len(leaves) == 1 and leaves[0].ndim == 1 and np.issubdtype(leaves[0].dtype, np.integer):
-        return leaves[0].astype(np.int64)
-    return np.zeros(examples.total, np.int64)
-
-
 @dataclass(frozen=True)
 class _Table:
     """Examples of all clients, and the rows of each client."""
@@ -342,43 +299,6 @@ class _TableLoader:
 
     def __call__(self, name: str) -> Examples:
         return self.table.data.gather(self.table.parts[self.names.index(name)])
-
-
-@dataclass(frozen=True)
-class _ArraySource:
-    """Arrays of which at least one is memory-mapped; rows are read when they are needed."""
-
-    arrays: Examples  # of NumPy arrays
-
-    @property
-    def total(self) -> int:
-        return self.arrays.total
-
-    def gather(self, indices: Indices) -> Examples:
-        read: Examples = trees.map(lambda leaf: _tensor(leaf[indices]), self.arrays)
-        return read
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # a memory-mapped array would be pickled with all that it contains
-        return _open_arrays, (trees.map(_file_of, self.arrays),)
-
-
-@dataclass(frozen=True)
-class _DatasetSource:
-    """A data set whose items are read when they are needed."""
-
-    dataset: Any
-    inputs: Columns = None
-    target: str | None = None
-
-    @property
-    def total(self) -> int:
-        return len(self.dataset)
-
-    def gather(self, indices: Indices) -> Examples:
-        if self.target is not None:
-            return _hugging_face_rows(self.dataset, indices, self.inputs, self.target)
-        return _collate([self.dataset[int(index)] for index in indices])
 
 
 class _ClientCache:
@@ -470,7 +390,7 @@ def _concatenated(clients: Sequence[Examples], names: Sequence[str]) -> tuple[Ex
         table: Examples = trees.map(lambda *leaves: torch.cat(leaves), *clients)
     except (ValueError, RuntimeError, TypeError) as error:
         raise InputError(
-            f"the examples of the clients differ in shape or type ({_first_line(error)}): "
+            f"the examples of the clients differ in shape or type ({error_summary(error)}): "
             "give all clients the same columns and shapes."
         ) from None
     return table, np.split(np.arange(ends[-1]), ends[:-1])
@@ -487,199 +407,12 @@ def _client_names(clients: Iterable[Any]) -> tuple[str, ...]:
 
 
 def _for_client(name: str, read: Callable[[], Any]) -> Any:
-    """What `read` returns, with errors that name the client."""
+    """The result of `read`, with errors that name the client."""
     try:
         return read()
     except Exception as error:
-        reason = str(error) if isinstance(error, InputError) else f"{_first_line(error)}."
+        reason = str(error) if isinstance(error, InputError) else f"{error_summary(error)}."
         raise InputError(f"the data of client '{name}' could not be read: {reason}") from error
-
-
-def _in_memory(data: Examples | ExampleSource) -> Examples:
-    return data if isinstance(data, Examples) else data.gather(np.arange(data.total))
-
-
-def _array_examples(inputs: Tree, targets: Tree) -> Examples | ExampleSource:
-    arrays = Examples(inputs, targets)
-    leaves: list[Any] = [*trees.leaves(arrays)]
-    for leaf in leaves:
-        if not isinstance(leaf, np.ndarray | Tensor):
-            raise InputError(
-                f"the data has a {type(leaf).__name__} in it: give arrays or tensors as inputs and targets."
-            )
-    if any(isinstance(leaf, np.memmap) for leaf in leaves):
-        check_examples(trees.map(lambda leaf: torch.empty(leaf.shape[:1], device="meta"), arrays))
-        return _ArraySource(trees.map(np.asanyarray, arrays))
-    return check_examples(trees.map(_tensor, arrays))
-
-
-def _tensor(values: Any) -> Tensor:
-    """A tensor with torch's default type for real numbers; integers keep theirs, except targets' sizes."""
-    if not isinstance(values, Tensor):
-        array = np.ascontiguousarray(values)
-        if array.dtype.kind not in "biuf":
-            raise InputError(f"the data has {array.dtype} values: encode them as numbers.")
-        if array.dtype.kind in "iu" and array.dtype != np.uint8:
-            array = array.astype(np.int64)
-        if not array.flags.writeable:
-            array = array.copy()
-        values = torch.from_numpy(array)
-    tensor: Tensor = values.to(torch.get_default_dtype()) if values.is_floating_point() else values
-    return tensor
-
-
-def _file_of(array: Any) -> Any:
-    """A memory-mapped array as what it takes to open it again."""
-    if not isinstance(array, np.memmap) or array.filename is None:
-        return array
-    base = array
-    while isinstance(base.base, np.memmap):
-        base = base.base
-    start = array.__array_interface__["data"][0] - base.__array_interface__["data"][0]
-    if not array.flags.c_contiguous:
-        return np.asarray(array)
-    return _MappedFile(str(array.filename), array.dtype.str, array.shape, int(base.offset + start))
-
-
-@dataclass(frozen=True)
-class _MappedFile:
-    path: str
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-
-
-def _open_arrays(files: Examples) -> _ArraySource:
-    def opened(each: Any) -> Any:
-        if not isinstance(each, _MappedFile):
-            return each
-        return np.memmap(each.path, each.dtype, "r", each.offset, each.shape)
-
-    return _ArraySource(trees.map(opened, files))
-
-
-def _is_frame(value: Any) -> bool:
-    """Whether it is a pandas or polars frame."""
-    return hasattr(value, "columns") and hasattr(value, "to_numpy") and hasattr(value, "shape")
-
-
-def _is_hugging_face(value: Any) -> bool:
-    return hasattr(value, "column_names") and hasattr(value, "with_format")
-
-
-def _on_disk(value: Any) -> bool:
-    """Whether a client's data are not in memory."""
-    if isinstance(value, Examples | tuple | list):
-        return any(isinstance(leaf, np.memmap) for leaf in trees.leaves(tuple(value)))
-    return _is_hugging_face(value)
-
-
-def _check_columns(columns: Iterable[Any], wanted: Iterable[str]) -> None:
-    known = [str(column) for column in columns]
-    for name in wanted:
-        if name not in known:
-            shown = ", ".join(known[:12]) + (", ..." if len(known) > 12 else "")
-            raise InputError(f"the data has no column '{name}': its columns are {shown}.")
-
-
-def _column(frame: Any, name: str) -> Any:
-    _check_columns(frame.columns, [name])
-    return np.asarray(frame[name].to_numpy())
-
-
-def _frame_examples(frame: Any, target: str, inputs: Columns, without: tuple[str, ...]) -> Examples:
-    names = [inputs] if isinstance(inputs, str) else inputs
-    if names is None:
-        names = [str(name) for name in frame.columns if name not in (target, *without)]
-    _check_columns(frame.columns, [*names, target])
-    if not names:
-        raise InputError("the data has no input columns: give at least one.")
-    columns = [_numbers(frame, name) for name in names]
-    stacked = np.stack([column.astype(np.float64) for column in columns], axis=1)
-    return check_examples(Examples(_tensor(stacked), _tensor(_numbers(frame, target))))
-
-
-def _numbers(frame: Any, name: str) -> Any:
-    """A column as an array of numbers without missing values."""
-    values = _column(frame, name)
-    if values.dtype.kind == "O" and all(isinstance(value, bool | np.bool_) for value in values):
-        values = values.astype(np.bool_)
-    if values.dtype.kind not in "biuf":
-        raise InputError(
-            f"the column '{name}' has values that are not numbers: encode it as numbers, or choose other "
-            "columns with inputs=."
-        )
-    if values.dtype.kind == "f" and np.isnan(values).any():
-        raise InputError(f"the column '{name}' has missing values: fill them in, or drop these rows.")
-    return values.astype(np.int64) if values.dtype.kind == "b" else values
-
-
-def _read_dataset(
-    dataset: Any, inputs: Columns, target: str | None, without: tuple[str, ...], in_memory: bool | None
-) -> Examples | ExampleSource:
-    if isinstance(dataset, DataLoader):
-        dataset = dataset.dataset
-    if isinstance(dataset, Mapping) and any(_is_hugging_face(part) for part in dataset.values()):
-        splits = ", ".join(f"'{name}'" for name in dataset)
-        raise InputError(f"the data has several splits ({splits}): choose one of them.")
-    if _is_hugging_face(dataset):
-        if target is None:
-            raise InputError("the data is a Hugging Face data set: name its target column with target=.")
-        if inputs is None:
-            inputs = [name for name in dataset.column_names if name not in (target, *without)]
-        _check_columns(dataset.column_names, [*([inputs] if isinstance(inputs, str) else inputs), target])
-        size: float = dataset.data.nbytes
-    elif isinstance(dataset, Dataset) and not isinstance(dataset, IterableDataset):
-        if inputs is not None or target is not None:
-            raise InputError("a torch data set has no columns: leave out inputs= and target=.")
-        size = 0
-    else:
-        raise InputError(
-            f"the data is a {type(dataset).__name__}: give a pair of arrays, a pandas or polars frame, or a "
-            "torch or Hugging Face data set with random access."
-        )
-    if not len(dataset):
-        raise InputError("the data has no rows: give at least one example.")
-    source = _DatasetSource(dataset, inputs, target)
-    whole = size <= _MEMORY_SHARE * free_ram() if in_memory is None else in_memory
-    if not whole:
-        check_examples(source.gather(np.arange(1)))
-        return source
-    pieces = np.array_split(np.arange(len(dataset)), -(-len(dataset) // _READ))
-    read: Examples = trees.map(lambda *leaves: torch.cat(leaves), *map(source.gather, pieces))
-    return check_examples(read)
-
-
-def _hugging_face_rows(dataset: Any, indices: Indices, inputs: Columns, target: str) -> Examples:
-    names = [inputs] if isinstance(inputs, str) else list(inputs or ())
-    columns = dataset.with_format("numpy", columns=[*names, target])[indices.tolist()]
-
-    def tensor(name: str) -> Tensor:
-        values = columns[name]
-        if isinstance(values, list) or values.dtype == object:
-            raise InputError(
-                f"the column '{name}' has rows of different shapes or values that are not numbers: encode "
-                "them as numbers and pad them to one length."
-            )
-        return _tensor(values)
-
-    chosen = tensor(inputs) if isinstance(inputs, str) else {name: tensor(name) for name in names}
-    return Examples(chosen, tensor(target))
-
-
-def _collate(items: list[Any]) -> Examples:
-    """Items of a torch data set, stacked."""
-    if not all(isinstance(item, tuple | list) and len(item) == 2 for item in items):
-        raise InputError("the items of the data set are not pairs of input and target: return pairs.")
-    try:
-        inputs, targets = default_collate(items)
-    except (TypeError, RuntimeError) as error:
-        raise InputError(
-            f"the items of the data set cannot be stacked ({_first_line(error)}): return tensors or numbers "
-            "of one shape."
-        ) from None
-    examples: Examples = trees.map(_tensor, Examples(inputs, targets))
-    return examples
 
 
 def _split_rows(count: int, test: float, seed: int, name: str) -> tuple[Indices, Indices]:
@@ -687,8 +420,3 @@ def _split_rows(count: int, test: float, seed: int, name: str) -> tuple[Indices,
     order = draws.generator(seed, "split", zlib.crc32(name.encode())).permutation(count)
     held_out = min(count - 1, max(1, round(test * count)))
     return np.sort(order[held_out:]), np.sort(order[:held_out])
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__

@@ -8,8 +8,8 @@ drawn uniformly and in secret. A buffer of fixed size meets neither: when a clie
 its place. The other releases are those that one client contributes to.
 
 Without amplification the epsilon is exact (Balle and Wang 2018, theorem 8): k releases of noise multiplier
-`noise` to which a client contributes are one Gaussian release whose sensitivity over its standard deviation,
-the `shift`, is sqrt(k) / noise.
+`noise` to which a client contributes are one Gaussian release, whose sensitivity divided by its standard
+deviation, the `shift`, is sqrt(k) / noise.
 """
 
 import json
@@ -56,8 +56,11 @@ def gaussian_epsilon(shift: float, delta: float) -> float:
 def largest_within(
     value: Callable[[int], float], bound: float, start: int, stride: int, least: int, most: int
 ) -> int:
-    """`least` - 1 where none keeps to it; any other answer has been tried. `start` is a guess."""
-    low, high = least - 1, most + 1  # keeps to the bound, or is out of range; does not keep to it
+    """The largest integer from `least` to `most` whose value, which rises, is within the bound.
+
+    The result is `least` - 1 if no value is; any other result was evaluated. `start` is a first guess.
+    """
+    low, high = least - 1, most + 1  # within the bound or out of range; above the bound or out of range
     below, above = -inf, inf  # their values
 
     def narrow(guess: int) -> bool:
@@ -72,7 +75,7 @@ def largest_within(
 
     guess = min(max(start, least), most)
     rising = narrow(guess)
-    while high - low > 1 and (low < least or high > most):  # stride out until it lies between two values
+    while high - low > 1 and (low < least or high > most):  # until it lies between two values
         guess = min(guess + stride, most) if rising else max(guess - stride, least)
         narrow(guess)
         stride *= 2
@@ -80,7 +83,7 @@ def largest_within(
         width = high - low
         if isfinite(below) and isfinite(above):
             guess = low + int(width * (bound - below) / (above - below))
-            # The neighbour ends the search where the line through the two was a good guess.
+            # If the interpolation was a good guess, its neighbour ends the search.
             narrow(guess + 1 if narrow(guess) else guess - 1)
         if high - low > width // 2:
             narrow((low + high) // 2)
@@ -91,12 +94,12 @@ _MAX_RELEASES = 10**6  # releases whose loss distributions are added up within s
 
 
 class Releases(NamedTuple):
-    """Gaussian releases whose standard deviation is `noise` times the sensitivity, so many `times`."""
+    """`times` Gaussian releases whose standard deviation is `noise` times the sensitivity."""
 
     noise: float
     times: int
-    rate: float | None = None  # of Poisson sampling; None: none
-    slots: int | None = None  # each is one of so many by random allocation; None: there is no choice
+    rate: float | None = None  # of Poisson sampling; None: no sampling
+    slots: int | None = None  # of random allocation, to one of which the client contributes; None: none
 
 
 class Accountant(Protocol):
@@ -106,11 +109,11 @@ class Accountant(Protocol):
     def name(self) -> str: ...
 
     def epsilon(self, releases: Sequence[Releases], delta: float) -> float:
-        """Of their composition."""
+        """The epsilon of the composition."""
         ...
 
     def rougher(self) -> "Accountant | None":
-        """A faster one that differs little, to begin a search with; None: there is none."""
+        """A faster accountant with similar results, to start a search with; None: there is none."""
         ...
 
 
@@ -135,7 +138,7 @@ class PldAccountant:
                 f"the pld accountant adds up at most {_MAX_RELEASES:,} releases where sampling "
                 "amplifies: use rdp."
             )
-        # What Fourier transforms round away, several times what was seen against the closed form.
+        # A bound on the rounding of Fourier transforms: several times the error against the closed form.
         rounding = 1e-12 + 1e-16 * times
         if delta < 100 * rounding:
             raise InputError(
@@ -178,7 +181,7 @@ class PldAccountant:
         return PldAccountant(10_000) if self.cells > 10_000 else None
 
     def _interval(self, sampled: Sequence[Releases]) -> float:
-        """Fine enough for the bulk of the losses, about rate / noise, as far as the cells suffice."""
+        """A cell size that resolves the bulk of the losses, about rate / noise, if the cells suffice."""
         allocated = [each for each in sampled if each.slots is not None]
         if allocated:
             coarser = 1.0 if self.cells > 10_000 else 8.0
@@ -203,7 +206,7 @@ def stored_answers() -> dict[str, float]:
 
 
 def store_answer(key: str, epsilon: float) -> None:
-    """Keep an answer; where that is not possible it is computed again."""
+    """Store an answer; if that is not possible, it is computed again next time."""
     answers = dict(list(stored_answers().items())[-_MAX_ANSWERS:]) | {key: epsilon}
     try:
         cache_root().mkdir(parents=True, exist_ok=True)
@@ -212,15 +215,15 @@ def store_answer(key: str, epsilon: float) -> None:
         pass
 
 
-_ALLOCATION_VERSION = "1"  # another one where a change of the computation makes former answers invalid
-_FFT_NOISE = 0.9  # from here on a linear grid is good enough; below, the grid must be geometric
+_ALLOCATION_VERSION = "1"  # to be changed with the computation, so that stored answers are not used
+_FFT_NOISE = 0.9  # the least noise for which a linear grid suffices; below, the grid is geometric
 
 
 def allocation_interval(noise: float, slots: int) -> float:
-    """The cells of the loss of one allocation; finer ones hardly lower epsilon.
+    """The cell size for the loss of one allocation; smaller cells hardly lower epsilon.
 
-    On the linear grid each of the `slots` summands is rounded up by a cell, so that a cell is a small part
-    of the standard deviation of the loss over the number of slots.
+    On the linear grid each of the `slots` summands is rounded up by a cell, so a cell is a small part of the
+    standard deviation of the loss divided by the number of slots.
     """
     if noise < _FFT_NOISE:
         return 0.02 / noise
@@ -229,9 +232,9 @@ def allocation_interval(noise: float, slots: int) -> float:
 
 @lru_cache(maxsize=32)
 def allocation_pld(noise: float, slots: int, interval: float) -> Any:
-    """The privacy loss of one Gaussian contribution to one of `slots` releases, as dp-accounting has it.
+    """The privacy loss distribution of one Gaussian contribution to one of `slots` releases.
 
-    By PLD_accounting (Feldman and Shenfeld, arXiv 2602.17284), never too small.
+    An upper bound by PLD_accounting (Feldman and Shenfeld, arXiv 2602.17284), as a value of dp-accounting.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ImportWarning)  # it is quicker with numba, which it does not need
@@ -277,14 +280,15 @@ class RdpAccountant:
         return None
 
 
-_TAIL = 1e-3  # of delta, for numbers of contributions that are left out
+_TAIL = 1e-3  # the part of delta for improbable numbers of contributions, which are not computed
 
 
 def epsilon_if_seen(releases: Sequence[Releases], delta: float) -> float:
-    """Against those who see which releases a client contributed to, so that nothing is amplified.
+    """The epsilon against those who see which releases a client contributed to, so without amplification.
 
-    It is a function of how clients are drawn, not of what was drawn, which is secret: a client contributes
-    once to each allocation, and by Poisson sampling a binomial number of times, over which delta is averaged.
+    It depends on the distribution of the draws, not on the draws themselves, which are secret: a client
+    contributes once to each allocation, and under Poisson sampling a binomial number of times, over which
+    delta is averaged.
     """
     check_delta(delta)
     shift, sampled = _split_amplified(releases)
@@ -303,7 +307,7 @@ def epsilon_if_seen(releases: Sequence[Releases], delta: float) -> float:
     noise, times, rate, _ = drawn[0]
     low, high = (int(binom.ppf(part, times, rate)) for part in (0.5, 1 - _TAIL * delta / 2))
     chances = {count: float(binom.pmf(count, times, rate)) for count in range(low + 1, high + 1)}
-    chances[low] = float(binom.cdf(low, times, rate))  # of as many or fewer, which tell less
+    chances[low] = float(binom.cdf(low, times, rate))  # of as many or fewer, which reveal no more
     left = float(binom.sf(high, times, rate))
 
     def log_delta(epsilon: float) -> float:
@@ -327,7 +331,7 @@ def calibrate(
     accountant: Accountant = PldAccountant(),
     slots: int | None = None,
 ) -> float:
-    """The least noise multiplier for `count` releases, to 0.1 %; without amplification to a millionth.
+    """The least noise multiplier for `count` releases, with an error of 0.1 %; 1e-6 without amplification.
 
     Args:
         epsilon: The epsilon to stay below.
@@ -344,19 +348,19 @@ def calibrate(
     amplified = rate is not None or slots is not None
     grain = 1e-3 if amplified else 1e-6
 
-    def noise(place: int) -> float:
-        return math.exp(-grain * place)
+    def noise(index: int) -> float:
+        return math.exp(-grain * index)
 
-    def spent(place: int) -> float:
-        return accountant.epsilon([Releases(noise(place), count, rate, slots)], delta)
+    def spent(index: int) -> float:
+        return accountant.epsilon([Releases(noise(index), count, rate, slots)], delta)
 
     rougher = accountant.rougher() if amplified else None
-    if slots is not None:  # Poisson sampling at the same rate needs about as much
+    if slots is not None:  # Poisson sampling at the same rate needs about the same noise
         start = calibrate(epsilon, delta, count * slots, 1 / slots, PldAccountant(10_000))
     elif rougher:
         start = calibrate(epsilon, delta, count, rate, rougher)
     elif rate:
-        # The limit for many releases, shift^2 = rate^2 count (exp(1 / noise^2) - 1), taken generously.
+        # The limit for many releases, shift^2 = rate^2 count (exp(1 / noise^2) - 1), with a margin.
         start = 1.5 / math.sqrt(math.log1p(1 / (calibrate(epsilon, delta, 1) ** 2 * rate**2 * count)))
     else:
         start = 1.0
@@ -380,7 +384,7 @@ def max_releases(
     before: Sequence[Releases] = (),
     slots: int | None = None,
 ) -> int:
-    """How many releases, at most `most`, fit the budget after those that were made `before`."""
+    """The number of releases, at most `most`, that fit the budget after those that were made `before`."""
     check_epsilon(epsilon)
 
     def spent(count: int) -> float:
@@ -394,20 +398,26 @@ def max_releases(
     return largest_within(spent, epsilon, start, max(1, start // 100), 1, most)
 
 
+def round_up(noise: float, digits: int = 4) -> float:
+    """The noise rounded up to a number of significant digits."""
+    unit = 10.0 ** (math.floor(math.log10(noise)) + 1 - digits)
+    return float(f"{math.ceil(noise / unit) * unit:.{digits}g}")
+
+
 def check_epsilon(epsilon: float) -> None:
-    """Refuse an epsilon that is not positive and finite."""
+    """Reject an epsilon that is not positive and finite."""
     if not (math.isfinite(epsilon) and epsilon > 0):
         raise InputError(f"epsilon is {epsilon:g}: give a finite number above 0.")
 
 
 def check_delta(delta: float) -> None:
-    """Refuse a delta outside (0, 1)."""
+    """Reject a delta outside (0, 1)."""
     if not 0 < delta < 1:
         raise InputError(f"delta is {delta:g}: give a number between 0 and 1, such as 1e-7.")
 
 
 def _split_amplified(releases: Sequence[Releases]) -> tuple[float, list[Releases]]:
-    """Those without amplification as one shift, and the amplified ones."""
+    """The shift of all releases without amplification, and the amplified releases."""
     shift, sampled = 0.0, []
     for each in releases:
         noise, count, rate, slots = each
@@ -430,7 +440,7 @@ def _split_amplified(releases: Sequence[Releases]) -> tuple[float, list[Releases
 
 
 def parse_accountant(text: str) -> Accountant:
-    """`pld` or `rdp`."""
+    """The accountant of a name, `pld` or `rdp`."""
     for accountant in (PldAccountant(), RdpAccountant()):
         if text == accountant.name:
             return accountant

@@ -1,4 +1,4 @@
-"""A bound on what any one upload can add to a sum: each field of it is one vector, shortened to its bound."""
+"""Clipping: each field of an upload is one vector, whose norm is limited to a bound."""
 
 import math
 
@@ -13,13 +13,15 @@ _SAFE = (1e-140, 1e140)  # norms whose squares neither vanish nor overflow
 
 
 def fields(upload: Tree) -> dict[str, Tree]:
-    """The parts of an upload that hold anything, by name; what is not a named tuple is one part."""
+    """The non-empty fields of an upload by name; an upload that is not a named tuple is one field."""
     names = getattr(upload, "_fields", None)
     parts = {"upload": upload} if names is None else dict(zip(names, upload, strict=True))
     held = {name: part for name, part in parts.items() if trees.leaves(part)}
     for name, part in held.items():
         if not all(leaf.is_floating_point() for leaf in trees.leaves(part)):
-            raise InputError(f"the upload's field {name} holds more than floats, which noise cannot hide.")
+            raise InputError(
+                f"the upload's field {name} has values other than floats, which noise cannot hide."
+            )
     return held
 
 
@@ -29,7 +31,7 @@ def replace(upload: Tree, parts: dict[str, Tree]) -> Tree:
 
 
 def norms(part: Tree) -> Tensor:
-    """(tasks,) in double precision, from leaves (tasks, ...)."""
+    """(tasks,) the norms in double precision, from leaves (tasks, ...)."""
     leaves = trees.leaves(part)
     columns = [leaf.reshape(len(leaf), -1) for leaf in leaves if leaf.numel()]
     if not columns:
@@ -45,19 +47,19 @@ def norms(part: Tree) -> Tensor:
 
 
 def clip(part: Tree, bound: float) -> tuple[Tree, Tensor]:
-    """The part with no task's norm above the bound, whatever is rounded; and (tasks,) whose was not."""
+    """The clipped part, with norms within the bound even after rounding; and (tasks,) which were before."""
     if math.isinf(bound):
         return part, torch.ones(len(trees.leaves(part)[0]), dtype=torch.bool)
     norm = norms(part)
     below = norm <= bound
 
     def shorten(leaf: Tensor) -> Tensor:
-        # less by a few units of the last place, so that rounding cannot bring it above the bound again
+        # smaller by a few units in the last place, so that rounding cannot exceed the bound
         margin = 1 - 4 * torch.finfo(leaf.dtype).eps
         shape = (-1, *[1] * (leaf.dim() - 1))
         factor = torch.where(below, 1.0, bound / norm * margin)
         clipped = leaf * factor.to(leaf.dtype).view(shape)
-        coarse = factor < torch.finfo(leaf.dtype).tiny  # a subnormal factor has lost digits
+        coarse = factor < torch.finfo(leaf.dtype).tiny  # a subnormal factor is imprecise
         if bool(coarse.any()):
             exact = leaf.double() / norm.view(shape) * (bound * margin)
             clipped = torch.where(coarse.view(shape), exact.to(leaf.dtype), clipped)

@@ -1,4 +1,4 @@
-"""How the noise of one server step depends on that of others: the matrix mechanism.
+"""Noise that is correlated over server steps: the matrix mechanism.
 
 Take a matrix C >= 0 over server steps, the clipped sums x with a row for each step, and independent noise z.
 With a lower-triangular C, releasing x + C^-1 z reveals no more than C x + z would, also where contributions
@@ -27,7 +27,7 @@ class NoiseStream(Protocol):
     def draw(self, step: int, field: int, like: Tensor, mark: bytes = b"") -> Tensor:
         """Noise of multiplier 1 for one tensor of one release; steps count from 0 without a gap.
 
-        `mark` is that of the step's sum: where it is another, so is what is drawn afresh.
+        `mark` identifies the step's sum: for another sum, the fresh part of the noise is another, too.
         """
         ...
 
@@ -43,7 +43,7 @@ class NoiseCorrelation(Protocol):
     def name(self) -> str: ...
 
     def sensitivity(self, steps: int, max_participations: int | None, min_separation: int) -> float:
-        """Of a run of `steps`, with a client's participations bounded in number and in separation."""
+        """The sensitivity of a run of `steps`, with bounds on a client's participations."""
         ...
 
     def open(self, key: bytes) -> NoiseStream:
@@ -68,7 +68,7 @@ class IndependentNoise:
 
 
 class _IndependentStream:
-    """Nothing to keep."""
+    """Fresh noise; it has no state."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -84,7 +84,7 @@ class _IndependentStream:
 
 
 def max_contributions(steps: int, max_participations: int | None, min_separation: int) -> int:
-    """How often a client can contribute in so many steps; a separation of 0: any number of times to one."""
+    """How often a client can contribute in `steps` steps; with a separation of 0, repeatedly to one step."""
     if steps < 0 or min_separation < 0 or (max_participations is not None and max_participations < 1):
         raise InputError(
             f"there is no sensitivity of {steps} steps with {max_participations} participations "
@@ -122,7 +122,7 @@ class BandedNoise:
 
     def __post_init__(self) -> None:
         if self.bands < 1:
-            raise InputError(f"banded noise of {self.bands} bands cannot be: give at least 1.")
+            raise InputError(f"banded noise cannot have {self.bands} bands: give at least 1.")
 
     @property
     def name(self) -> str:
@@ -220,7 +220,7 @@ class BltNoise:
         return len(_BLT_FACTORS[self.steps][0])
 
     def column(self, steps: int) -> npt.NDArray[np.float64]:
-        """The first column of C for so many steps."""
+        """The first column of C for a run of `steps` steps."""
         decays, scales = map(np.array, _BLT_FACTORS[self.steps])
         powers = decays ** np.arange(max(steps - 1, 0))[:, None]
         return np.concatenate([[1.0], powers @ scales])[:steps]
@@ -235,7 +235,7 @@ class BltNoise:
 
 
 class _BltStream:
-    """C^-1 z: a draw is a fresh one minus the scaled buffers, each of which decays and takes up the draw."""
+    """C^-1 z: a draw is fresh noise minus the scaled buffers, to which it is added after they decay."""
 
     def __init__(self, key: bytes, decays: tuple[float, ...], scales: tuple[float, ...]) -> None:
         self._key = key
@@ -276,8 +276,8 @@ class _BltStream:
 
 def _sqrt_coefficients(bands: int) -> npt.NDArray[np.float64]:
     """The first coefficients of 1 / sqrt(1 - x)."""
-    place = np.arange(1, bands)
-    return np.cumprod(np.concatenate([[1.0], (2 * place - 1) / (2 * place)]))
+    k = np.arange(1, bands)
+    return np.cumprod(np.concatenate([[1.0], (2 * k - 1) / (2 * k)]))
 
 
 def _banded_sensitivity(
@@ -285,7 +285,7 @@ def _banded_sensitivity(
 ) -> float:
     count = max_contributions(steps, max_participations, min_separation)
     bands = bands[:steps]
-    reach = min(steps, max(count - 1, 0) * min_separation + len(bands))  # steps that a client can move
+    reach = min(steps, max(count - 1, 0) * min_separation + len(bands))  # steps that a client can affect
     if reach > _MAX_BANDED_STEPS:
         raise InputError(
             f"the sensitivity of banded noise over {reach} server steps takes too long: "
@@ -301,7 +301,7 @@ def _banded_sensitivity(
 
 
 class _BandedStream:
-    """C^-1 z: each draw is a fresh one minus the bands of the draws before."""
+    """C^-1 z: each draw is fresh noise minus the earlier draws times the bands."""
 
     def __init__(self, key: bytes, bands: list[float]) -> None:
         self._key = key
@@ -376,7 +376,7 @@ class TreeNoise:
 
 
 class _TreeStream:
-    """Each node's noise is a function of the key, so that it can be drawn again when it is taken back."""
+    """The noise of each node is a function of the key, so it can be drawn again in order to be subtracted."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -388,7 +388,7 @@ class _TreeStream:
             self._marks = {each: self._marks[each] for each in used} | {step: mark}
         level = 0
         taken = like.new_zeros(like.shape)
-        while step >> level & 1:  # nodes that the next prefix no longer uses, for a larger one holds them
+        while step >> level & 1:  # nodes that the next prefix replaces by a larger one
             taken += self._node(step, level, field, like)
             level += 1
         return self._node(step + 1, level, field, like) - taken
@@ -433,12 +433,17 @@ def _worst_interval(level: int, count: int, block: int) -> npt.NDArray[np.float6
 def _best_split(
     left: npt.NDArray[np.float64], right: npt.NDArray[np.float64], count: int
 ) -> npt.NDArray[np.float64]:
-    """The best of all ways to share contributions between two parts, up to `count` in all."""
+    """The maximum over all ways to divide up to `count` contributions between two parts."""
     best = np.zeros(min(count, len(left) + len(right) - 2) + 1)
     for each, value in enumerate(left[: len(best)]):
         reach = best[each : each + len(right)]
         np.maximum(reach, value + right[: len(reach)], out=reach)
     return best
+
+
+def default_separation(correlation: NoiseCorrelation) -> int:
+    """The separation of a client's contributions, in server steps, unless it is given."""
+    return correlation.bands if isinstance(correlation, BandedNoise) else 1
 
 
 def parse_correlation(text: str) -> NoiseCorrelation:

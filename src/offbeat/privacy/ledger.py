@@ -1,7 +1,7 @@
-"""What a run has released, what that reveals about any one client, and under which assumptions.
+"""The releases of a run, their privacy cost for any one client, and the assumptions behind it.
 
-`Ledger` counts each client's contributions, `PrivacyAccounting` turns the counts into an epsilon or a
-budget into a number of steps, and `privacy_statement` says in words what the epsilon rests on.
+`Ledger` counts each client's contributions, `PrivacyAccounting` computes an epsilon from the counts or a
+number of steps from a budget, and `privacy_statement` states the assumptions in words.
 """
 
 import math
@@ -18,9 +18,9 @@ from offbeat.privacy.correlated import IndependentNoise, NoiseCorrelation
 
 
 class ReleaseTotals(NamedTuple):
-    """What the ledger comes to."""
+    """The totals of a ledger."""
 
-    start: bool  # whether everybody contributed once before the first server step
+    start: bool  # whether every client contributed once before the first server step
     steps: int  # releases made in server steps
     largest: int  # contributions to them of the client with the most
 
@@ -32,7 +32,7 @@ class Ledger:
         self._max, self._separation = max_participations, min_separation
         self._start, self._steps, self._largest = False, 0, 0
         self._counts = np.zeros(population, np.int32)
-        self._last = np.zeros(population, np.int32)  # the release it contributed to, where it did
+        self._last = np.zeros(population, np.int32)  # each client's last release, if it has contributed
 
     @property
     def tally(self) -> ReleaseTotals:
@@ -40,7 +40,7 @@ class Ledger:
         return ReleaseTotals(self._start, self._steps, self._largest)
 
     def contribute(self, clients: Sequence[int]) -> None:
-        """These are in the next release; refuses what the noise does not cover."""
+        """Count these clients for the next release; raises if the noise does not cover a contribution."""
         for client in clients:
             count, now = int(self._counts[client]), self._steps + 1
             if count and now - self._last[client] < self._separation:
@@ -57,15 +57,15 @@ class Ledger:
             self._largest = max(self._largest, count + 1)
 
     def release(self) -> None:
-        """One server step's mean is out."""
+        """Count the release of a server step."""
         self._steps += 1
 
     def begin(self) -> None:
-        """The mean of everybody, before the first server step, is out."""
+        """Count the release of the full-participation start."""
         self._start = True
 
     def save(self) -> SavedState:
-        """Only those who contributed."""
+        """The state; only clients that contributed are saved."""
         import torch
 
         clients = self._counts.nonzero()[0]
@@ -77,7 +77,7 @@ class Ledger:
         return SavedState({"start": self._start, "steps": self._steps}, tensors)
 
     def load(self, saved: SavedState) -> None:
-        """Go on from what `save` gave."""
+        """Restore what `save` returned."""
         self._start, self._steps = saved.facts["start"], saved.facts["steps"]
         clients = saved.tensors["clients"].numpy()
         self._counts[:], self._last[:] = 0, 0
@@ -87,7 +87,7 @@ class Ledger:
 
 
 class PrivacyBudget(NamedTuple):
-    """How far a run may go; infinite where something else ends it first."""
+    """How far a run may go; infinite if the budget is not the limit."""
 
     steps: float  # server steps
     contributions: float  # of any one client to server steps
@@ -95,11 +95,11 @@ class PrivacyBudget(NamedTuple):
 
 @dataclass(frozen=True)
 class PrivacyAccounting:
-    """What a run's noise is worth, and under which assumption."""
+    """Computes the epsilon of a run's noise."""
 
     noise: float  # multiplier
     delta: float
-    rate: float | None  # of the Poisson sampling that is simulated to amplify; None: nothing does
+    rate: float | None  # of simulated Poisson sampling; None: nothing is simulated
     max_participations: int | None  # contributions of a client, the start included
     min_separation: int
     correlation: NoiseCorrelation
@@ -107,7 +107,7 @@ class PrivacyAccounting:
     sampling: Callable[[int], SamplingEvent] | None = None  # of timed releases, from their dispatch
 
     def releases(self, tally: ReleaseTotals) -> tuple[Releases, ...]:
-        """As an accountant adds them up."""
+        """The releases as an accountant composes them."""
         start = (Releases(self.noise, 1),) if tally.start else ()
         if not tally.steps:
             return start
@@ -126,14 +126,14 @@ class PrivacyAccounting:
         return self.accountant.epsilon(releases, self.delta) if releases else 0.0
 
     def unamplified(self, tally: ReleaseTotals) -> float | None:
-        """The same against those who see which client contributed to which release; None: no larger.
+        """The epsilon against those who see which client contributed to which release; None: the same.
 
-        It must not depend on the ledger, since how often clients contributed is secret.
+        It must not depend on the ledger, since the numbers of contributions are secret.
         """
         return None if self.sampling is None else epsilon_if_seen(self.releases(tally), self.delta)
 
     def budget(self, epsilon: float, start: bool, rounds: int) -> PrivacyBudget:
-        """What fits below an epsilon, in a run of that many server steps."""
+        """The steps and contributions that fit below an epsilon in a run of `rounds` server steps."""
         before = (Releases(self.noise, 1),) if start else ()
         if self.sampling is not None:
 
@@ -157,7 +157,7 @@ class PrivacyAccounting:
 
 
 def _largest_fitting(fits: Callable[[int], bool], cap: int) -> int:
-    """The largest number up to the cap that fits, where all smaller ones do."""
+    """The largest number up to the cap that fits, if every number below a fitting one fits."""
     low, high = 0, cap + 1
     middle = cap
     while high - low > 1:
@@ -172,7 +172,7 @@ _NOT_AMPLIFIED = (
     "amplification by sampling does not hold for a buffer of fixed size, where another client takes the "
     "place of one that is absent"
 )
-# How the terms of runs began and went on while a fixed-size buffer was taken to amplify.
+# Parts of the terms of earlier versions, which assumed amplification for a buffer of fixed size.
 _FORMER_PREFIX = "amplified by Poisson sampling"
 _FORMER_ASSUMPTION = (
     ", taking a buffer of fixed size to amplify as much, which is assumed and not proved, and the sample"
@@ -180,23 +180,22 @@ _FORMER_ASSUMPTION = (
 
 
 def amplification_refused(most: str, simulate: str) -> InputError:
-    """For whoever claims amplification, with the words for what to do instead."""
+    """The error for settings that claim amplification, with the names of the settings to use instead."""
     return InputError(
         f"{_NOT_AMPLIFIED}: bound how often a client contributes with {most}, or give {simulate} "
-        "for a figure that "
-        "is not a guarantee."
+        "for a figure that is not a guarantee."
     )
 
 
 def is_simulated(said: str, releases: Iterable[Releases] = ()) -> bool:
-    """Whether an epsilon counts on amplification that does not hold; also by the words of before."""
+    """Whether an epsilon assumes amplification that does not hold, also in the words of earlier versions."""
     if said.startswith(TIMED):
         return False
     return said.startswith((SIMULATION, _FORMER_PREFIX)) or any(each.rate is not None for each in releases)
 
 
 def correct_statement(said: str, releases: Iterable[Releases] = ()) -> str:
-    """The terms that a run was saved with; those that took amplification to hold say that it does not."""
+    """The terms of a saved run; those that assumed amplification are marked as a simulation."""
     if said.startswith(SIMULATION) or not is_simulated(said, releases):
         return said
     computed = said.replace(_FORMER_ASSUMPTION, ", taking the sample")
@@ -204,7 +203,7 @@ def correct_statement(said: str, releases: Iterable[Releases] = ()) -> str:
 
 
 def corrected_end(ended: str | None, said: str) -> str | None:
-    """Why a run ended; a budget that was spent on such terms is a simulated one."""
+    """Why a run ended; a budget that assumed amplification is called a simulated one."""
     if ended is None or not is_simulated(said):
         return ended
     return ended.replace("the privacy budget", "the simulated budget (no privacy guarantee)")
@@ -235,7 +234,7 @@ def privacy_statement(
     seeded: bool,
     party: str | None = None,
 ) -> str:
-    """One sentence; `party` says against whom the epsilon holds under secure aggregation."""
+    """The assumptions of an epsilon in one sentence; `party` says against whom it holds."""
     if not spending.noise:
         return "no noise was added, so nothing is private."
     if spending.sampling is not None:

@@ -10,10 +10,10 @@ Noise is drawn from a secret key, each draw as a function of (key, numbers). The
 mode under a key of their own for each draw, so whoever has seen any number of draws cannot predict another.
 A torch generator would not do: on the CPU it keeps 32 bits of its seed, which can be guessed, and two of
 many draws would be the same. Draws are made on the CPU in double precision and then moved, so that devices
-agree. A `mark` ties a draw to the sum it hides: a step that is taken again after a resume has the same
-noise for the same sum, and fresh noise for any other, so that noise never cancels between two releases.
-Rounding is not hidden: the last bits of a noised float can reveal more than the real numbers of the theory
-would.
+agree. A `mark` binds a draw to the sum it hides: a step that is repeated after a resume has the same noise
+for the same sum and fresh noise for any other, so that noise never cancels between two releases.
+Floating-point rounding is not hidden: the last bits of a noisy float can reveal more than the real numbers of
+the theory would.
 
 Integer sums get the discrete Gaussian, integers k with probability proportional to exp(-k^2 / (2 sigma^2)),
 which has no such bits. For integer vectors that differ by at most D in norm, sums with this noise have Rényi
@@ -76,7 +76,7 @@ def fingerprint(key: bytes, leaves: Iterable[Tensor]) -> bytes:
 
 
 def standard_normal(key: bytes, numbers: tuple[int, ...], like: Tensor, mark: bytes = b"") -> Tensor:
-    """Independent draws of mean 0 and standard deviation 1, in the shape, type and place of `like`."""
+    """Independent draws of mean 0 and standard deviation 1, with the shape, type and device of `like`."""
     import torch
 
     count = like.numel()
@@ -100,14 +100,12 @@ class AdaptiveClipping:
     """Bounds that follow a quantile of the clients' norms (Andrew et al., NeurIPS 2021).
 
     Each client also reports whether its norm was within the bound. The share of those that were is released
-    with noise beside the sum, and the bound moves geometrically until it is the quantile asked for.
+    with noise beside the sum, and the bound moves geometrically towards the quantile.
     """
 
     quantile: float = 0.5
     rate: float = 0.2
-    noise: float | None = (
-        None  # standard deviation on the count of answers; None: a 20th of the cohort or more
-    )
+    noise: float | None = None  # deviation on the count of answers; None: a 20th of the cohort or more
 
     def __post_init__(self) -> None:
         if not 0 < self.quantile < 1:
@@ -120,15 +118,15 @@ class AdaptiveClipping:
     def deviation(self, noise: float, cohort: int, answers: int) -> float:
         """The standard deviation on each of the counts of answers.
 
-        Unless given it is the paper's, and so much that the answers take no more than a quarter of
-        what the whole release may reveal.
+        Unless given it is the paper's, or larger so that the answers use at most a quarter of the privacy
+        loss of the release.
         """
         if self.noise is not None or not noise:
             return self.noise or 0.0
         return max(cohort / 20, math.sqrt(answers) * noise)
 
     def rest(self, noise: float, cohort: int, answers: int) -> float:
-        """The multiplier for everything else, so that all together is one release of multiplier `noise`."""
+        """The multiplier for everything else, so that the whole is one release of multiplier `noise`."""
         if not noise:
             return noise
         deviation = self.deviation(noise, cohort, answers)
@@ -150,7 +148,7 @@ _SHARE_TOLERANCE = 1e-9
 
 
 def noise_shares(names: Iterable[str], given: Mapping[str, float]) -> dict[str, float]:
-    """The share of each field: those given, and the others alike, so that the squares add up to 1."""
+    """The share of each field: the given ones, and equal ones for the others; the squares add up to 1."""
     fields = list(names)
     shares = {name: given[name] for name in fields if name in given}
     for name, share in shares.items():
@@ -165,7 +163,7 @@ def noise_shares(names: Iterable[str], given: Mapping[str, float]) -> dict[str, 
 
 
 def check_bounds(fields: Sequence[str], bounds: Mapping[str, float], given: Mapping[str, float]) -> None:
-    """Refuse given bounds without a field, and fields without any bound."""
+    """Reject bounds of unknown fields, and fields without a bound."""
     for name in given:
         if name not in fields:
             raise unknown_name("upload field", name, fields)
@@ -176,23 +174,23 @@ def check_bounds(fields: Sequence[str], bounds: Mapping[str, float], given: Mapp
 
 @dataclass(frozen=True)
 class GaussianMechanism:
-    """Noise of multiplier `noise` for all that one release holds."""
+    """Noise of multiplier `noise` for one release."""
 
     noise: float
     shares: tuple[tuple[str, float], ...]
     scale: float  # below 1 in simulations of larger cohorts
-    cohort: int  # the size that those are taken to have
+    cohort: int  # the assumed size of those cohorts
     adaptive: AdaptiveClipping | None
-    moving: tuple[str, ...]  # fields whose bounds adapt, each by an answer in the release
+    moving: tuple[str, ...]  # fields with adaptive bounds, each of which has an answer in the release
 
     def check(self) -> None:
-        """Refuse noise of which the answers leave nothing."""
+        """Reject noise that would be used up by the answers."""
         self._multiplier()
 
     def deviations(
         self, bounds: Mapping[str, float], sizes: Mapping[str, int], rounding: float
     ) -> dict[str, float]:
-        """Of each field's noise on the sum; rounding of each number may have lengthened what was clipped."""
+        """The deviation of each field's noise; `rounding` of each number may have increased clipped norms."""
         shares, noise = dict(self.shares), self._multiplier() * self.scale
         if not noise:
             return dict.fromkeys(sizes, 0.0)
@@ -202,13 +200,13 @@ class GaussianMechanism:
         }
 
     def answer_deviation(self) -> float:
-        """Of the noise on each sum of answers."""
+        """The deviation of the noise on each sum of answers."""
         if self.adaptive is None:
             return 0.0
         return self.scale * self.adaptive.deviation(self.noise, self.cohort, len(self.moving))
 
     def _multiplier(self) -> float:
-        """For all but the answers."""
+        """The multiplier for everything but the answers."""
         if self.adaptive is None:
             return self.noise
         return self.adaptive.rest(self.noise, self.cohort, len(self.moving))
@@ -218,7 +216,7 @@ Integers = npt.NDArray[np.int64]
 _Words = npt.NDArray[np.uint64]
 _CHUNK = 1 << 14  # candidates at a time
 _MAX_DEVIATION = 2.0**40
-_RELATIVE_ERROR = 2.0**-48  # of an exponential in floating point, in units of 2 plus its exponent's parts
+_RELATIVE_ERROR = 2.0**-48  # of exp in floating point, times 2 plus the terms of its exponent
 
 
 def discrete_gaussian(key: bytes, label: bytes, deviation: float, count: int) -> Integers:
@@ -272,11 +270,11 @@ def _tail_steps(words: _Words, digits: _Bits) -> Integers:
     thresholds = _tail_thresholds()
     rising = thresholds[::-1]
     steps = (len(rising) - np.searchsorted(rising, words, side="right")).astype(np.int64)
-    for place in np.flatnonzero(thresholds[np.minimum(steps, len(thresholds) - 1)] == words):
-        n, uniform = int(steps[place]), _Uniform(int(words[place]), 64, digits)
+    for index in np.flatnonzero(thresholds[np.minimum(steps, len(thresholds) - 1)] == words):
+        n, uniform = int(steps[index]), _Uniform(int(words[index]), 64, digits)
         while uniform.is_below_exp(Fraction(n + 1)):
             n += 1
-        steps[place] = n
+        steps[index] = n
     return steps
 
 
@@ -292,15 +290,15 @@ def _accepted(
     accepted: npt.NDArray[np.bool_] = (uniform + 1) * 2.0**-53 <= expected - error
     undecided = ~accepted & (uniform * 2.0**-53 < expected + error)
     variance = Fraction(deviation) ** 2
-    for place in np.flatnonzero(undecided):
-        exact = Fraction(int(size[place]) ** 2) / (2 * variance) - int(steps[place])
+    for index in np.flatnonzero(undecided):
+        exact = Fraction(int(size[index]) ** 2) / (2 * variance) - int(steps[index])
         exact += variance / (2 * 4**width)
-        accepted[place] = _Uniform(int(words[place]), 53, digits).is_below_exp(exact)
+        accepted[index] = _Uniform(int(words[index]), 53, digits).is_below_exp(exact)
     return accepted
 
 
 class _Uniform:
-    """A uniform number in [0, 1) of which the first bits are known; further ones are drawn as needed."""
+    """A uniform number in [0, 1) of which the first bits are known; more bits are drawn as needed."""
 
     def __init__(self, prefix: int, bits: int, digits: _Bits) -> None:
         self._prefix, self._bits, self._digits = prefix, bits, digits
@@ -318,7 +316,7 @@ class _Uniform:
 
 
 def _exp_bounds(exponent: Fraction, bits: int) -> tuple[int, int]:
-    """Integers between which floor(2^bits exp(-exponent)) lies; mostly the same one."""
+    """A lower and an upper bound on floor(2^bits exp(-exponent)), which are mostly equal."""
     size = max(1, len(str(int(exponent))))
     context = Context(prec=bits * 302 // 1000 + size + 30, Emin=-(10**9), Emax=10**9)
     value = context.divide(Decimal(-exponent.numerator), Decimal(exponent.denominator))

@@ -1,1 +1,1 @@
-"""Runs as one page: what they learned, when, at what cost, and for whom."""
+"""Reports of runs as one HTML page: learning curves, costs, staleness, privacy and metrics by client."""

@@ -48,26 +48,28 @@ def report_paths(out: Path) -> ReportPaths:
         raise InputError(f"a report is an HTML page, but '{out}' does not end in .html: change -o.")
     if not out.parent.is_dir():
         raise InputError(f"there is no folder {out.parent}: make it first, or name another -o.")
-    spot = ReportPaths(out, out.with_name(f"{out.stem}-files"))
+    paths = ReportPaths(out, out.with_name(f"{out.stem}-files"))
     if out.is_dir():
         raise InputError(f"{out} is a folder: name another -o.")
-    if spot.folder.exists() and not spot.folder.is_dir():
-        raise InputError(f"{spot.folder} is a file, but figures need a folder of that name: name another -o.")
-    for each in (out.parent, spot.folder):
+    if paths.folder.exists() and not paths.folder.is_dir():
+        raise InputError(
+            f"{paths.folder} is a file, but figures need a folder of that name: name another -o."
+        )
+    for each in (out.parent, paths.folder):
         if each.exists() and not os.access(each, os.W_OK | os.X_OK):
             raise InputError(f"{each} cannot be written to: name another -o.")
-    return spot
+    return paths
 
 
-def write_report(spot: ReportPaths, page: str, contents: Mapping[str, bytes], known: Iterable[str]) -> None:
-    """Write all files; remove files with `known` names that an earlier report left and this one lacks."""
-    spot.folder.mkdir(exist_ok=True)
+def write_report(paths: ReportPaths, page: str, contents: Mapping[str, bytes], known: Iterable[str]) -> None:
+    """Write all files, and remove files with `known` names that are left from an earlier report."""
+    paths.folder.mkdir(exist_ok=True)
     for name, content in contents.items():
-        replace_file(spot.folder / name, content)
+        replace_file(paths.folder / name, content)
     for name in known:
         if name not in contents:
-            (spot.folder / name).unlink(missing_ok=True)
-    replace_file(spot.page, page.encode())
+            (paths.folder / name).unlink(missing_ok=True)
+    replace_file(paths.page, page.encode())
 
 
 _FORMATS = ("svg", "png", "csv")
@@ -103,7 +105,7 @@ def make_report(
         raise InputError("a report needs a run: name the folder of one.")
     if len(folders) > MAX_RUNS:
         raise InputError(f"a report can show at most {MAX_RUNS} runs, not {len(folders)}: name fewer.")
-    spot = report_paths(out)
+    paths = report_paths(out)
     runs = read_runs(folders)
     if not anyway:
         check_comparable(runs)
@@ -119,7 +121,7 @@ def make_report(
     contents, without_png = _files(figures)
     links = {
         figure.name: {
-            kind.upper(): quote(os.fsencode(f"{spot.folder.name}/{figure.name}.{kind}"))
+            kind.upper(): quote(os.fsencode(f"{paths.folder.name}/{figure.name}.{kind}"))
             for kind in _FORMATS
             if f"{figure.name}.{kind}" in contents
         }
@@ -127,10 +129,10 @@ def make_report(
     }
     text = render_page(runs, learned, others, summary_table(runs, served), client_table(runs), links)
     known = figure_names({*metrics, "accuracy", "loss"})
-    write_report(spot, text, contents, (f"{name}.{kind}" for name in known for kind in _FORMATS))
+    write_report(paths, text, contents, (f"{name}.{kind}" for name in known for kind in _FORMATS))
     drawn = tuple(figure.name for figure in figures if figure.lines)
     secret = tuple(run.label for run in runs if run.hides_sample)
-    return WrittenReport(spot.page, spot.folder, labels, len(text.encode()), drawn, without_png, secret)
+    return WrittenReport(paths.page, paths.folder, labels, len(text.encode()), drawn, without_png, secret)
 
 
 def _for_runs(figures: Iterable[Figure], labels: tuple[str, ...]) -> tuple[Figure, ...]:

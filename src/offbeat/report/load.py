@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from offbeat import trees
 from offbeat.data.datasets import Source
 from offbeat.errors import InputError
 from offbeat.files import last_line
@@ -38,6 +37,7 @@ from offbeat.training.build import AnySimulatedEngine, RunSpec, build_run
 from offbeat.training.evaluate import accuracy, evaluate
 from offbeat.training.experiment import Experiment, hides_sample, is_deployment
 from offbeat.training.folder import FAILURE_FILE
+from offbeat.training.runner import saved_model
 from offbeat.training.standardise import Scaling
 from offbeat.training.task import named_task
 
@@ -146,7 +146,7 @@ def _outcome(facts: Mapping[str, Any]) -> tuple[str | None, PrivacySpent | None]
         ended, spent = facts["running"].get("outcome", (None, None))
         ended = None if ended is None else str(ended)
         if spent is not None:
-            epsilon, delta, releases, terms, *rest = spent  # runs of before have four values
+            epsilon, delta, releases, terms, *rest = spent  # earlier versions wrote four values
             ended = corrected_end(ended, str(terms))
             unamplified = None if not rest or rest[0] is None else float(rest[0])
             return ended, PrivacySpent(
@@ -297,29 +297,12 @@ def _no_records_error(folder: Path) -> InputError:
     return InputError(f"the run in {folder} has no records yet: wait for its first one.")
 
 
-_TENTH = 0.1
-
-
 @dataclass(frozen=True)
 class ClientAccuracies:
     """The accuracies of all clients."""
 
     version: int  # of the model
     accuracies: Floats
-
-    @property
-    def mean(self) -> float:
-        return float(self.accuracies.mean())
-
-    @property
-    def deviation(self) -> float:
-        return float(self.accuracies.std())
-
-    @property
-    def worst(self) -> float:
-        """The mean over the tenth of the clients with the lowest accuracy."""
-        count = max(1, round(_TENTH * len(self.accuracies)))
-        return float(np.sort(self.accuracies)[:count].mean())
 
 
 def client_accuracies(runs: Sequence[Run]) -> dict[str, ClientAccuracies | str]:
@@ -359,17 +342,11 @@ def _on_this_machine(experiment: Experiment) -> Experiment:
 
 
 def _evaluate_clients(spec: RunSpec, path: Path) -> ClientAccuracies:
-    facts, tensors = checkpoint.load(path)
-    x, statistics = spec.problem.initial()
-    shape = trees.structure(spec.algorithm.init(x))
+    saved = checkpoint.load(path)
     try:
-        state = trees.unflatten(shape, [tensors[f"state.{n}"] for n in range(shape.num_leaves)])
-        model = tensors.get("average", state.x)
-        learned = {name: tensors[f"statistics.{name}"] for name in statistics}
+        model, statistics = saved_model(saved, spec.algorithm, spec.problem)
     except (KeyError, ValueError):
         raise InputError(f"the checkpoint {path} is of another model: restore the run's own.") from None
-    if model.shape != x.shape:
-        raise InputError(f"the checkpoint {path} is of another model: restore the run's own.")
     assert isinstance(spec.engine, AnySimulatedEngine)
     population = spec.engine.population
     each = [
@@ -378,8 +355,8 @@ def _evaluate_clients(spec: RunSpec, path: Path) -> ClientAccuracies:
             model,
             population.data.gather(population.parts[client]),
             {"accuracy": accuracy},
-            statistics=learned,
+            statistics=statistics,
         )["accuracy"]
         for client in range(len(population))
     ]
-    return ClientAccuracies(facts["version"], np.array(each))
+    return ClientAccuracies(saved.facts["version"], np.array(each))

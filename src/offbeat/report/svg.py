@@ -101,7 +101,7 @@ def text_width(text: str) -> float:
 
 
 def shorten(text: str, room: float) -> str:
-    """The text without its middle if it is too long, since names of runs often differ at their ends."""
+    """The text, without its middle if it is too long: names of runs often differ at their ends."""
     if text_width(text) <= room:
         return text
     cut = len(text)
@@ -176,27 +176,27 @@ def spread_labels(wanted: Sequence[float], gap: float, low: float, high: float) 
     count = len(wanted)
     if count > 1:
         gap = min(gap, (high - low) / (count - 1))
-    order = sorted(range(count), key=lambda place: wanted[place])
-    groups: list[list[int]] = []  # neighbours that touch and so move together
-    for place in order:
-        groups.append([place])
+    order = sorted(range(count), key=lambda index: wanted[index])
+    groups: list[list[int]] = []  # neighbours that touch and therefore move together
+    for index in order:
+        groups.append([index])
         while len(groups) > 1 and _start(groups[-1], wanted, gap, low, high) < (
             _start(groups[-2], wanted, gap, low, high) + gap * len(groups[-2])
         ):
             last = groups.pop()
             groups[-1] += last
-    places = [0.0] * count
+    positions = [0.0] * count
     for group in groups:
         start = _start(group, wanted, gap, low, high)
-        for number, place in enumerate(group):
-            places[place] = start + gap * number
-    return places
+        for number, index in enumerate(group):
+            positions[index] = start + gap * number
+    return positions
 
 
 def _start(group: Sequence[int], wanted: Sequence[float], gap: float, low: float, high: float) -> float:
     """The position of the first label of a group that minimises the distances of all."""
     length = gap * (len(group) - 1)
-    middle = sum(wanted[place] for place in group) / len(group)
+    middle = sum(wanted[index] for index in group) / len(group)
     return max(low, min(high - length, middle - length / 2))
 
 
@@ -391,7 +391,7 @@ def _draw_line(
 
 def _draw_series(figure: Figure, line: Series, plane: _PlotArea, dashes: Mapping[str, str] | None) -> str:
     kept = thin_points(line.xs, line.ys)
-    points = [plane.at(float(line.xs[place]), float(line.ys[place])) for place in kept]
+    points = [plane.at(float(line.xs[index]), float(line.ys[index])) for index in kept]
     look = {
         "class": f"line {colour_class(line.style)}",
         "d": _path(_steps(line, figure.stair, plane) or points),
@@ -406,8 +406,8 @@ def _draw_series(figure: Figure, line: Series, plane: _PlotArea, dashes: Mapping
     first = 0.0 if few else apart * (0.3 + 0.17 * (line.style % 5))
     marks = []
     while first < len(points):
-        place = kept[int(first)]
-        x, y = figure.x.unit.format(float(line.xs[place])), figure.y.unit.format(float(line.ys[place]))
+        index = kept[int(first)]
+        x, y = figure.x.unit.format(float(line.xs[index])), figure.y.unit.format(float(line.ys[index]))
         marks.append(draw_marker(line.style, *points[int(first)], f"{line.label}: {y} at {x}"))
         first += apart
     return element("path", look) + "".join(marks)
@@ -426,8 +426,8 @@ def _steps(line: Series, width: float, plane: _PlotArea) -> list[tuple[float, fl
 def _draw_band(line: Series, plane: _PlotArea) -> str:
     assert line.tops is not None
     kept = thin_points(line.xs, line.tops)
-    above = [plane.at(float(line.xs[place]), float(line.tops[place])) for place in kept]
-    below = [plane.at(float(line.xs[place]), float(line.ys[place])) for place in reversed(kept)]
+    above = [plane.at(float(line.xs[index]), float(line.tops[index])) for index in kept]
+    below = [plane.at(float(line.xs[index]), float(line.ys[index])) for index in reversed(kept)]
     inside = element("path", {"class": f"band {colour_class(line.style)}", "d": f"{_path(above + below)}Z"})
     return inside + element("path", {"class": f"line edge {colour_class(line.style)}", "d": _path(above)})
 
@@ -440,17 +440,17 @@ def _last_series(lines: Sequence[Series]) -> list[Series]:
 def _labels(lines: Sequence[Series], short: Mapping[str, str], plane: _PlotArea) -> Iterable[str]:
     lines = _last_series(lines)
     ends = [plane.at(float(line.xs[-1]), float(line.ys[-1])) for line in lines]
-    places = spread_labels([y for _, y in ends], _LABEL_GAP, _TOP, HEIGHT - _BOTTOM)
-    for line, (x, y), place in zip(lines, ends, places, strict=True):
+    heights = spread_labels([y for _, y in ends], _LABEL_GAP, _TOP, HEIGHT - _BOTTOM)
+    for line, (x, y), height in zip(lines, ends, heights, strict=True):
         side = plane.right + 9
         visible = min(max(y, _TOP), HEIGHT - _BOTTOM)
         name = element(
             "text",
-            {"class": "name", "x": _number(side + 7), "y": _number(place + 4)},
+            {"class": "name", "x": _number(side + 7), "y": _number(height + 4)},
             escape_text(short[line.label]),
         )
-        leader = _segment("leader", x, visible, side - 5, place)
-        marker = draw_marker(line.style, side, place, line.label)
+        leader = _segment("leader", x, visible, side - 5, height)
+        marker = draw_marker(line.style, side, height, line.label)
         yield element("g", {"class": run_class(line.style)}, leader + marker + name)
 
 

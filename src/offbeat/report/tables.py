@@ -12,17 +12,12 @@ from offbeat.errors import InputError
 from offbeat.report.chart import BYTES, COUNT, PERCENT, PLAIN, SECONDS, Unit, format_number
 from offbeat.report.figures import gini
 from offbeat.report.load import CLIENT_SUMMARIES, ClientAccuracies, Run
+from offbeat.training.evaluate import summarise_clients
 
 # settings that must agree for metrics to be comparable
 _MUST_MATCH = ("data", "model", "clients", "partition", "task")
-_NOT_SETTINGS = (
-    "parameters",
-    "resolved",
-    "format",
-    "algorithm",
-    "metrics",
-    "client_names",
-)  # shown separately, or not settings
+# shown separately, or not settings
+_NOT_SETTINGS = ("parameters", "resolved", "format", "algorithm", "metrics", "client_names")
 _MACHINE_PATHS = ("data_dir", "ray_address")  # locations on the machine of the run
 _ORIGIN = ("version", "commit")
 _COMMIT_LENGTH = 10  # characters of a commit hash that are shown
@@ -48,7 +43,7 @@ def check_comparable(runs: Sequence[Run]) -> None:
             if one != two:
                 values = f"{_format_setting(one)} in one and {_format_setting(two)} in the other"
                 raise _incomparable(first, other, f"{name} is {values}")
-        if first.metrics != other.metrics:  # runs of before do not name theirs
+        if first.metrics != other.metrics:
             one, two = (", ".join(run.metrics) for run in (first, other))
             raise _incomparable(first, other, f"the metrics of one are {one} and of the other {two}")
         sizes = [_resolved(run).get("model_size") for run in (first, other)]
@@ -244,7 +239,7 @@ def _summary_row(name: str, cells: Sequence[_Measure]) -> SummaryRow:
 
 
 def verdict(runs: Sequence[Run]) -> list[str]:
-    """The result in words: the best run by the main metric, by how much, at what cost and staleness."""
+    """The result in words: the best run by the main metric, its margin, its cost and its staleness."""
     metric, higher = main_metric(runs)
     finals = {run.label: _final(run, metric) for run in runs}
     known = {label: value for label, value in finals.items() if not math.isnan(value)}
@@ -252,14 +247,14 @@ def verdict(runs: Sequence[Run]) -> list[str]:
         return [f"No run has a recorded {metric}, so none can be called best."]
     ranked = sorted(known, key=lambda label: known[label], reverse=higher)
     best = next(run for run in runs if run.label == ranked[0])
-    said = [_comparison(metric, higher, ranked, known), _effort(best, runs)]
-    said += [_reach(best, runs, Target.of(runs)), *_staleness(best, runs)]
-    said += [f"{run.label} diverged." for run in runs if run.ending.diverged]
+    sentences = [_comparison(metric, higher, ranked, known), _effort(best, runs)]
+    sentences += [_reach(best, runs, Target.of(runs)), *_staleness(best, runs)]
+    sentences += [f"{run.label} diverged." for run in runs if run.ending.diverged]
     if len(known) > 1:
-        said.append(
+        sentences.append(
             "Each run has one seed: repeat close results with other seeds before you rely on an order."
         )
-    return [sentence for sentence in said if sentence]
+    return [sentence for sentence in sentences if sentence]
 
 
 def _comparison(metric: str, higher: bool, ranked: Sequence[str], values: Mapping[str, float]) -> str:
@@ -447,10 +442,12 @@ def _worked(run: Run) -> _Column:
 def _served(spread: ClientAccuracies | str | None) -> _Column:
     if not isinstance(spread, ClientAccuracies):
         return {}
+    values = summarise_clients("accuracy", spread.accuracies, lower_is_better=False)
     return {
-        "training accuracy over clients, mean": _Measure(spread.mean, PLAIN, True),
-        "training accuracy over clients, worst tenth": _Measure(spread.worst, PLAIN, True),
-        "training accuracy over clients, spread": _Measure(spread.deviation, PLAIN, False),
+        f"training accuracy over clients, {words}": _Measure(
+            values[f"accuracy_{kind}"], PLAIN, kind != "spread"
+        )
+        for kind, words in CLIENT_SUMMARIES.items()
     }
 
 
@@ -458,10 +455,10 @@ def _privacy(run: Run) -> _Column:
     privacy, value = run.ending.privacy, epsilon_spent(run)
     if value is None or privacy is None:
         return {}
-    said = f"{value} (simulation, not a guarantee)" if run.simulated else str(value)
+    text = f"{value} (simulation, not a guarantee)" if run.simulated else str(value)
     comparable = not run.simulated and value.version is None
     return {
-        "epsilon": _Measure(value.value if comparable else None, PLAIN, False, said),
+        "epsilon": _Measure(value.value if comparable else None, PLAIN, False, text),
         "delta": _Measure(text=f"{privacy.delta:g}"),
     }
 

@@ -272,7 +272,7 @@ class TaskDurations:
     used: int
     dropped: int
     lost: int
-    lost_seconds: float  # until a task was found to be lost, on average
+    lost_seconds: float  # the mean time until a task was found to be lost
     steps_per_second: float
     updates_per_second: float
     staleness_mean: float
@@ -328,9 +328,10 @@ def _add_durations(found: dict[int, "array[float]"], clients: Floats, seconds: F
 
 
 def pending_durations(folder: Path) -> list[tuple[int, float]]:
-    """The clients of the tasks in flight in a run's checkpoint, and the seconds of each so far, or in all.
+    """The clients of the tasks in flight in a run's checkpoint, with the duration of each task.
 
-    A simulation knows when they will be back. Without a checkpoint there are none.
+    A simulation knows the whole duration, a deployment the duration so far. Without a checkpoint there are
+    none.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -366,7 +367,7 @@ def parse_line(text: bytes) -> dict[str, Any]:
 
 
 def no_run_sentence(folder: Path, command: str = "report") -> str:
-    """Why a folder is not that of a run."""
+    """The sentence for a folder that is not the folder of a run."""
     if not folder.is_dir():
         return f"there is no folder {folder}: name the folder of a run."
     inside = sorted(path.parent.name for path in folder.glob("*/settings.json"))
@@ -377,5 +378,5 @@ def no_run_sentence(folder: Path, command: str = "report") -> str:
 
 
 def damaged_error(path: Path, error: DamagedFileError) -> InputError:
-    """The sentence for a damaged file."""
+    """The error for a damaged file."""
     return InputError(f"{path} is damaged ({error}): replace it with an intact copy.")

@@ -1,4 +1,4 @@
-"""What concurrency, buffer, staleness limit and deadline cost, computed from the schedule alone.
+"""The effects of concurrency, buffer, staleness limit and deadline, computed from the schedule alone.
 
 Each combination is simulated by the scheduler that training uses, for the same number of client updates.
 """
@@ -18,19 +18,19 @@ from offbeat.schedule.scheduler import Buffer, Scheduler
 from offbeat.schedule.statistics import summarise
 
 ACCEPTED_STALENESS = 2.0  # the mean up to which every method works in the tables of docs/choose.md
-_MIN_UPDATES, _UPDATES_PER_CLIENT = 5000, 20  # that are measured; the latter for each client at work
-_SETTLING, _MEASURED = 2, 3  # times the slowest hundredth of the tasks takes
-_MORE_UPDATES = 2  # times as many, at most, where tasks are slow
-_PROBES = 2000  # tasks from which that time is found
+_MIN_UPDATES, _UPDATES_PER_CLIENT = 5000, 20  # updates that are measured; the latter per busy client
+_SETTLING, _MEASURED = 2, 3  # in units of the 99th percentile of the task durations
+_MORE_UPDATES = 2  # the largest factor by which more updates are measured if tasks are slow
+_PROBES = 2000  # tasks from which that percentile is estimated
 _HIGHEST_DEFAULT = 3200  # concurrency
-_EQUAL = 0.01  # relative differences up to this are chance
-_AS_FAST = 0.05  # relative difference in server steps that is given up for more client updates
-ONE_SIZE = ("synchronous", "phases")  # a cohort of as many clients as the buffer
+_EQUAL = 0.01  # relative differences up to this count as noise
+_AS_FAST = 0.05  # relative loss of server steps that is accepted for more client updates
+COHORT_DISPATCH = ("synchronous", "phases")  # whose concurrency is the buffer
 
 
 @dataclass(frozen=True)
 class ScheduleChoice:
-    """One combination of settings, and what it costs; times are virtual seconds.
+    """One combination of settings and its figures; times are virtual seconds.
 
     Attributes:
         concurrency: Clients that work at the same time.
@@ -40,13 +40,13 @@ class ScheduleChoice:
         steps_per_second: Server steps.
         updates_per_second: Updates that were used.
         staleness_mean: In versions, over the updates that were used.
-        staleness_p90: Nine of ten updates are at most this stale.
+        staleness_p90: The 90th percentile of the staleness.
         staleness_max: The stalest update.
         waiting_mean: Seconds from an update's arrival to its server step.
         idle: The share of the clients' time in which they have no task.
         wasted: The share of all finished tasks that was dropped or lost.
         dropped: Updates that arrived too stale.
-        lost: Tasks from which nothing arrived.
+        lost: Tasks whose update never arrived.
         clients: Different clients whose updates were used.
         steps: Server steps that these figures are over.
         frontier: Whether no other combination is better in some respect and as good in the others: server
@@ -87,24 +87,24 @@ class ScheduleChoice:
 
 @dataclass(frozen=True)
 class Advice:
-    """Every combination, the one to take, and a sentence that says what it gives up.
+    """Every combination, the recommended one, and a sentence about its disadvantages.
 
     Attributes:
-        choices: Every combination with its costs.
-        take: The one to take.
-        sentence: What it gives up, in words.
-        updates: Client updates that each combination was measured over, at least.
-        settled: Whether the time until slow clients have come back once or twice is left out.
+        choices: Every combination with its figures.
+        take: The recommended one.
+        sentence: The recommendation, and what other combinations do better.
+        updates: The number of client updates that each combination was measured over, at least.
+        settled: Whether the beginning, until slow clients have returned once or twice, is left out.
     """
 
     choices: tuple[ScheduleChoice, ...]
     take: ScheduleChoice
     sentence: str
-    updates: int  # client updates that each combination was measured over, at least
-    settled: bool  # whether the time until slow clients have come back once or twice is left out
+    updates: int
+    settled: bool
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """The advice as values for JSON."""
         return asdict(self)
 
 
@@ -133,18 +133,19 @@ def advise(
         buffer: The values to compare; empty: the same as those of the concurrency.
         max_staleness: The limits to compare.
         deadline: The limits on a task's seconds to compare.
-        dispatch: The protocol, of those whose server steps when its buffer is full.
+        dispatch: The protocol, which must be one whose server steps when the buffer is full.
         hand_out: When the client that fills the buffer is replaced: before or after the server step.
         availability: When clients are available.
         dropout: The probability that a task is lost.
-        updates: Measure this many client updates from the start of a run; None: enough, after the start.
+        updates: The number of client updates to measure, from the start of a run. None: enough for stable
+            figures, after the beginning.
         accept_staleness: The mean staleness that is acceptable.
         seed: The seed of all draws.
 
     Returns:
-        The combinations in which the buffer is at most the concurrency, and which of them to take: of those
-        with an acceptable mean staleness, the one with the most server steps per second and, among those
-        within 5 % of it, the most client updates per second.
+        The combinations whose buffer is at most the concurrency, and the recommended one: of those with an
+        acceptable mean staleness, the one with the most server steps per second and, among those within 5 %
+        of it, the most client updates per second.
     """
     if clients < 2:
         raise InputError(f"with {clients} client there is nothing to choose: give at least 2 clients.")
@@ -161,12 +162,11 @@ def advise(
             raise InputError(f"{setting_name('deadline')} must be above 0, not {limit}.")
     if updates is not None and updates < 1:
         raise InputError(f"{setting_name('updates')} must be at least 1, not {updates}.")
-    usual = default_sizes(clients)
-    at_work = sorted(set(concurrency or usual))
-    sizes = sorted(set(buffer or ([*usual, *at_work] if not concurrency else at_work)))
+    levels = sorted(set(concurrency or default_sizes(clients)))
+    sizes = sorted(set(buffer or levels))
     pairs = [
-        (size if dispatch in ONE_SIZE else most, size)
-        for most in (at_work[-1:] if dispatch in ONE_SIZE else at_work)
+        (size if dispatch in COHORT_DISPATCH else most, size)
+        for most in (levels[-1:] if dispatch in COHORT_DISPATCH else levels)
         for size in sizes
         if size <= most
     ]
@@ -174,13 +174,13 @@ def advise(
         raise InputError(
             f"no buffer is as small as a concurrency, so there is nothing to compare: give a smaller "
             f"{setting_name('buffer')} than {sizes[0]} or a larger {setting_name('concurrency')} than "
-            f"{at_work[-1]}."
+            f"{levels[-1]}."
         )
     wanted = updates or max(_MIN_UPDATES, _UPDATES_PER_CLIENT * max(most for most, _ in pairs))
     source = parse_delay(delays) if isinstance(delays, str) else delays
     losses = dropout if isinstance(dropout, Dropout) else Dropout(dropout)
-    world = _World(source, clients, dispatch, hand_out, availability, losses, seed)
-    lengths = world.task_seconds()
+    scenario = _Scenario(source, clients, dispatch, hand_out, availability, losses, seed)
+    lengths = scenario.task_seconds()
     for limit in deadline:
         if limit is not None and lengths[len(lengths) // 100] > limit:
             raise InputError(
@@ -189,7 +189,7 @@ def advise(
             )
     slow = 0.0 if updates else lengths[99 * len(lengths) // 100]  # 99 of 100 tasks take no longer
     found = [
-        world.simulate((most, size, stale, limit), wanted, slow if limit is None else min(slow, limit))
+        scenario.simulate((most, size, stale, limit), wanted, slow if limit is None else min(slow, limit))
         for most, size in pairs
         for stale in sorted(set(max_staleness), key=_none_last)
         for limit in sorted(set(deadline), key=_none_last)
@@ -210,8 +210,8 @@ def default_sizes(clients: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class _World:
-    """All that the combinations have in common."""
+class _Scenario:
+    """The settings that all combinations have in common."""
 
     delays: Delay
     clients: int
@@ -226,12 +226,12 @@ class _World:
         source = parse_dispatch(self.dispatch, 1, 1, self.clients, self.hand_out).source(self.seed)
         seconds = self.delays.bind(source, self.clients)
         chosen = [randbelow(self.clients, self.seed, "probe", number) for number in range(_PROBES)]
-        return sorted(seconds(client, 0, (place + 0.5) / _PROBES) for place, client in enumerate(chosen))
+        return sorted(seconds(client, 0, (index + 0.5) / _PROBES) for index, client in enumerate(chosen))
 
     def simulate(
         self, settings: tuple[int, int, int | None, float | None], updates: int, slow: float
     ) -> ScheduleChoice:
-        """Measure one combination over that many updates; `slow` is 0 for a run from its start."""
+        """Measure one combination over `updates` updates; `slow` is 0 to measure from the start of a run."""
         concurrency, buffer, max_staleness, deadline = settings
         dispatch = parse_dispatch(self.dispatch, concurrency, buffer, self.clients, self.hand_out)
         assert isinstance(dispatch, PooledDispatch)
@@ -286,7 +286,7 @@ class _World:
 
 
 def _buffers(scheduler: Scheduler, first: int, steps: int, until: float) -> Iterator[Buffer]:
-    """Buffers from one version on: so many, and until that time if it does not take many more."""
+    """At least `steps` buffers from version `first` on, and more until a time, up to twice as many."""
     time = 0.0
     for number in range(_MORE_UPDATES * steps):
         if number >= steps and time >= until:
@@ -341,8 +341,8 @@ def _take(choices: Sequence[ScheduleChoice], accepted: float) -> ScheduleChoice:
 
 
 def _sentence(choices: Sequence[ScheduleChoice], take: ScheduleChoice, accepted: float) -> str:
-    excuse = "" if take.staleness_mean <= accepted else f", which no choice keeps below {accepted:g}"
-    text = f"Take {take.words}: {costs(take)}{excuse}"
+    too_stale = "" if take.staleness_mean <= accepted else f", which no choice keeps below {accepted:g}"
+    text = f"Take {take.words}: {costs(take)}{too_stale}"
     if take.wasted >= _EQUAL:
         text += f", with {take.wasted:.0%} of the work wasted"
     faster = max(choices, key=lambda each: each.steps_per_second)
@@ -365,7 +365,7 @@ def _sentence(choices: Sequence[ScheduleChoice], take: ScheduleChoice, accepted:
 
 
 def costs(choice: ScheduleChoice) -> str:
-    """What a choice costs, in words."""
+    """The main figures of a choice, in words."""
     return (
         f"{_short(choice.updates_per_second)} client updates and {_short(choice.steps_per_second)} server "
         f"steps per second at a mean staleness of {choice.staleness_mean:.3g}"

@@ -14,16 +14,15 @@ from offbeat.draws import randbelow, uniform
 from offbeat.errors import InputError
 from offbeat.schedule.parsing import check_number, format_spec, parse_spec
 
-NextAvailable: TypeAlias = Callable[
-    [int, float], float
-]  # client, now -> now if it is there, else when it returns
+# client, now -> now if the client is available, otherwise the time when it will be
+NextAvailable: TypeAlias = Callable[[int, float], float]
 
 
 class Availability(Protocol):
     """When clients can be given a task; `str` gives the text that `parse_availability` reads.
 
-    One that has a true attribute `by_client` says that when a client is there depends on this client alone,
-    on its earlier tasks and on chance: not on other clients, and not on what is drawn for it later.
+    A true attribute `by_client` states that the availability of a client depends only on this client, its
+    earlier tasks and independent random draws: not on other clients, and not on what is drawn for it later.
     """
 
     def bind(self, seed: int) -> NextAvailable: ...
@@ -31,14 +30,14 @@ class Availability(Protocol):
 
 @runtime_checkable
 class ListedAvailability(Availability, Protocol):
-    """It knows who is there now: clients are chosen among those, since others may never come."""
+    """Availability that lists the clients that are available now; others may never become available."""
 
     @property
     def there(self) -> Collection[int]: ...
 
     @property
     def pause(self) -> float:
-        """Seconds to wait for a client to come."""
+        """Seconds to wait before looking again for available clients."""
         ...
 
 
@@ -87,11 +86,11 @@ class Cycle:
 
 @dataclass(frozen=True)
 class ClientCycle:
-    """As `Cycle`, with a share for each client.
+    """As `Cycle`, with another share for each client.
 
     Attributes:
-        period: The length of a cycle in seconds.
-        shares: The share of its cycle that each client is available: a sequence, or a function of the
+        period: The length of a period in seconds.
+        shares: The part of each period in which a client is available: a sequence, or a function of the
             client's number.
     """
 
@@ -133,7 +132,7 @@ class DataAvailability(Availability, Protocol):
 
     @property
     def measure(self) -> str:
-        """What the share of a client is in proportion to: its examples or its classes."""
+        """What the share of a client is proportional to: its examples or its classes."""
         ...
 
     def with_weights(self, weights: Sequence[float]) -> Availability:
@@ -164,9 +163,9 @@ class ByExamples:
 
 @dataclass(frozen=True)
 class ByClasses:
-    """A cycle whose share grows with a client's effective number of classes; skewed labels mean a small one.
+    """A cycle whose share grows with a client's effective number of classes, so skewed labels lower it.
 
-    The effective number is the exponential of the entropy of its labels.
+    The effective number is the exponential of the entropy of the client's labels.
     """
 
     period: float
@@ -205,11 +204,11 @@ def _no_data(measure: str) -> InputError:
 
 @dataclass(frozen=True)
 class RecordedLinks:
-    """Recorded links in Mahimahi's format: a client is away while its link delivers nothing for a second.
+    """Recorded links in Mahimahi's format: a client is away while its link delivers no packet for a second.
 
     The path is a file or a folder of files, which may be compressed (.xz or .gz). Each line is the time in
-    milliseconds at which the link could deliver a packet. A client has one of the links, which repeats, from
-    a moment of its own on.
+    milliseconds at which the link could deliver a packet. Each client has one of the links, which repeats,
+    with a random offset.
 
     Attributes:
         path: The file, or the folder of files.
@@ -225,9 +224,9 @@ class RecordedLinks:
 
         def back(client: int, now: float) -> float:
             length, starts, ends = links[randbelow(len(links), seed, "link", client)]
-            place = (now + uniform(seed, "phase", client) * length) % length
-            gap = bisect_right(starts, place) - 1
-            return now + (ends[gap] - place) if gap >= 0 and place < ends[gap] else now
+            position = (now + uniform(seed, "phase", client) * length) % length
+            gap = bisect_right(starts, position) - 1
+            return now + (ends[gap] - position) if gap >= 0 and position < ends[gap] else now
 
         return back
 

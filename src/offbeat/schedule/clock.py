@@ -1,9 +1,9 @@
-"""Time: time limits of tasks, what a scheduler asks of time (`Timeline`), and virtual time (`Clock`).
+"""Time limits of tasks, the interface of time that schedulers use (`Timeline`), and virtual time (`Clock`).
 
-A task that takes longer than its limit is given up, and its client is free again. The limit is decided as the
+A task that takes longer than its limit is given up, and its client is free again. The limit is set when the
 task starts, in simulations and deployments: fixed, or a quantile of the durations of the last 1000 tasks.
-Those that were given up took longer than any time that was seen, so they rank last: if more than the intended
-share were given up, the limit doubles. Virtual time is a heap of tasks by when they are due.
+Tasks that were given up count as longer than all others: if more than the intended share were given up, the
+limit doubles. Virtual time is a heap of tasks ordered by their arrival.
 """
 
 from bisect import bisect_left, insort
@@ -21,18 +21,18 @@ from offbeat.schedule.parsing import format_number, format_spec, parse_spec
 from offbeat.schedule.rng import Rng
 
 _WINDOW = 1000  # tasks whose durations are remembered
-_LEAST = 20  # durations to be seen before the quantile counts
+_LEAST = 20  # durations that the quantile needs
 
 
 class DeadlineTracker(Protocol):
-    """The limit of one run, which may follow what it sees."""
+    """The time limit during one run, which may depend on the durations so far."""
 
     def limit(self) -> float:
         """The seconds that a task that starts now may take."""
         ...
 
     def add(self, seconds: float, *, given_up: bool) -> None:
-        """A task ended after so many seconds, done or given up."""
+        """Record that a task ended after `seconds`, done or given up."""
         ...
 
     def save(self) -> list[list[float]]: ...
@@ -44,7 +44,7 @@ class Deadline(Protocol):
     """A rule for the time limit; `str` gives the text that `parse_deadline` reads."""
 
     def open(self, first: float = inf) -> DeadlineTracker:
-        """The limit of one run; `first` holds while too little was seen."""
+        """The limit of one run; `first` applies while too few durations are known."""
         ...
 
 
@@ -74,8 +74,8 @@ class QuantileDeadline:
     """A quantile of the durations seen so far, times a factor.
 
     Attributes:
-        quantile: The share of the tasks that shall end in time, above 0 and below 1.
-        factor: By which the quantile is multiplied.
+        quantile: The share of the tasks that should end in time, above 0 and below 1.
+        factor: The factor by which the quantile is multiplied.
     """
 
     quantile: float
@@ -155,7 +155,7 @@ class TaskLimits:
     Attributes:
         deadline: The time limit of a task.
         partial_work: Whether a client then returns the steps that it has done.
-        recall_stale: Whether it is asked for them before its update would be too stale.
+        recall_stale: Whether a client returns them as well before its update would be too stale.
     """
 
     deadline: Deadline = FixedDeadline()
@@ -184,69 +184,69 @@ def parse_deadline(value: str | float | None) -> Deadline:
 
 
 def deadline_state(tracker: DeadlineTracker) -> dict[str, Any]:
-    """What a checkpoint holds of a limit, if anything."""
+    """The part of a checkpoint for a time limit; empty if there is nothing to save."""
     seen = tracker.save()
     return {"deadline": seen} if seen else {}
 
 
-DEFAULT_STEPS = 10  # of a task, where no model is there to say
+DEFAULT_STEPS = 10  # local steps of a task, in schedules without training
 
 
 class Arrival(NamedTuple):
-    """A task that came back, or that turned out to be lost."""
+    """A task whose update arrived, or that was found to be lost."""
 
     task: Task
     started: float
     time: float
     lost: bool
-    steps: int | None = None  # that it did, if it ended early; None: all
+    steps: int | None = None  # local steps of a task that ended early; None: all
 
 
 class Timeline(Protocol):
-    """Where tasks are sent and come back from: a clock, or a network."""
+    """Starts tasks and waits for their arrivals: a virtual clock, or a network."""
 
     @property
     def now(self) -> float: ...
 
     @property
     def busy(self) -> int:
-        """How many tasks are in flight."""
+        """The number of tasks in flight."""
         ...
 
     def start(self, task: Task, *, sure: bool = False, until: float = inf) -> None:
-        """Start a task; a sure one must not get lost. After `until` its result is of no use."""
+        """Start a task; with `sure` it must not be lost. After `until` its result is not needed."""
         ...
 
     def next(self, until: float = inf) -> Arrival | None:
         """Advance to the next arrival, but not beyond `until`.
 
-        None: it is that time, or there is none yet, but a client has become available.
+        None: that time has come, or a client has become available before any arrival.
         """
         ...
 
     def wait(self, until: float) -> None:
-        """Let time pass."""
+        """Let time pass until a time."""
         ...
 
 
 @runtime_checkable
 class RecallingTimeline(Protocol):
-    """A timeline that can ask clients for what they have done so far."""
+    """A timeline that can end tasks early, so that clients return the steps done so far."""
 
     @property
     def recalls(self) -> bool: ...
 
     def recall(self, version: int) -> Sequence[Task]:
-        """End the tasks that started from this version or an earlier one, as far as they have done a step."""
+        """End tasks that started from this version or an earlier one, if they have done at least a step."""
         ...
 
 
 @runtime_checkable
 class ReplayedTimeline(Protocol):
-    """A timeline that is informed of what became of tasks."""
+    """A timeline that is given the number of steps that tasks of a trace did."""
 
     def end_early(self, task: Task, steps: int) -> None:
-        """A task did so many steps, as a trace says."""
+        """Set the number of steps of a task that ended early."""
         ...
 
 
@@ -255,9 +255,9 @@ HeapEntry: TypeAlias = tuple[float, int, int, int, int, bool, float]
 
 
 class Clock:
-    """Tasks in flight; ties are broken by the order of starting.
+    """Virtual time and the tasks in flight; ties are broken by the order of starting.
 
-    A client that is sent a second task before it is done with the first begins when it is.
+    A client that is sent a second task while it is busy starts it when the first is done.
     """
 
     def __init__(
@@ -268,9 +268,9 @@ class Clock:
         limits: TaskLimits | float = inf,
         steps: Callable[[int], int] = lambda client: DEFAULT_STEPS,
     ) -> None:
-        """A task beyond its limit ends there, unless it is a sure one; `steps` are those of a client's task.
+        """Tasks end at their time limit, unless they are started with `sure`.
 
-        The steps of a task are spread evenly over its time.
+        `steps` gives the number of steps of a client's task, which are spread evenly over its duration.
         """
         if not isinstance(limits, TaskLimits):
             limits = TaskLimits(FixedDeadline(limits))
@@ -286,17 +286,17 @@ class Clock:
         self._cut: dict[tuple[int, int], int] = {}  # steps of tasks that end early, by client and visit
         # Flat: the garbage collector does not traverse tuples of numbers.
         self._heap: list[HeapEntry] = []
-        self._ends: dict[int, float] = {}  # when each client at work will be done with all it was sent
-        self.busy = 0  # how many tasks are in flight
+        self._ends: dict[int, float] = {}  # when each busy client will have done all its tasks
+        self.busy = 0  # tasks in flight
         self._serial = 0
 
     @property
     def working(self) -> int:
-        """How many clients have a task."""
+        """The number of clients that have a task."""
         return len(self._ends)
 
     def start(self, task: Task, *, sure: bool = False, until: float = inf) -> None:
-        """Start a task; a sure one is never lost. Clients do not stop at `until`."""
+        """Start a task; with `sure` it is never lost. `until` has no effect."""
         client, version, visit = task
         duration = self._seconds(client, visit, self._draws.duration(client, visit))
         lost = self._risky and not sure and self._dropout.loses(self._draws.seed, client, visit)
@@ -332,16 +332,15 @@ class Clock:
         return Arrival(Task(client, version, visit), started, due, lost, steps or None)
 
     def recall(self, version: int) -> Sequence[Task]:
-        """End the tasks that started from this version or an earlier one, as far as they have done a step."""
         recalled: list[Task] = []
-        for place, (due, serial, client, began, visit, lost, started) in enumerate(self._heap):
+        for index, (due, serial, client, began, visit, lost, started) in enumerate(self._heap):
             if lost or began > version or due <= self.now:
                 continue
             all_steps = self._cut.get((client, visit), self._steps(client))
             done = int(all_steps * (self.now - started) / (due - started))
             if done >= 1:
                 self._cut[client, visit] = done
-                self._heap[place] = (self.now, serial, client, began, visit, lost, started)
+                self._heap[index] = (self.now, serial, client, began, visit, lost, started)
                 if self._ends.get(client) == due:
                     self._ends[client] = self.now
                 recalled.append(Task(client, began, visit))
@@ -349,20 +348,19 @@ class Clock:
         return recalled
 
     def end_early(self, task: Task, steps: int) -> None:
-        """A task did so many steps, as a trace says."""
         self._cut[task.client, task.visit] = steps
 
     def steps_of(self, task: Task) -> int | None:
-        """The steps that a task does that ends early; None: all."""
+        """The number of steps of a task that ends early; None: all."""
         return self._cut.get((task.client, task.visit)) if self._cut else None
 
     def forget(self, tasks: Iterable[Task]) -> None:
-        """Drop what is known of tasks that are over."""
+        """Forget tasks that are over."""
         for task in tasks if self._cut else ():
             self._cut.pop((task.client, task.visit), None)
 
     def upcoming(self, count: int) -> list[Task]:
-        """The tasks that will arrive first, less those that will be lost on the way."""
+        """Those of the next `count` arrivals that will not be lost."""
         first = nsmallest(count, self._heap)
         return [Task(client, version, visit) for _, _, client, version, visit, lost, _ in first if not lost]
 
@@ -371,7 +369,7 @@ class Clock:
         return [Task(client, version, visit) for _, _, client, version, visit, _, _ in self._heap]
 
     def wait(self, until: float) -> None:
-        """Let time pass; what falls due meanwhile arrives afterwards, with its own time."""
+        """Let time pass; tasks that are due meanwhile arrive afterwards, with their own times."""
         self.now = max(self.now, until)
 
     def save(self) -> dict[str, Any]:

@@ -19,10 +19,10 @@ from offbeat.schedule.rng import Rng
 class Recorded:
     """Durations that were measured: in a text file, in a sequence or array, or by client in a dictionary.
 
-    A file with one column, with or without a heading, and a sequence of seconds are a pool that every client
-    draws from. A file with two columns, client and seconds, and a dictionary from the number of a client to
-    its durations give each client its own, which it repeats in order; one without any draws from the pool of
-    all.
+    A file with one column, with or without a heading, or a sequence of seconds is a pool that every client
+    draws from. A file with two columns, client and seconds, or a dictionary from the number of a client to
+    its durations gives each client its own durations, which it repeats in order; a client without any draws
+    from the pool of all durations.
 
     Attributes:
         durations: A path, a sequence of seconds, or a dictionary from the number of a client to its seconds.
@@ -68,16 +68,16 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Observed:
-    """Durations that were seen of each client, from which each of its tasks draws one.
+    """Observed durations of each client, from which each of its tasks draws one.
 
-    A client that was not seen draws from those of another one, which is chosen at random.
+    A client without observations draws from those of another client, which is chosen at random.
     """
 
     by_client: Mapping[int, Sequence[float]]
 
     def __post_init__(self) -> None:
         if not any(self.by_client.values()):
-            raise InputError("no duration of any task was seen: give a trace with finished tasks.")
+            raise InputError("there is no duration of any task: give a trace with finished tasks.")
 
     def __str__(self) -> str:
         return "observed"

@@ -1,11 +1,11 @@
-"""Devices with a speed and a connection: how long a task takes follows from its steps and its bytes.
+"""Devices with a speed and a connection: the duration of a task follows from its steps and its bytes.
 
 A task downloads the message, takes its local steps, and uploads the update:
 
     seconds = (bytes down / download + steps * seconds per step + bytes up / upload) * jitter
 
-The jitter is log-normal with median 1, one draw for each task. Each client is one kind of device for good,
-drawn by the shares of the kinds.
+The jitter is log-normal with median 1, one draw for each task. Each client is always the same kind of device,
+drawn according to the shares of the kinds.
 """
 
 from bisect import bisect_right
@@ -29,9 +29,9 @@ _COLUMNS = ("seconds_per_step", "download", "upload", "share")
 
 
 class TaskWork(NamedTuple):
-    """What a task asks of a device."""
+    """The work of a task."""
 
-    steps: Callable[[int], int]  # of a client
+    steps: Callable[[int], int]  # local steps of a client's task
     down: float  # bytes
     up: float
 
@@ -54,9 +54,9 @@ class DeviceProfile(NamedTuple):
     """
 
     seconds_per_step: float
-    download: float  # bytes per second
+    download: float
     upload: float
-    share: float = 1.0  # of the clients, relative to the other kinds
+    share: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Devices:
 
     profiles: Sequence[DeviceProfile]
     jitter: float = 0.0
-    work: TaskWork | None = None  # which the engine knows
+    work: TaskWork | None = None
 
     def __post_init__(self) -> None:
         check_number("the jitter of devices", self.jitter)

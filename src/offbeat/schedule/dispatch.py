@@ -1,8 +1,8 @@
-"""Dispatch: how many tasks to start, and when; the pool decides who gets them.
+"""Dispatch: how many tasks to start, and when; the pool chooses the clients.
 
-Under a timed dispatch the server steps by a clock, and who contributes to which release is drawn in secret
-(`RandomAllocation`, `TimedPoisson`). These say with what probability they draw a client (`sampling`), and
-the privacy accounting uses nothing else, so the draws and the accounting cannot disagree.
+Under a timed dispatch the server steps by a clock, and the clients that contribute to a release are drawn in
+secret (`RandomAllocation`, `TimedPoisson`). Their method `sampling` gives the probabilities of the draws, and
+the privacy accounting uses only that, so the draws and the accounting cannot disagree.
 """
 
 import math
@@ -34,11 +34,11 @@ _FORMER_NAMES = {"rounds": "round-refill"}
 
 
 class DispatchEvent(Enum):
-    """When a dispatcher is asked."""
+    """The events at which a dispatcher may start tasks."""
 
-    PUBLISHED = "a version is there to start from"
-    ARRIVED = "a task came back and the buffer is short"
-    FILLED = "a task came back and the buffer is full, but the next version is not there yet"
+    PUBLISHED = "a new version is published"
+    ARRIVED = "a task arrived and the buffer is not full"
+    FILLED = "a task arrived and the buffer is full, but the next version is not published yet"
 
 
 class Dispatch(Protocol):
@@ -49,7 +49,7 @@ class Dispatch(Protocol):
         ...
 
     def check(self, buffer: int, population: int) -> None:
-        """Refuse a buffer or population that cannot work."""
+        """Reject a buffer or a population with which the rule cannot work."""
         ...
 
 
@@ -63,20 +63,20 @@ class PooledDispatch(Dispatch, Protocol):
         ...
 
     def count(self, idle: int, busy: int, waiting: int, moment: DispatchEvent, draws: Rng) -> int:
-        """How many tasks to start now; may exceed the number of clients."""
+        """The number of tasks to start now; it may exceed the number of clients."""
         ...
 
     def pool(self, population: int) -> ClientPool:
-        """The pool that it chooses from."""
+        """The pool from which clients are chosen."""
         ...
 
 
 @runtime_checkable
 class TimedDispatch(Dispatch, Protocol):
-    """A rule for who contributes to which release, where the server steps by a clock.
+    """A rule for which clients contribute to which release, where the server steps by a clock.
 
-    Release r, counted from 1, makes version r, `period` seconds after release r - 1. The tasks for it start
-    from one of the `lead` versions before it, and from none before `first_version`.
+    Release r, counted from 1, makes version r, `period` seconds after release r - 1. Its tasks start from one
+    of the `lead` versions before it, but not from one before `first_version`.
     """
 
     @property
@@ -86,7 +86,7 @@ class TimedDispatch(Dispatch, Protocol):
     def lead(self) -> int: ...
 
     def members(self, release: int, population: int, draws: Rng) -> npt.NDArray[np.int64]:
-        """Who contributes to a release if its update arrives in time."""
+        """The clients that contribute to a release if their updates arrive in time."""
         ...
 
     def first_version(self, release: int) -> int:
@@ -102,8 +102,8 @@ class TimedDispatch(Dispatch, Protocol):
 class Synchronous:
     """A cohort starts from each version, and a server step waits for `buffer` of them.
 
-    With a buffer of the cohort's size nobody is ever stale. With a smaller one the cohort is
-    over-selected: who is late arrives stale, or is dropped under a limit of 0.
+    With a buffer of the cohort's size no update is stale. With a smaller buffer the cohort is
+    over-selected: late updates are stale, or are dropped if the maximum staleness is 0.
 
     Attributes:
         cohort: The number of clients that start from each version.
@@ -121,16 +121,15 @@ class Synchronous:
         return self.cohort - waiting - busy if moment is DispatchEvent.PUBLISHED else 0
 
     def check(self, buffer: int, population: int) -> None:
-        _check_buffer(buffer, population)
         _check_concurrency("cohort", self.cohort, buffer, population)
 
 
 @dataclass(frozen=True)
 class Asynchronous:
-    """`concurrency` tasks are in flight, and each that comes back is replaced at once.
+    """`concurrency` tasks are in flight, and each task that arrives is replaced at once.
 
-    Eager: also the one that fills the buffer, so its replacement still starts from the old
-    version (FADAS); otherwise that one is replaced after the server step (MasFL).
+    With `eager` this includes the task that fills the buffer, so its replacement still starts from the
+    old version (FADAS); otherwise that one is replaced after the server step (MasFL).
 
     Attributes:
         concurrency: The number of tasks in flight.
@@ -150,7 +149,6 @@ class Asynchronous:
         return self.concurrency - busy if self.eager or moment is not DispatchEvent.FILLED else 0
 
     def check(self, buffer: int, population: int) -> None:
-        _check_buffer(buffer, population)
         _check_concurrency("concurrency", self.concurrency, buffer, population)
 
 
@@ -174,15 +172,14 @@ class RoundRefill:
         return self.concurrency - busy if moment is DispatchEvent.PUBLISHED else 0
 
     def check(self, buffer: int, population: int) -> None:
-        _check_buffer(buffer, population)
         _check_concurrency("concurrency", self.concurrency, buffer, population)
 
 
 @dataclass(frozen=True)
 class Poisson:
-    """From each version every idle client starts with probability `rate`, on its own.
+    """At each version every idle client starts a task with probability `rate`, independently.
 
-    The momentum-approximation paper draws from all clients; here one that is still working is not drawn.
+    The momentum-approximation paper draws from all clients; here busy clients are not drawn.
 
     Attributes:
         rate: The probability with which an idle client starts, above 0 and at most 1.
@@ -191,7 +188,7 @@ class Poisson:
     rate: float
     source: ClassVar = KeyedRng
     pool: ClassVar = IdleClientPool
-    redraws: ClassVar[bool] = False  # or clients would start with more than this probability
+    redraws: ClassVar[bool] = False  # otherwise clients would start with a higher probability
 
     def __post_init__(self) -> None:
         check_number("the rate of poisson dispatch", self.rate)
@@ -207,10 +204,10 @@ class Poisson:
 
 @dataclass(frozen=True)
 class Phases:
-    """Each cohort is asked twice in a row: for methods with two phases a round (MIME).
+    """Each cohort is given a task twice in a row, for methods with two phases per round (MIME).
 
     Attributes:
-        cohort: The number of clients that are asked twice; the buffer has as many.
+        cohort: The number of clients of a cohort, which is also the size of the buffer.
     """
 
     cohort: int
@@ -225,21 +222,20 @@ class Phases:
         return self.cohort - waiting - busy if moment is DispatchEvent.PUBLISHED else 0
 
     def check(self, buffer: int, population: int) -> None:
-        _check_buffer(buffer, population)
         _check_concurrency("cohort", self.cohort, buffer, population)
         if buffer != self.cohort:
-            raise InputError(f"phases wait for the whole cohort of {self.cohort}: give a buffer of as many.")
+            raise InputError(f"phases wait for the whole cohort of {self.cohort}: give the same buffer.")
 
 
 @dataclass(frozen=True)
 class Queues:
-    """Each version goes to as many clients as the buffer takes, drawn from all, busy or not (DeFedAvg-nIID).
+    """Each version is sent to `buffer` clients, drawn from all clients, busy or not (DeFedAvg-nIID).
 
-    A client works through what it was sent in order. `outstanding` tasks are there at first, and
-    as many stay, since as many come back as are sent.
+    A client works through its tasks in order. There are `outstanding` tasks at first, and their number stays
+    the same, since as many arrive as are sent.
 
     Attributes:
-        outstanding: The number of tasks that are sent and not back yet.
+        outstanding: The number of tasks that were sent and have not arrived.
     """
 
     outstanding: int
@@ -254,13 +250,12 @@ class Queues:
         return self.outstanding - busy - waiting if moment is DispatchEvent.PUBLISHED else 0
 
     def check(self, buffer: int, population: int) -> None:
-        _check_buffer(buffer, population)
         _check_concurrency("concurrency", self.outstanding, buffer, population)
 
 
 @dataclass(frozen=True)
 class OpenSlots:
-    """`concurrency` tasks are in flight at most, and new ones start once `slots` of these places are free.
+    """At most `concurrency` tasks are in flight, and new ones start once `slots` of them have arrived.
 
     The rule of NVFlare's buffered averaging, with its active jobs K, buffer B and open slots O: O = 1 is
     `Asynchronous` with hand-out after the server step, and K = B = O is `Synchronous`. The task that fills
@@ -268,7 +263,7 @@ class OpenSlots:
 
     Attributes:
         concurrency: The largest number of tasks in flight.
-        slots: How many of these places must be free before new tasks start.
+        slots: The number of tasks that must have arrived before new ones start.
     """
 
     concurrency: int
@@ -282,7 +277,6 @@ class OpenSlots:
         return free if free >= self.slots and moment is not DispatchEvent.FILLED else 0
 
     def check(self, buffer: int, population: int) -> None:
-        _check_buffer(buffer, population)
         _check_concurrency("concurrency", self.concurrency, buffer, population)
         if not 1 <= self.slots <= self.concurrency:
             raise InputError(
@@ -293,7 +287,7 @@ class OpenSlots:
 
 @dataclass(frozen=True)
 class RandomAllocation:
-    """In each epoch of `slots` releases every client contributes to one, drawn uniformly and on its own.
+    """In each epoch of `slots` releases every client contributes to one, drawn uniformly and independently.
 
     Attributes:
         period: The seconds between two releases.
@@ -301,7 +295,7 @@ class RandomAllocation:
         lead: How many versions before a release its tasks may start.
     """
 
-    period: float  # seconds between releases
+    period: float
     slots: int
     lead: int = 1
     source: ClassVar = KeyedRng
@@ -315,22 +309,20 @@ class RandomAllocation:
         return np.flatnonzero(draws.many_below(self.slots, "allocation", epoch, population) == slot)
 
     def first_version(self, release: int) -> int:
-        """That of its epoch, so that nothing of an epoch depends on what was drawn for a later one."""
+        """The first version of the epoch, so that no epoch depends on the draws of a later one."""
         return (release - 1) // self.slots * self.slots
 
     def sampling(self, releases: int) -> SamplingEvent:
-        """An epoch that has begun counts as a whole."""
+        """One draw per epoch; an epoch that has begun counts as a whole one."""
         return SamplingEvent(-(-releases // self.slots), slots=self.slots)
 
     def check(self, buffer: int, population: int) -> None:
         _check_timed(self, buffer, population)
-        if self.slots < 1:
-            raise InputError(f"an epoch of {self.slots} releases cannot be: give at least 1.")
 
 
 @dataclass(frozen=True)
 class TimedPoisson:
-    """To each release every client contributes with probability `rate`, on its own.
+    """To each release every client contributes with probability `rate`, independently.
 
     Attributes:
         period: The seconds between two releases.
@@ -338,7 +330,7 @@ class TimedPoisson:
         lead: How many versions before a release its tasks may start.
     """
 
-    period: float  # seconds between releases
+    period: float
     rate: float
     lead: int = 1
     source: ClassVar = KeyedRng
@@ -373,10 +365,6 @@ def _check_timed(dispatch: TimedDispatch, buffer: int, population: int) -> None:
         )
     if not 0 < dispatch.period < math.inf:
         raise InputError(f"the release period is {dispatch.period}: give a finite number of seconds above 0.")
-    if dispatch.lead < 1:
-        raise InputError(
-            f"a client cannot start {dispatch.lead} releases ahead of its own: give a lead of at least 1."
-        )
 
 
 def _check_buffer(buffer: int, population: int) -> None:
@@ -389,6 +377,7 @@ def _check_buffer(buffer: int, population: int) -> None:
 
 
 def _check_concurrency(name: str, value: int, buffer: int, population: int) -> None:
+    _check_buffer(buffer, population)
     if value > population:
         raise InputError(f"the {name} of {value} exceeds the {population} clients: lower it or add clients.")
     if buffer > value:
@@ -396,7 +385,7 @@ def _check_concurrency(name: str, value: int, buffer: int, population: int) -> N
 
 
 def current_name(name: str) -> str:
-    """The name that a dispatch has now; files of earlier versions may hold its former one."""
+    """The present name of a dispatch; files of earlier versions may have its former name."""
     return _FORMER_NAMES.get(name, name)
 
 
@@ -411,10 +400,10 @@ def parse_dispatch(
     lead: int | None = None,
     open_slots: int | None = None,
 ) -> Dispatch:
-    """The rule of that name, checked; `hand_out` says on which side of a server step a task is replaced.
+    """The dispatch of a name, checked against buffer and population.
 
-    Under a timed dispatch the buffer is the nominal cohort, and clients are drawn so that on average as many
-    contribute to a release.
+    `hand_out` says whether the task that fills the buffer is replaced before or after the server step. Under
+    a timed dispatch the buffer is the nominal cohort: the average number of clients drawn for a release.
     """
     if hand_out not in ("before", "after"):
         raise unknown_name("hand-out", hand_out, ("before", "after"))

@@ -1,4 +1,4 @@
-"""Settings as text: `name:value:value`, the way a command line and a settings file hold them."""
+"""Settings as text, `name:value:value`, as on the command line and in settings files."""
 
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
@@ -19,7 +19,7 @@ def parse_spec(kind: str, text: str, forms: Mapping[str, type[Spec]]) -> Spec:
     slots = fields(form)
     texts = {slot.name for slot in slots if slot.type is str or "text" in slot.metadata}
     if texts == {slot.name for slot in slots} and values:
-        values = [":".join(values)]  # a path may hold colons
+        values = [":".join(values)]  # a path may contain colons
     needed = sum(slot.default is MISSING for slot in slots)
     words = {slot.name: slot.metadata.get("text", slot.name.upper()) for slot in slots}
     usage = name + "".join(
@@ -43,19 +43,19 @@ def _parse_number(value: str, text: str, kind: str, usage: str) -> float:
 
 
 def format_spec(name: str, *values: float | str) -> str:
-    """The text that `read` turns back into the same values."""
+    """The text that `parse_spec` turns back into the same values."""
     return ":".join([name, *(value if isinstance(value, str) else format_number(value) for value in values)])
 
 
 def format_number(value: float) -> str:
-    """A number as short as it can be without loss."""
+    """The shortest text of a number without loss of precision."""
     return repr(float(value)).removesuffix(".0")
 
 
 def check_number(
     name: str, value: float, least: float = 0.0, *, strict: bool = False, infinite: bool = False
 ) -> None:
-    """Refuse a number that is too small, or not finite unless that is allowed."""
+    """Reject a number that is too small, or not finite unless that is allowed."""
     if not is_number(value):
         raise InputError(f"{name} is {value!r}: give a number.")
     if infinite and value == inf:

@@ -1,36 +1,33 @@
-"""Bounds on how often a client contributes, which privacy rests on."""
+"""Bounds on how often a client contributes, on which the privacy guarantees rest."""
 
 from array import array
 from collections import deque
-from dataclasses import InitVar, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from offbeat.errors import InputError, check_whole
+from offbeat.errors import InputError, check_whole, renamed_parameters
 from offbeat.schedule.pool import ClientPool, IdleClientPool
 
 
+@renamed_parameters(most="max_participations", apart="min_separation")
 @dataclass(frozen=True)
 class Participation:
-    """At most `max_participations` of a client, any two of them at least `min_separation` server steps apart.
+    """At most `max_participations` per client, any two of them at least `min_separation` server steps apart.
 
-    With a separation of 0 two may be in one buffer. The full-participation start is a contribution of
-    everybody; since it has a noise of its own, no gap has to follow it.
+    With a separation of 0 a buffer may have two of them. The full-participation start is a contribution of
+    every client; since it has noise of its own, the separation does not apply to it.
 
     Attributes:
         max_participations: The largest number of contributions of a client; None: any number.
         min_separation: The least number of server steps between two contributions of a client.
     """
 
-    max_participations: int | None = None  # None: as often as it is chosen
-    min_separation: int = 0  # in server steps
-    most: InitVar[int | None] = None  # the former names
-    apart: InitVar[int | None] = None
+    max_participations: int | None = None
+    min_separation: int = 0
 
-    def __post_init__(self, most: int | None, apart: int | None) -> None:
-        if most is not None or apart is not None:
-            raise InputError("Participation takes max_participations and min_separation, not most and apart.")
+    def __post_init__(self) -> None:
         if self.max_participations is not None:
             check_whole("max_participations", self.max_participations, None)
         check_whole("min_separation", self.min_separation, None)
@@ -49,7 +46,7 @@ class Participation:
         return self.max_participations is not None or self.min_separation > 0
 
     def check(self, pool: ClientPool, population: int, buffer: int) -> None:
-        """Refuse bounds that cannot be kept."""
+        """Reject bounds that cannot be enforced."""
         if not self.bounded:
             return
         if not isinstance(pool, IdleClientPool):
@@ -65,16 +62,16 @@ class Participation:
             )
 
     def check_start(self) -> None:
-        """Refuse bounds under which nothing can follow a full-participation start."""
+        """Reject bounds that leave no contribution after a full-participation start."""
         if self.max_participations == 1:
             raise InputError(
-                "the start of everyone is a contribution, and only 1 of each client is allowed: "
+                "the start with all clients is a contribution, and only 1 per client is allowed: "
                 "allow more, or use the method without a start."
             )
 
 
 class ParticipationTracker:
-    """How often each client has contributed, and who has to rest until a later version."""
+    """Counts the contributions of each client, and keeps clients out of the pool for the separation."""
 
     def __init__(self, participation: Participation, population: int) -> None:
         self._max, self._separation = participation.max_participations, participation.min_separation
@@ -83,7 +80,7 @@ class ParticipationTracker:
         self._resting: deque[tuple[int, int]] = deque()  # version, client; by version
 
     def hold(self, client: int, version: int) -> bool:
-        """Count a contribution to the step from `version`; whether the client is out of the pool for now."""
+        """Count a contribution to the step from `version`; return whether the client leaves the pool."""
         if self._max is not None:
             self._counts[client] += 1
             if self._counts[client] >= self._max:
@@ -93,18 +90,18 @@ class ParticipationTracker:
         return self._separation > 0
 
     def begin(self) -> None:
-        """Count a contribution of everybody, before the first step."""
+        """Count a contribution of every client, before the first step."""
         self._counts = array("I", [1]) * len(self._counts)
 
     def rested(self, version: int) -> list[int]:
-        """Who may be chosen again from this version on; each is named once."""
+        """The clients that return to the pool at this version; each is listed once."""
         clients = []
         while self._resting and self._resting[0][0] <= version:
             clients.append(self._resting.popleft()[1])
         return clients
 
     def ended(self, able: int, consumed: int, buffer: int) -> str | None:
-        """Why no further buffer can be filled: `able` clients may be chosen from now on or are in flight."""
+        """Why no further buffer can be filled, if so; `able` clients are in the pool or in flight."""
         if self._max is None:
             return None
         left = self._population * self._max - consumed

@@ -11,10 +11,10 @@ BUCKETS = 1 << 3 * FANOUT_BITS
 
 
 class IdleSet:
-    """The clients of a population less those taken, ranked by id; a function of the set alone.
+    """The idle clients of a population, ranked by id.
 
-    Buckets of consecutive ids list who is taken in them; a tree of three levels counts the idle.
-    The cost of a call depends on how many are taken, not on the size of the population.
+    Buckets of consecutive ids list the clients that are taken; a tree of three levels counts the idle ones.
+    The cost of a call depends on the number of taken clients, not on the size of the population.
     """
 
     def __init__(self, population: int, taken: Iterable[int] = ()) -> None:
@@ -26,7 +26,7 @@ class IdleSet:
         self._leaves = [max(0, min(population - start * width, width)) for start in range(BUCKETS)]
         self._middle = _group_sums(self._leaves)
         self._top = _group_sums(self._middle)
-        # Places within a bucket, not ids: small numbers are shared objects, so they stay in the cache.
+        # Offsets within a bucket, not ids: small integers are shared objects, so they stay in the cache.
         self._taken: list[list[int]] = [[] for _ in range(BUCKETS)]
         for client in taken:
             self.take(client)
@@ -37,18 +37,18 @@ class IdleSet:
     def __contains__(self, client: int) -> bool:
         if not 0 <= client < self.population:
             return False
-        bucket, place = self._taken[client >> self._bits], client & self._mask
-        index = bisect_left(bucket, place)
-        return index == len(bucket) or bucket[index] != place
+        bucket, offset = self._taken[client >> self._bits], client & self._mask
+        index = bisect_left(bucket, offset)
+        return index == len(bucket) or bucket[index] != offset
 
     def take(self, client: int) -> None:
         """Make a client ineligible."""
-        leaf, place = client >> self._bits, client & self._mask
-        bucket = self._taken[leaf] if 0 <= client < self.population else [place]
-        index = bisect_left(bucket, place)
-        if index < len(bucket) and bucket[index] == place:
+        leaf, offset = client >> self._bits, client & self._mask
+        bucket = self._taken[leaf] if 0 <= client < self.population else [offset]
+        index = bisect_left(bucket, offset)
+        if index < len(bucket) and bucket[index] == offset:
             raise ValueError(f"client {client} is not idle")
-        bucket.insert(index, place)
+        bucket.insert(index, offset)
         self.count -= 1
         self._leaves[leaf] -= 1
         self._middle[leaf >> FANOUT_BITS] -= 1
@@ -56,10 +56,10 @@ class IdleSet:
 
     def give(self, client: int) -> None:
         """Make a client eligible again."""
-        leaf, place = client >> self._bits, client & self._mask
+        leaf, offset = client >> self._bits, client & self._mask
         bucket = self._taken[leaf]
-        index = bisect_left(bucket, place)
-        if index == len(bucket) or bucket[index] != place:
+        index = bisect_left(bucket, offset)
+        if index == len(bucket) or bucket[index] != offset:
             raise ValueError(f"client {client} is not taken")
         del bucket[index]
         self.count += 1
@@ -80,7 +80,7 @@ class IdleSet:
                 node += 1
                 here = level[node]
         bucket = self._taken[node]
-        low, high = 0, len(bucket)  # how many taken ones come before it
+        low, high = 0, len(bucket)  # bounds on the number of taken clients before it
         while low < high:
             middle = (low + high) // 2
             if bucket[middle] - middle <= rank:
@@ -90,8 +90,8 @@ class IdleSet:
         return (node << self._bits) + rank + low
 
     def taken(self) -> list[int]:
-        """Who is not idle, by id."""
-        return [(leaf << self._bits) + place for leaf, bucket in enumerate(self._taken) for place in bucket]
+        """The clients that are not idle, by id."""
+        return [(leaf << self._bits) + offset for leaf, bucket in enumerate(self._taken) for offset in bucket]
 
 
 def _group_sums(counts: list[int]) -> list[int]:
@@ -101,21 +101,21 @@ def _group_sums(counts: list[int]) -> list[int]:
 
 
 class ClientPool(Protocol):
-    """The clients to choose from; `len` is how many can be chosen."""
+    """The clients to choose from; `len` is the number of those that can be chosen."""
 
     def __len__(self) -> int: ...
 
     @property
     def resting(self) -> list[int]:
-        """Those that came back in this step; after `load`, call `rest` for each again."""
+        """The clients that returned in this step; after `load`, call `rest` for each again."""
         ...
 
     def choose(self, count: int, draws: Rng) -> list[int]:
-        """That many different clients, or all that there are."""
+        """Choose `count` different clients, or all if there are fewer."""
         ...
 
     def among(self, there: Collection[int], count: int, draws: Rng) -> list[int]:
-        """The same among those who are available; those that came back in this step come last."""
+        """Choose among the available clients; those that returned in this step come last."""
         ...
 
     def take(self, client: int) -> None:
@@ -123,11 +123,11 @@ class ClientPool(Protocol):
         ...
 
     def rest(self, client: int) -> None:
-        """The client came back in this step."""
+        """The client returned in this step."""
         ...
 
     def release(self, client: int) -> None:
-        """The client came back without a usable update."""
+        """The client returned without a usable update."""
         ...
 
     def settle(self) -> None:
@@ -146,7 +146,7 @@ class ClientPool(Protocol):
 
 
 class IdleClientPool:
-    """A client is idle, in flight, or resting: back in this step, and chosen only when nobody is idle."""
+    """A client is idle, in flight, or resting: returned in this step, and chosen only if none is idle."""
 
     def __init__(self, population: int) -> None:
         self._population = population
@@ -205,10 +205,10 @@ class IdleClientPool:
         self._resting = []
 
     def _unrest(self, client: int) -> bool:
-        place = bisect_left(self._resting, client)
-        found = place < len(self._resting) and self._resting[place] == client
+        index = bisect_left(self._resting, client)
+        found = index < len(self._resting) and self._resting[index] == client
         if found:
-            del self._resting[place]
+            del self._resting[index]
         return found
 
 
@@ -259,8 +259,8 @@ class RepeatedCohortPool:
 
     def __init__(self, population: int) -> None:
         self._pool = IdleClientPool(population)
-        self._back: list[int] = []  # of this step
-        self._again: list[int] = []  # to be chosen first
+        self._back: list[int] = []  # clients that returned in this step
+        self._again: list[int] = []  # clients to be chosen first
         self._second = False  # whether this step is the second of two
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Sources of random numbers for schedules: who is chosen, how long a task takes, which tier a client is in.
+"""Sources of random numbers for schedules: the choice of clients, durations of tasks, and tiers of clients.
 
 `KeyedRng` has no state but a count of choices. `FadasScriptRng` repeats the drawing order of the FADAS
 authors' scripts (Wang et al., ICML 2024), which gives the published delays: one generator of NumPy and one
@@ -94,7 +94,7 @@ class Rng(Protocol):
         ...
 
     def hide(self, secret: int) -> None:
-        """Choose by a secret of up to 256 bits in place of the seed, which would reveal who was chosen."""
+        """Draw from a secret of up to 256 bits in place of the seed, which would reveal who was chosen."""
         ...
 
     def save(self) -> dict[str, Any]: ...
@@ -108,7 +108,7 @@ class KeyedRng:
 
     seed: int
     choices: int = 0
-    secret: int | None = None  # what choices follow from, where it is not the seed
+    secret: int | None = None  # replaces the seed for the choice of clients
 
     def __post_init__(self) -> None:
         if not -(2**63) <= self.seed < 2**63:
@@ -128,12 +128,12 @@ class KeyedRng:
         if count == 1:
             return (randbelow(size, seed, "choice", first),)
         chosen: list[int] = []
-        moved: dict[int, int] = {}  # a shuffle of range(size) that writes down only what it moves
+        moved: dict[int, int] = {}  # a partial shuffle of range(size) that stores only what it moves
         for drawn in range(count):
             last = size - 1 - drawn
-            place = randbelow(last + 1, seed, "choice", first + drawn)
-            chosen.append(moved.get(place, place))
-            moved[place] = moved.get(last, last)
+            index = randbelow(last + 1, seed, "choice", first + drawn)
+            chosen.append(moved.get(index, index))
+            moved[index] = moved.get(last, last)
         return chosen
 
     def binomial(self, trials: int, rate: float) -> int:

@@ -1,4 +1,4 @@
-"""Who starts when and who fills the buffer: the training loop without the learning."""
+"""The scheduler: starts tasks and fills buffers, without training anything."""
 
 from array import array
 from collections.abc import Callable, Sequence
@@ -26,20 +26,20 @@ class Buffer(NamedTuple):
     version: int
     time: float
     tasks: tuple[Task, ...]
-    started: tuple[float, ...]  # when each task began
-    arrived: tuple[float, ...]  # when each task came back
+    started: tuple[float, ...]  # when each task started
+    arrived: tuple[float, ...]  # when each update arrived
     dropped: tuple[Task, ...]
     lost: tuple[Task, ...]
     steps: tuple[int | None, ...] = ()  # of tasks that ended early; None: all; (): none ended early
 
     @property
     def staleness(self) -> tuple[int, ...]:
-        """How many versions old each task is."""
+        """The staleness of each update."""
         return tuple(self.version - task.version for task in self.tasks)
 
 
 class TaskCounts(NamedTuple):
-    """Tasks so far; started = consumed + waiting + dropped + lost + in flight."""
+    """The number of tasks so far by state; started = consumed + waiting + dropped + lost + in flight."""
 
     started: int
     consumed: int
@@ -59,15 +59,15 @@ class BufferSource(Protocol):
 
     @property
     def counts(self) -> TaskCounts:
-        """How many tasks are in which state."""
+        """The number of tasks by state."""
         ...
 
     def ended(self) -> str | None:
-        """Why the buffer cannot be filled again, in a sentence."""
+        """Why the buffer cannot be filled again, in a sentence; None if it can."""
         ...
 
     def fill(self, version: int) -> Buffer:
-        """The next full buffer, in which nothing began later than at `version`."""
+        """The next full buffer, after the tasks of `version` were started."""
         ...
 
     def everyone(self) -> Buffer:
@@ -82,13 +82,13 @@ class BufferSource(Protocol):
 def run_everyone(
     timeline: Timeline, back: NextAvailable, population: int, start: Callable[[int], object]
 ) -> list[Arrival]:
-    """One task of each client, which `start` starts as soon as the client is there; none is lost."""
+    """One task of each client, started with `start` as soon as the client is available; none is lost."""
     if timeline.busy:
-        raise InputError("a step of everyone cannot begin while tasks are in flight: take it first.")
+        raise InputError("a step of all clients cannot begin while tasks are in flight: take it first.")
     now = timeline.now
     for when, client in sorted((back(client, now), client) for client in range(population)):
         if isinf(when):
-            raise InputError(f"client {client} never comes, so not everyone can take part.")
+            raise InputError(f"client {client} is never available, so not all clients can take part.")
         timeline.wait(when)
         start(client)
     arrivals: list[Arrival] = []
@@ -103,13 +103,13 @@ def run_everyone(
     return arrivals
 
 
-MAX_MISSES = 64  # clients found away in a row before the rest are taken to be away too
-MAX_USELESS_TASKS = 100_000  # in a row that are lost or too stale, in a simulation
-MAX_EMPTY_DISPATCHES = 100_000  # times that a dispatcher may start nobody while nobody is in flight
+MAX_MISSES = 64  # unavailable clients in a row after which all are assumed to be unavailable
+MAX_USELESS_TASKS = 100_000  # tasks in a row that are lost or too stale, in a simulation
+MAX_EMPTY_DISPATCHES = 100_000  # times in a row that a dispatcher may start no task while none is in flight
 
 
 class TaskBook:
-    """The tasks that a scheduler starts, and what becomes of them until a server step takes them."""
+    """The tasks that a scheduler starts, and their states until a server step uses them."""
 
     def __init__(
         self,
@@ -134,13 +134,13 @@ class TaskBook:
 
     @property
     def counts(self) -> TaskCounts:
-        """How many tasks are in which state."""
+        """The number of tasks by state."""
         waiting, busy = len(self._waiting), self._timeline.busy
         return TaskCounts(self._started, self._consumed, waiting, self._dropped, self._lost, busy)
 
     @property
     def buffered(self) -> tuple[Task, ...]:
-        """The tasks of the next server step that have arrived, in their order; none is taken out again."""
+        """The tasks of the next server step that have arrived so far, in order."""
         return tuple(arrival.task for arrival in self._waiting)
 
     def save(self) -> dict[str, Any]:
@@ -207,10 +207,10 @@ class TaskBook:
 
 
 class Scheduler(TaskBook):
-    """The dispatcher says how many tasks to start, and its pool who gets them.
+    """Fills buffers: the dispatcher says how many tasks to start, and its pool chooses the clients.
 
-    A client that is away when chosen is skipped; where another one is drawn in its place and all seem to be
-    away, the task is started at a later arrival.
+    A chosen client that is not available is skipped. If others are drawn in its place and all seem to be
+    unavailable, the task is started after a later arrival.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class Scheduler(TaskBook):
         participation: Participation = Participation(),
         observe: Callable[[], None] = lambda: None,
     ) -> None:
-        """`observe` is called after anything started or arrived: `save` may give a buffer half full then."""
+        """`observe` is called after tasks started or arrived, when `save` may return a partly full buffer."""
         dispatch.check(buffer, population)
         if not max_staleness >= 0:
             raise InputError(f"the largest staleness is {max_staleness}: give a number of at least 0.")
@@ -242,7 +242,7 @@ class Scheduler(TaskBook):
         self._turns = ParticipationTracker(participation, population) if participation.bounded else None
 
     def ended(self) -> str | None:
-        """Why the buffer cannot be filled again, in a sentence."""
+        """Why the buffer cannot be filled again, in a sentence; None if it can."""
         if self._turns is None:
             return None
         return self._turns.ended(len(self._pool) + self._timeline.busy, self._consumed, self.buffer)
@@ -251,12 +251,9 @@ class Scheduler(TaskBook):
         """Start tasks from `version` and wait until the buffer is full."""
         timeline, pool, waiting, buffer = self._timeline, self._pool, self._waiting, self.buffer
         turns = self._turns
-        arrived, filled = (
-            DispatchEvent.ARRIVED,
-            DispatchEvent.FILLED,
-        )  # local names: an enumeration is slow to look up
+        arrived, filled = DispatchEvent.ARRIVED, DispatchEvent.FILLED  # enumerations are slow to look up
         if self._recalling is not None:
-            self._recalling.recall(version - int(self.max_staleness))  # they would be too stale at the next
+            self._recalling.recall(version - int(self.max_staleness))  # too stale for the next version
         self._send(version, DispatchEvent.PUBLISHED)
         self._observe()
         useless = 0
@@ -277,7 +274,7 @@ class Scheduler(TaskBook):
             if useless > MAX_USELESS_TASKS and self._listed is None:
                 raise InputError(
                     f"{MAX_USELESS_TASKS:,} tasks in a row were lost or too stale, so no buffer is filled: "
-                    "raise the deadline or the largest staleness, or lower the drop-out."
+                    "raise the deadline or the maximum staleness, or lower the drop-out."
                 )
             if useful:
                 waiting.append(arrival)
@@ -296,7 +293,7 @@ class Scheduler(TaskBook):
         return self._flush(version)
 
     def everyone(self) -> Buffer:
-        """One task of version 0 for every client, each as soon as it is there, and none is lost."""
+        """One task of version 0 for every client, started as soon as it is available; none is lost."""
         self._participation.check_start()
         self._waiting = run_everyone(
             self._timeline, self._back, self.population, lambda client: self._start(client, 0, sure=True)
@@ -324,7 +321,7 @@ class Scheduler(TaskBook):
             self._pool.rest(client)
 
     def _send(self, version: int, moment: DispatchEvent) -> tuple[float, int] | None:
-        """Start what the dispatcher asks for; return who of those that were away comes back first."""
+        """Start the tasks that are due; return which unavailable client will be available first, and when."""
         timeline, pool = self._timeline, self._pool
         want = self._dispatch.count(len(pool), timeline.busy, len(self._waiting), moment, self._draws)
         if self._listed is not None and self._dispatch.redraws:
@@ -350,7 +347,7 @@ class Scheduler(TaskBook):
         return first
 
     def _publish_again(self, version: int) -> None:
-        """Nothing is in flight and the buffer is not full: wait until a client can be started."""
+        """With nothing in flight and a buffer that is not full, wait until a client can start."""
         for _ in range(MAX_EMPTY_DISPATCHES) if self._listed is None else count():
             first = self._send(version, DispatchEvent.PUBLISHED)
             if self._timeline.busy:
@@ -360,13 +357,13 @@ class Scheduler(TaskBook):
             elif first is not None:
                 back, client = first
                 if isinf(back):
-                    raise InputError("no client ever comes: use another availability.")
+                    raise InputError("no client is ever available: use another availability.")
                 self._timeline.wait(back)
                 if self._back(client, self._timeline.now) <= self._timeline.now:
                     self._start(client, version)
                     return
         raise InputError(
-            f"nobody was started in {MAX_EMPTY_DISPATCHES} attempts: raise the rate or the concurrency."
+            f"no client was started in {MAX_EMPTY_DISPATCHES} attempts: raise the rate or the concurrency."
         )
 
     def _start(self, client: int, version: int, *, sure: bool = False) -> None:

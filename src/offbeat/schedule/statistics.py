@@ -31,7 +31,7 @@ class ScheduleSummary:
     lost: int
     in_flight: int
     client_updates: int  # that arrived, used or not
-    clients: int  # different ones whose updates were used
+    clients: int  # distinct clients whose updates were used
 
     def staleness_quantile(self, share: float) -> int:
         """The smallest staleness that at least this share of the updates do not exceed."""
@@ -39,7 +39,7 @@ class ScheduleSummary:
         return _order_statistic(counts, max(0, ceil(share * counts.total()) - 1))
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """The summary as values for JSON."""
         return asdict(self) | {"staleness_counts": {str(k): n for k, n in self.staleness_counts.items()}}
 
 
@@ -51,7 +51,7 @@ def iterate_buffers(scheduler: Scheduler | TimedScheduler, rounds: int) -> Itera
 
 
 def simulate(scheduler: Scheduler | TimedScheduler, rounds: int) -> ScheduleSummary:
-    """Simulate that many server steps."""
+    """Simulate `rounds` server steps."""
     return summarise(iterate_buffers(scheduler, rounds), scheduler)
 
 

@@ -1,4 +1,4 @@
-"""Timed releases: the server steps by a clock on whatever has arrived for that release.
+"""Timed releases: the server steps by a clock, with the updates that have arrived for the release.
 
 Each client's releases are drawn in secret by the dispatch. A task that arrives after its release is dropped,
 never moved to a later one, and a release to which nothing arrived is empty. Nothing that the server does for
@@ -27,8 +27,8 @@ class TimedScheduler(TaskBook):
     """Starts the tasks of each release and collects what arrives before it.
 
     The task of a client for release r starts when one of the `lead` versions before r is published, drawn
-    for each client and release. A client that is away at that time does not contribute to the release. An
-    update is late if it arrives after the time of its release, whenever this server comes to look at it.
+    for each client and release. A client that is unavailable at that time does not contribute to the release.
+    An update is late if it arrives after the time of its release, whenever the server processes it.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class TimedScheduler(TaskBook):
         return tuple(each.task for each in self._waiting if self._release(each.task) == self._begun + 1)
 
     def ended(self) -> None:
-        """A clock does not run out of clients."""
+        """Never: releases by a clock need no full buffer."""
         return
 
     def fill(self, version: int) -> Buffer:
@@ -117,7 +117,7 @@ class TimedScheduler(TaskBook):
         self._releases = {(client, visit): release for client, visit, release in data["releases"]}
 
     def _wait_for_sites(self) -> None:
-        """Over a network, the clock starts once a nominal cohort of clients is there."""
+        """In a deployment the clock starts once a nominal cohort of clients is connected."""
         if self._listed is None:
             return
         while len(self._listed.there) < self.buffer:
@@ -125,7 +125,7 @@ class TimedScheduler(TaskBook):
         self._origin = self._timeline.now
 
     def _find_present(self) -> Callable[[int], bool]:
-        """Who can be given a task now."""
+        """A test of whether a client can be given a task now."""
         if self._listed is not None:
             return frozenset(self._listed.there).__contains__
         now = self._timeline.now
@@ -135,7 +135,7 @@ class TimedScheduler(TaskBook):
         return self._origin + release * self._dispatch.period
 
     def _starters(self, version: int) -> Iterator[tuple[int, int]]:
-        """Who starts from this version, and for which release."""
+        """The clients that start from this version, with their releases."""
         for release in range(version + 1, version + self._dispatch.lead + 1):
             if release not in self._drawn:
                 self._drawn[release] = self._draw(release)
@@ -172,9 +172,9 @@ class TimedScheduler(TaskBook):
 def nominal_cohort(
     dispatch: TimedDispatch, version: int, population: int, buffer: int, weights: StalenessWeights
 ) -> Cohort:
-    """What is public of a release: as many updates as expected, of every staleness that is drawn.
+    """The public cohort of a release: the expected number of updates, of all possible values of staleness.
 
-    The server's step is given this in place of the updates that there were, which would tell who was drawn.
+    The server's step uses it in place of the actual cohort, which would reveal who was drawn.
     """
     oldest = version - dispatch.first_version(version + 1)
     staleness = tuple(min(oldest, place % dispatch.lead) for place in range(buffer))

@@ -60,9 +60,9 @@ class AttackOutcome(NamedTuple):
 
     name: str
     trials: int
-    epsilon: float  # what it proves, with confidence
+    epsilon: float  # the lower bound that it proves, with confidence
     present: Floats  # scores of canaries that took part
-    absent: Floats  # and of those that did not
+    absent: Floats  # scores of canaries that did not
 
 
 class AuditOutcome(NamedTuple):
@@ -76,7 +76,7 @@ class AuditOutcome(NamedTuple):
 
     @property
     def proved(self) -> float:
-        """The largest epsilon that an attack proves; all of them hold together with the confidence."""
+        """The largest epsilon that an attack proves; all bounds hold simultaneously with the confidence."""
         return max(attack.epsilon for attack in self.attacks)
 
     @property
@@ -195,13 +195,13 @@ class _Pipeline:
 
     @property
     def secret_sample(self) -> bool:
-        """Whether the claim rests on nobody knowing who takes part."""
+        """Whether the claim assumes that the sample of clients is secret."""
         return self.private.simulate_amplification or isinstance(self.dispatch, TimedDispatch)
 
     def attack_canaries(self, count: int) -> tuple[Floats, Mask, Mask, Callable[[], PrivacyCost]]:
-        """Scores of canaries, which of them took part, which to judge, and what the run has spent.
+        """The scores of canaries, which of them took part, which to evaluate, and the privacy spent.
 
-        Where it is public who contributes when, those that contribute most often are judged.
+        If it is public who contributes when, those that contribute most often are evaluated.
         """
         taken = self.draws.permutation(count) % 2 == 1
         signs = torch.zeros(self.clients, count, dtype=torch.float64)
@@ -231,9 +231,9 @@ class _Pipeline:
         return self._run(clients, signs)[0][:, 0]
 
     def score_replacement(self, present: Floats, absent: Floats) -> tuple[Floats, Floats]:
-        """How much likelier with the canary; the usual sum is that of a quarter of the runs without it."""
+        """The log likelihood ratios; a quarter of the runs without the canary gives the expected sum."""
         usual = float(np.median(absent[: len(absent) // 4]))
-        step = 1.0 if isinstance(self.dispatch, TimedDispatch) else 2.0  # it also takes another's place
+        step = 1.0 if isinstance(self.dispatch, TimedDispatch) else 2.0  # it also replaces another client
         with_it, without = (self._mixture_score((sums - usual).T, step) for sums in (present, absent))
         return with_it, without
 
@@ -254,7 +254,7 @@ class _Pipeline:
     def _run(
         self, clients: int, signs: Tensor
     ) -> tuple[Floats, list[tuple[Task, ...]], Callable[[], PrivacyCost]]:
-        """The sums of each release in units of the bounds (releases, coordinates), its tasks, the claim."""
+        """The sums in units of the bounds (releases, coordinates), the tasks, and the privacy spent."""
         method = _CanaryMethod(tuple(self.bounds), traits_of(self.algorithm))
         engine = _CanaryEngine(
             clients, signs, tuple(self.bounds.values()), self.delays, self.dropout, self.availability
@@ -291,7 +291,7 @@ class _Released(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class _CanaryMethod:
-    """A method whose uploads have the fields of another's, and whose server shows what it is given."""
+    """A method whose uploads have the fields of another method, and whose server state is the last mean."""
 
     fields: tuple[str, ...]
     of: Traits
@@ -403,7 +403,7 @@ class _CanarySession:
 def proved_epsilon(
     threshold: float, present: Floats, absent: Floats, delta: float, confidence: float
 ) -> float:
-    """What true and false positives at one threshold prove."""
+    """The epsilon that true and false positives at one threshold prove."""
     tail = (1 - confidence) / 2
     positives, mistakes = int((present > threshold).sum()), int((absent > threshold).sum())
     low = beta.ppf(tail, positives, len(present) - positives + 1) if positives else 0.0
@@ -412,7 +412,7 @@ def proved_epsilon(
 
 
 def _judge(name: str, present: Floats, absent: Floats, delta: float, confidence: float) -> AttackOutcome:
-    """Choose a threshold and a direction on a quarter of the trials, and judge them on the others."""
+    """Choose a threshold and a direction on a quarter of the trials, and evaluate them on the others."""
     few, some = len(present) // 4, len(absent) // 4
     best, chosen = -math.inf, (1.0, 0.0)
     for sign in (1.0, -1.0):

@@ -13,7 +13,7 @@ import torch
 from offbeat import trees
 from offbeat.aggregate.compression import check_compression, parse_compression
 from offbeat.aggregate.mean import AggregationContext, Aggregator, Mean, PlainSum, Summation
-from offbeat.aggregate.private import Private, sampling_rate
+from offbeat.aggregate.private import Private
 from offbeat.aggregate.robust import parse_aggregate
 from offbeat.aggregate.secure import Secure
 from offbeat.algorithms import Setting, find
@@ -34,8 +34,8 @@ from offbeat.engines.simulation import Sequential, Vectorised
 from offbeat.errors import InputError, setting_name
 from offbeat.nn.layers import below_scaling
 from offbeat.nn.problem import Precision, Problem
-from offbeat.privacy.accountant import Accountant, largest_within, parse_accountant
-from offbeat.privacy.correlated import BandedNoise, parse_correlation
+from offbeat.privacy.accountant import Accountant, largest_within, parse_accountant, round_up
+from offbeat.privacy.correlated import default_separation, parse_correlation
 from offbeat.privacy.ledger import PrivacyAccounting, ReleaseTotals
 from offbeat.privacy.mechanism import AdaptiveClipping
 from offbeat.schedule.availability import (
@@ -47,7 +47,7 @@ from offbeat.schedule.availability import (
 )
 from offbeat.schedule.delays import parse_delay
 from offbeat.schedule.devices import TaskWork, WorkDelay, for_work
-from offbeat.schedule.dispatch import Dispatch, PooledDispatch, TimedDispatch
+from offbeat.schedule.dispatch import Dispatch, PooledDispatch
 from offbeat.schedule.participation import Participation
 from offbeat.schedule.staleness import StalenessWeights, parse_weights
 from offbeat.training.experiment import (
@@ -59,24 +59,23 @@ from offbeat.training.experiment import (
 )
 from offbeat.training.loop import check_extendable, check_fit
 from offbeat.training.method import build_method, check_schedules_last
-from offbeat.training.standardise import Scaling, look_at_scales, measure_scaling
+from offbeat.training.standardise import Scaling, describe_scales, measure_scaling
 from offbeat.training.stopping import StopRules, parse_target
 from offbeat.training.task import LearningTask, named_task
 
-_WORKERS_GRADIENTS = 2_000  # gradients of larger models that pay for the start of worker processes
-_FEW_OPERATIONS = 20_000_000  # of a gradient, which take less time than torch's calls: `vmap` saves calls
-_MAPPED_MODEL = 200_000  # parameters up to which that holds
-_MAPPED_CORES = 4  # with more of them, workers save more
+_WORKERS_GRADIENTS = 2_000  # gradients of a larger model that make up for the start of worker processes
+_FEW_OPERATIONS = 20_000_000  # of a gradient, below which torch's calls dominate, which `vmap` saves
+_MAPPED_MODEL = 200_000  # parameters up to which this holds
+_MAPPED_CORES = 4  # cores above which workers save more
 _GRAIN = 1e-3  # relative precision of the noise that is searched for
-_MAX_GRAINS = 20_000  # between noise of 1 and the least and most noise that is tried
-_NOISE_DIGITS = 4  # significant
+_MAX_GRAINS = 20_000  # the search is limited to noise between exp(-20) and exp(20)
 _PERSONAL_LR = 0.1  # of personal layers, where the method has no local rate
 
 
 def build_aggregate(
     experiment: Experiment, algorithm: AnyAlgorithm, summation: Summation | None = None
 ) -> Aggregator:
-    """The aggregation that an experiment asks for; the noise must be known."""
+    """The aggregation of an experiment, whose noise must be known."""
     if summation is None:
         summation = Secure() if experiment.secure else PlainSum()
     if experiment.aggregate != "mean":
@@ -85,8 +84,8 @@ def build_aggregate(
         return Mean(summation)
     assert experiment.noise is not None
     assert experiment.delta is not None
-    shape = parse_correlation(experiment.noise_correlation)
-    apart = shape.bands if isinstance(shape, BandedNoise) else 1
+    correlation = parse_correlation(experiment.noise_correlation)
+    separation = experiment.min_separation
     return Private.of(
         algorithm,
         _parse_bounds(experiment.clip),
@@ -96,9 +95,9 @@ def build_aggregate(
         simulate_amplification=experiment.simulate_amplification,
         participation=Participation(
             experiment.max_participations,
-            apart if experiment.min_separation is None else experiment.min_separation,
+            default_separation(correlation) if separation is None else separation,
         ),
-        correlation=shape,
+        correlation=correlation,
         accountant=parse_accountant(experiment.accountant),
         adaptive=None if experiment.adaptive_clip is None else AdaptiveClipping(experiment.adaptive_clip),
         nominal=experiment.nominal_cohort,
@@ -109,7 +108,7 @@ def build_aggregate(
 
 
 def with_calibrated_noise(
-    experiment: Experiment, opening: AggregationContext, summation: Summation | None = None
+    experiment: Experiment, context: AggregationContext, summation: Summation | None = None
 ) -> Experiment:
     """Compute the noise that keeps all server steps below epsilon, if only epsilon was given.
 
@@ -119,28 +118,28 @@ def with_calibrated_noise(
     if experiment.clip is None or (experiment.noise is not None and experiment.epsilon is None):
         return experiment
     if experiment.noise is not None:
-        return _with_fitting_participations(experiment, opening, summation)
+        return _with_fitting_participations(experiment, context, summation)
     tried = dataclasses.replace(experiment, noise=1.0, epsilon=None)
-    draft = build_aggregate(tried, opening.algorithm, summation)
-    check_privacy(draft, opening)
+    draft = build_aggregate(tried, context.algorithm, summation)
+    check_privacy(draft, context)
     assert isinstance(draft, Private)
     assert experiment.epsilon is not None
-    spending = _spending(draft, opening)
-    start, most = opening.algorithm.warmup() is not None, draft.participation.max_participations
-    times = opening.rounds if most is None else min(opening.rounds, most - start)
-    noise = _least_noise(spending, ReleaseTotals(start, opening.rounds, times), experiment.epsilon)
+    spending = draft.accounting(context)
+    start, most = context.algorithm.warmup() is not None, draft.participation.max_participations
+    times = context.rounds if most is None else min(context.rounds, most - start)
+    noise = _least_noise(spending, ReleaseTotals(start, context.rounds, times), experiment.epsilon)
     return dataclasses.replace(experiment, noise=noise)
 
 
 def _with_fitting_participations(
-    experiment: Experiment, opening: AggregationContext, summation: Summation | None
+    experiment: Experiment, context: AggregationContext, summation: Summation | None
 ) -> Experiment:
-    aggregate = build_aggregate(experiment, opening.algorithm, summation)
-    check_privacy(aggregate, opening)
+    aggregate = build_aggregate(experiment, context.algorithm, summation)
+    check_privacy(aggregate, context)
     assert isinstance(aggregate, Private)
     assert experiment.epsilon is not None
-    start = opening.algorithm.warmup() is not None
-    fit = _spending(aggregate, opening).budget(experiment.epsilon, start, opening.rounds).contributions
+    start = context.algorithm.warmup() is not None
+    fit = aggregate.accounting(context).budget(experiment.epsilon, start, context.rounds).contributions
     return (
         experiment
         if math.isinf(fit)
@@ -148,22 +147,8 @@ def _with_fitting_participations(
     )
 
 
-def _spending(private: Private, opening: AggregationContext) -> PrivacyAccounting:
-    simulated = private.simulate_amplification
-    return PrivacyAccounting(
-        private.noise,
-        private.delta,
-        sampling_rate(opening.dispatch, opening.buffer, opening.population) if simulated else None,
-        private.participation.max_participations,
-        private.participation.min_separation,
-        private.correlation,
-        private.accountant,
-        opening.dispatch.sampling if isinstance(opening.dispatch, TimedDispatch) else None,
-    )
-
-
 def parameters_under_noise(experiment: Experiment, aggregate: Aggregator) -> dict[str, Any]:
-    """The hyperparameters; under noise momentum approximation gets a penalty, unless one was chosen."""
+    """The hyperparameters; under noise, momentum approximation gets a penalty unless a solver was chosen."""
     given = dict(experiment.parameters)
     chosen = {"penalty", "rcond"} & given.keys()
     if (
@@ -178,14 +163,14 @@ def parameters_under_noise(experiment: Experiment, aggregate: Aggregator) -> dic
     return given | {"penalty": solver.penalty}
 
 
-def check_privacy(aggregate: Aggregator, opening: AggregationContext) -> None:
+def check_privacy(aggregate: Aggregator, context: AggregationContext) -> None:
     """Reject settings early that the run itself would reject."""
-    bounds, population = aggregate.participation, opening.population
-    if isinstance(opening.dispatch, PooledDispatch):
-        bounds.check(opening.dispatch.pool(population), population, opening.buffer)
-    if opening.algorithm.warmup() is not None:
+    bounds, population = aggregate.participation, context.population
+    if isinstance(context.dispatch, PooledDispatch):
+        bounds.check(context.dispatch.pool(population), population, context.buffer)
+    if context.algorithm.warmup() is not None:
         bounds.check_start()
-    aggregate.open(opening)
+    aggregate.open(context)
 
 
 def _parse_bounds(text: str) -> float | Mapping[str, float]:
@@ -219,12 +204,12 @@ def _parse_bound(value: str, text: str) -> float:
 def _least_noise(spending: PrivacyAccounting, tally: ReleaseTotals, epsilon: float) -> float:
     """The least noise for epsilon, rounded up; a slow accountant starts from the result of a faster one."""
 
-    def noise(place: int) -> float:
-        return math.exp(-_GRAIN * place)
+    def noise(index: int) -> float:
+        return math.exp(-_GRAIN * index)
 
     def search(accountant: Accountant, start: int) -> int:
-        def spent(place: int) -> float:
-            return dataclasses.replace(spending, noise=noise(place), accountant=accountant).epsilon(tally)
+        def spent(index: int) -> float:
+            return dataclasses.replace(spending, noise=noise(index), accountant=accountant).epsilon(tally)
 
         found = largest_within(spent, epsilon, start, 100, -_MAX_GRAINS, _MAX_GRAINS)
         if found < -_MAX_GRAINS:
@@ -236,8 +221,7 @@ def _least_noise(spending: PrivacyAccounting, tally: ReleaseTotals, epsilon: flo
 
     rougher = spending.accountant.rougher()
     found = search(spending.accountant, 0 if rougher is None else search(rougher, 0))
-    unit = 10.0 ** (math.floor(math.log10(noise(found))) + 1 - _NOISE_DIGITS)
-    return float(f"{math.ceil(noise(found) / unit) * unit:.{_NOISE_DIGITS}g}")
+    return round_up(noise(found))
 
 
 AnySimulatedEngine: TypeAlias = Sequential | Vectorised | Workers | RayCluster
@@ -258,7 +242,7 @@ class RunSpec(NamedTuple):
     parameters: dict[str, Any]  # hyperparameters that were given, or that follow from the noise
     scaling: Scaling | None = None  # of the inputs, where they are standardised
     unscaled: str | None = None  # a sentence about features that are far from unit scale
-    engine_reason: str | None = None  # why this engine, where none is named
+    engine_reason: str | None = None  # why this engine was chosen, if none was named
 
     def loop_arguments(self, experiment: Experiment) -> dict[str, Any]:
         """The keyword arguments of `train` and `replay` that follow from the settings."""
@@ -280,7 +264,7 @@ def dry_run(
     weights: StalenessWeights,
     availability: Availability = Always(),
 ) -> AggregationContext:
-    """The run with a model of one parameter, to find incompatible settings before anything is loaded."""
+    """The context of the run with a model of one parameter; raises for incompatible settings."""
     method = build_method(experiment, Setting(1, 1, 1), dict(experiment.parameters))
     limit = math.inf if experiment.max_staleness is None else experiment.max_staleness
     check_fit(method, dispatch, weights, experiment.rounds, limit)
@@ -320,9 +304,9 @@ def build_run(
 ) -> RunSpec:
     """Load and divide the data and build all objects of a run; most bad input is rejected before the loading.
 
-    `task` takes the place of the task, or of the data and the model, that the experiment names. `folder` is
-    where the run will be written: the state of clients must fit there, or in memory. `scaling` is that of a
-    run that is resumed or replayed; a new one is agreed on among the clients.
+    `task` replaces the task, or the data and the model, that the experiment names. `folder` is where the run
+    will be written: the clients' memory must fit there, or in RAM. `scaling` is that of a run that is resumed
+    or replayed; for a new run it is computed from the data of the clients.
     """
     if experiment.task is not None:
         task = task or named_task(experiment)
@@ -335,16 +319,16 @@ def build_run(
     dropout, weights = Dropout(experiment.dropout), parse_weights(experiment.weights)
     if task is None:
         parse_partition(experiment.partition)  # raises before the data are loaded
-    trial = for_work(delays, TaskWork(lambda client: 1, 0.0, 0.0))
-    trial.bind(dispatch.source(experiment.seed), experiment.clients)  # raises on a bad file of delays
+    any_work = for_work(delays, TaskWork(lambda client: 1, 0.0, 0.0))
+    any_work.bind(dispatch.source(experiment.seed), experiment.clients)  # raises on a bad file of delays
     if not isinstance(availability, DataAvailability):
         availability.bind(experiment.seed)  # raises on a bad file
     limits = build_limits(experiment)
     check_limits_private(experiment, limits.deadline, varying=isinstance(delays, WorkDelay))
-    opening = dry_run(experiment, dispatch, weights, availability)
-    method = opening.algorithm
-    aggregate = build_aggregate(with_calibrated_noise(experiment, opening), method)
-    check_privacy(aggregate, opening)
+    context = dry_run(experiment, dispatch, weights, availability)
+    method = context.algorithm
+    aggregate = build_aggregate(with_calibrated_noise(experiment, context), method)
+    check_privacy(aggregate, context)
     device = _parse_device(experiment.device)
     if experiment.engine == "ray":
         check_cluster(experiment.ray_address)
@@ -379,13 +363,13 @@ def build_run(
         module = scaling.wrap(module).to(device)
         personal = personal_arguments(experiment, algorithm, scaled=True)
         problem = Problem(module, task.loss, experiment.weight_decay, precision, **personal)
-    home = parse_memory_backend(experiment.memory)
-    place = with_folder(home, folder) if folder else home
-    make_client_store(place, ClientMemory.initial(algorithm, problem), len(population), device)  # or raises
+    backend = parse_memory_backend(experiment.memory)
+    located = with_folder(backend, folder) if folder else backend
+    make_client_store(located, ClientMemory.initial(algorithm, problem), len(population), device)  # or raises
     choice = _engine_choice(experiment, problem, population, setting)
     kind = _engine_type(choice.name, experiment, problem, setting)
     EXECUTIONS[experiment.execution].executor(problem, population).close()  # or raises
-    engine = kind(problem, population, delays, availability, dropout, memory=home, limits=limits)
+    engine = kind(problem, population, delays, availability, dropout, memory=backend, limits=limits)
     test = task.personal_test_data(population) if problem.personal else task.test_data()
     test = test.to(device) if isinstance(test, Examples) else test
     StopRules.of(experiment, task.goals, evaluated=test is not None)  # or raises
@@ -394,14 +378,14 @@ def build_run(
         engine,
         dispatch,
         weights,
-        opening.max_staleness,
+        context.max_staleness,
         problem,
         test,
         task,
         aggregate,
         parameters,
         scaling if experiment.standardise else None,
-        None if experiment.standardise else look_at_scales(population),
+        None if experiment.standardise else describe_scales(population),
         choice.reason or None,
     )
 
@@ -409,9 +393,9 @@ def build_run(
 def personal_arguments(
     experiment: Experiment, algorithm: AnyAlgorithm, *, scaled: bool = False
 ) -> dict[str, Any]:
-    """The arguments of `Problem` for layers that stay at the client; of a model that scales its inputs."""
+    """The arguments of `Problem` for personal layers; `scaled`: the model begins with a scaling layer."""
     rate, inner = experiment.personal_lr, algorithm
-    while hasattr(inner, "inner"):  # of weight prediction, a local optimiser or a schedule
+    while hasattr(inner, "inner"):  # inside weight prediction, a local optimiser or a rate schedule
         inner = inner.inner
     if rate is None and "local_lr" in find(experiment.algorithm).parameters():
         rate = getattr(inner, "local_lr", None)
@@ -424,7 +408,7 @@ def personal_arguments(
 
 
 class EngineChoice(NamedTuple):
-    """The engine of a run that names none, and why."""
+    """The engine of a run that names none, and the reason."""
 
     name: str
     reason: str
@@ -433,7 +417,7 @@ class EngineChoice(NamedTuple):
 def choose_engine(
     problem: Problem, population: Population, gradients: int, cores: int, workers: int | None = None
 ) -> EngineChoice:
-    """What suits the model and the amount of work; by a rule, so that results do not depend on timing."""
+    """The engine for a model and an amount of work, by a rule, so that results do not depend on timing."""
     size = f"the model has {problem.size:,} weights"
     if problem.device.type != "cpu":
         return EngineChoice("vectorised", "the model is on a GPU")
@@ -455,7 +439,7 @@ def choose_engine(
 
 
 def _operations(problem: Problem, population: Population) -> float:
-    """Of one gradient; infinite for a module that fails, which the run will say better."""
+    """The operations of one gradient; infinite for a module that fails, which the run will report."""
     try:
         indices = population.indices(0, 0, 0)[0]
         return problem.flops(Batch(load_examples(population, indices, problem)))
@@ -466,7 +450,7 @@ def _operations(problem: Problem, population: Population) -> float:
 def _engine_choice(
     experiment: Experiment, problem: Problem, population: Population, setting: Setting
 ) -> EngineChoice:
-    """The engine that is named, without a reason, or one that suits the run."""
+    """The engine that is named, without a reason, or one that is chosen."""
     if experiment.engine != "auto":
         return EngineChoice(experiment.engine, "")
     gradients = setting.rounds * setting.cohort * setting.steps
@@ -483,7 +467,7 @@ def _engine_type(
             f"the engine '{name}' has no {setting_name('execution')}: leave it out, or add "
             f"{setting_name('engine')} vectorised."
         )
-    # a small buffer alone would leave workers idle
+    # with a small buffer, workers would be idle if no task were computed ahead
     many: dict[str, Any] = {
         "workers": experiment.workers,
         "ahead": 2 * count if setting.cohort < 2 * count else 0,

@@ -1,8 +1,8 @@
-"""A whole run at one version as one file: tensors, and facts as JSON in the file's metadata.
+"""A checkpoint: the state of a run at one version as one file of tensors, with facts as JSON in its metadata.
 
-The file is safetensors, so nothing is ever unpickled; it carries a digest of all it holds, and is
-replaced atomically: a kill at any moment leaves the last whole one. What clients keep in a file of
-its own is not in here, only where it is in that file.
+The file is in the safetensors format, so nothing is unpickled. It contains a digest of its contents, and is
+replaced atomically, so a complete checkpoint remains when the process is killed. If the clients' memory is in
+a file of its own, the checkpoint contains only the positions in that file.
 """
 
 import errno
@@ -23,7 +23,7 @@ from offbeat.files import disk_full, fsync_dir
 
 
 class Checkpoint(NamedTuple):
-    """All that is needed to resume a run."""
+    """Everything that is needed to resume a run."""
 
     facts: dict[str, Any]
     tensors: dict[str, Tensor]
@@ -39,7 +39,7 @@ def save(path: Path | str, checkpoint: Checkpoint) -> None:
     path = Path(path)
     tensors = {name: tensor.detach().contiguous() for name, tensor in checkpoint.tensors.items()}
     facts = json.dumps(checkpoint.facts)
-    # safetensors writes to a random name first; in a folder of its own, leftovers of a kill are found.
+    # safetensors writes to a random name first; in a folder of its own, leftovers can be removed
     part = path.parent / f".{path.name}.part" / path.name
     shutil.rmtree(part.parent, ignore_errors=True)
     part.parent.mkdir(parents=True)
@@ -88,9 +88,9 @@ def load_facts(path: Path) -> dict[str, Any]:
         with safe_open(path, "pt") as file:
             facts = json.loads(file.metadata()["facts"])
         if not isinstance(facts, dict):
-            raise ValueError("its facts are none")
+            raise ValueError("its facts are not an object")
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise InputError(f"the checkpoint {path} cannot be read ({error}): put a whole copy there.") from None
+        raise InputError(f"the checkpoint {path} cannot be read ({error}): restore a good copy.") from None
     return facts
 
 
@@ -104,11 +104,11 @@ def _digest(facts: str, tensors: dict[str, Tensor]) -> str:
 
 
 def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copy all but the first of tensors that share memory, which the format refuses."""
+    """Copy all but the first of tensors that share memory, which the format does not allow."""
     seen: set[int] = set()
     result = {}
     for name, tensor in tensors.items():
-        place = tensor.untyped_storage().data_ptr()
-        result[name] = tensor.clone() if place in seen else tensor
-        seen.add(place)
+        address = tensor.untyped_storage().data_ptr()
+        result[name] = tensor.clone() if address in seen else tensor
+        seen.add(address)
     return result

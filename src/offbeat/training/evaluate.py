@@ -3,7 +3,7 @@
 A metric is a function of outputs and targets, or an object with `reset`, `update` and `compute`, such as
 those of torchmetrics. A function that returns one number for each example is averaged over the examples.
 A function that returns a single number, such as an area under the ROC curve, is called once with all
-outputs: its mean over minibatches would be another number.
+outputs, since its mean over minibatches would be another number.
 """
 
 import copy
@@ -21,7 +21,7 @@ from offbeat import trees
 from offbeat.core import Vector
 from offbeat.data.population import Examples, ExampleSource, check_examples
 from offbeat.data.sources import ClientData
-from offbeat.errors import InputError, describe
+from offbeat.errors import InputError, describe, error_summary
 from offbeat.nn.problem import Problem, Statistics
 from offbeat.trees import Tree
 
@@ -37,9 +37,8 @@ class AccumulatingMetric(Protocol):
     def compute(self) -> Any: ...
 
 
-Metric: TypeAlias = (
-    Callable[[Any, Any], Tensor | float] | AccumulatingMetric
-)  # outputs, targets -> one number for each example, or a single number for all examples
+# a function: outputs, targets -> one number for each example, or a single number for all examples
+Metric: TypeAlias = Callable[[Any, Any], Tensor | float] | AccumulatingMetric
 
 LOSS = "loss"
 _WORST_SHARE = 0.1  # of the clients
@@ -90,12 +89,12 @@ class ClientMetrics(NamedTuple):
 
     Attributes:
         pooled: Each metric over all test examples.
-        clients: By metric and name of the client; NaN: not defined there.
+        clients: Each metric by name of the client; NaN: it is not defined there.
         lower_is_better: The metrics whose worst values are the largest.
     """
 
     pooled: dict[str, float]
-    clients: dict[str, dict[str, float]]  # by metric and name of the client; NaN: not defined there
+    clients: dict[str, dict[str, float]]
     lower_is_better: frozenset[str] = frozenset({LOSS})
 
     def summary(self) -> dict[str, float]:
@@ -267,7 +266,7 @@ class _FunctionMeter:
 
 
 class _Accumulator:
-    """A metric that accumulates by itself, such as one of torchmetrics; its copy is used."""
+    """A copy of a metric that accumulates by itself, such as one of torchmetrics."""
 
     def __init__(self, name: str, metric: AccumulatingMetric, device: torch.device) -> None:
         self._name = name
@@ -317,9 +316,8 @@ def _attempt(name: str, compute: Callable[[], Any]) -> Any:
     try:
         return compute()
     except Exception as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
         raise InputError(
-            f"the metric '{name}' could not be computed ({lines[0].rstrip('.')}): check that it suits "
+            f"the metric '{name}' could not be computed ({error_summary(error)}): check that it suits "
             "the outputs of the module and the classes of the test set."
         ) from error
 

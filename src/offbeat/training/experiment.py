@@ -1,4 +1,4 @@
-"""One frozen value that names a run: every setting, described once.
+"""All settings of a run as one frozen value, each described in one place.
 
 Importing this module does not load PyTorch: the command line is built from it.
 """
@@ -48,7 +48,7 @@ class Experiment:
     task: str | None = _data(
         None,
         "PACKAGE.MODULE:FUNCTION",
-        "a function that returns an offbeat.LearningTask: a model and data of one's own",
+        "a function that returns an offbeat.LearningTask, with your own model and data",
     )
     data: str | None = _data("digits", "NAME", "data set: {choices}", choices=DATASETS, noun="data set")
     data_dir: str | None = _data(
@@ -151,7 +151,7 @@ class Experiment:
     aggregate: str = _training(
         "mean",
         "SPEC",
-        "how updates become one: mean, or, against a few malicious clients, trimmed-mean:SHARE, median, "
+        "how updates are aggregated: mean, or, against a few malicious clients, trimmed-mean:SHARE, median, "
         "geometric-median or norm-bound[:BOUND]; SHARE is left out on each side",
     )
     compress: str | None = _training(
@@ -184,7 +184,7 @@ class Experiment:
     local_optimizer: str = _training(
         "sgd",
         "SPEC",
-        "optimiser of local steps, whose state begins anew in each task: sgd, momentum[:BETA], "
+        "optimiser of local steps, whose state is reset for each task: sgd, momentum[:BETA], "
         "nesterov[:BETA], adam[:BETA1[:BETA2[:EPS]]] or adamw[:DECAY[:BETA1[:BETA2[:EPS]]]]",
     )
     clip_grad_norm: float | None = _training(
@@ -215,10 +215,10 @@ class Experiment:
         None, "SECONDS", "end with the server step that reaches this time", within="(0, inf)"
     )
     max_bytes: float | None = _stopping(
-        None, "BYTES", "end with the server step by which so much was sent, down and up", within="(0, inf)"
+        None, "BYTES", "end with the server step by which this much was sent, down and up", within="(0, inf)"
     )
     max_client_updates: int | None = _stopping(
-        None, "N", "end with the server step by which so many updates were used", within=COUNT
+        None, "N", "end with the server step by which N client updates have arrived", within=COUNT
     )
     engine: str = _compute(
         "auto",
@@ -278,16 +278,17 @@ class Experiment:
     )
     delta: float | None = _privacy(None, "D", "probability beside epsilon, such as 1e-6", within="(0, 1)")
     max_participations: int | None = _privacy(
-        None, "N", "contributions of a client at most; needed for a guarantee", within=COUNT
+        None, "N", "the largest number of contributions of a client; needed for a guarantee", within=COUNT
     )
     min_separation: int | None = _privacy(
         None,
         "N",
-        "server steps between two contributions of a client at least; default: 1, or as the noise needs",
+        "the least number of server steps between two contributions of a client; default: 1, or as the noise "
+        "needs",
         within=COUNT,
     )
     simulate_amplification: bool = _simulated_privacy(
-        False, "", "epsilon as if poisson dispatch amplified it, which is not a guarantee"
+        False, "", "compute epsilon as if poisson dispatch amplified privacy, which is not a guarantee"
     )
     noise_correlation: str = _privacy(
         "independent", "SPEC", "correlation over server steps: independent, tree, banded:B or blt[:STEPS]"
@@ -295,7 +296,7 @@ class Experiment:
     noise_source: str = _privacy(
         "server",
         "NAME",
-        "who adds the noise to secure sums: {choices}; with helper or both, the server sees no sum without",
+        "who adds the noise to secure sums: {choices}; with helper or both, the server sees only noisy sums",
         choices=NOISE_SOURCES,
         noun="source of noise",
     )
@@ -304,20 +305,20 @@ class Experiment:
         None, "QUANTILE", "let the bounds follow this quantile of the clients' norms", within="(0, 1)"
     )
     nominal_cohort: int | None = _simulated_privacy(
-        None, "N", "simulations only: noise as small as for a buffer of this size", within=COUNT
+        None, "N", "simulations only: scale the noise as for a buffer of this size", within=COUNT
     )
     noise_seed: int | None = _simulated_privacy(
-        None, "N", "simulations only: noise that can be repeated", within="[0, 2^32)"
+        None, "N", "simulations only: seed of noise that can be reproduced", within="[0, 2^32)"
     )
     secure: bool = setting(False, "", "secure aggregation by two servers", group="privacy")
     amplified: InitVar[bool] = False  # rejected: it does not hold for a buffer of fixed size
 
     @classmethod
     def of(cls, **given: Any) -> Self:
-        """The given settings; the others are the method's own, or follow from those that were given.
+        """An experiment with these settings; the others have the defaults of the method or follow from these.
 
-        A private run without `clip` takes the parameters that the method has for private runs, unless they
-        were given, and the bounds of a method that bounds all its uploads.
+        A private run without `clip` uses the method's parameters for private runs, unless they were given,
+        and the bounds of a method that bounds all its uploads.
         """
         from offbeat.algorithms import find  # these load PyTorch, which the command line's help does without
         from offbeat.nn.models import default_model
@@ -392,7 +393,7 @@ class Experiment:
             raise InputError(f"digits ships with scikit-learn and needs no {name('data_dir')}: leave it out.")
 
     def _check_aggregate(self) -> None:
-        """Reject a robust aggregation or a compression that does not go with secure or private sums."""
+        """Reject a robust aggregation or a compression that is incompatible with secure or private sums."""
         given = f"{setting_name('aggregate')} {self.aggregate}"
         if self.compress is not None and self.secure:
             from offbeat.aggregate.compression import parse_compression, secure_refused
@@ -501,7 +502,7 @@ def is_deployment(settings: Mapping[str, Any]) -> bool:
     return "secure_sums" in settings or isinstance(settings.get("task"), dict)
 
 
-# The fields of a record that depend on who was drawn; elapsed does by the time that the updates take.
+# The fields of a record that reveal something about who was drawn; elapsed does by the time of updates.
 SAMPLE_FIELDS = frozenset(
     {
         "client_updates",
@@ -581,7 +582,7 @@ def build_limits(experiment: Experiment) -> "TaskLimits":
 
 
 def check_limits_private(experiment: Experiment, deadline: "Deadline", *, varying: bool = False) -> None:
-    """Refuse what would make a client's part in an amplified sum depend on other clients or on its data."""
+    """Reject limits by which a client's part in an amplified sum would depend on other clients or on data."""
     from offbeat.schedule.clock import FixedDeadline
     from offbeat.schedule.dispatch import TIMED_DISPATCH_NAMES
 

@@ -1,4 +1,4 @@
-"""A run's folder: settings, records, trace and checkpoint, consistent after a kill at any moment.
+"""The folder of a run: settings, records, trace and checkpoint, consistent even if the process is killed.
 
 Records and trace are appended line by line. A checkpoint contains their lengths and checksums, and resuming
 truncates them to these lengths. The checkpoint before the last one is kept as well: where the last one is
@@ -61,25 +61,25 @@ class RunFolder:
         (path / FAILURE_FILE).unlink(missing_ok=True)  # of an earlier attempt
 
     @classmethod
-    def begin(cls, path: Path, asked: Mapping[str, Any]) -> Self:
+    def begin(cls, path: Path, settings: Mapping[str, Any]) -> Self:
         """Start a run in a folder without one."""
         check_free(path)
         lock = _acquire_lock(path)
         try:
-            _check_no_run(path)  # now that the folder is locked
-            settings_file.write(path, asked)
-            return cls(path, lock, None, asked.get("clip") is not None)
+            _check_no_run(path)  # again, now that the folder is locked
+            settings_file.write(path, settings)
+            return cls(path, lock, None, settings.get("clip") is not None)
         except BaseException:
             lock.release()
             raise
 
     @classmethod
-    def resume(cls, path: Path, asked: Mapping[str, Any]) -> Self:
+    def resume(cls, path: Path, settings: Mapping[str, Any]) -> Self:
         """Resume a run from its last checkpoint, or from the beginning if it has none."""
-        settings_file.compare(path, asked)
+        settings_file.compare(path, settings)
         lock = _acquire_lock(path)
         try:
-            private = asked.get("clip") is not None
+            private = settings.get("clip") is not None
             resumed, notice = _load_checkpoint(path, private=private)
             if notice is not None:
                 _LOG.warning("%s", notice)
@@ -108,7 +108,7 @@ class RunFolder:
         self._save(state, lengths)
 
     def take_back(self, name: str, state: Checkpoint) -> None:
-        """Remove the last line, and resume from a state without it."""
+        """Remove the last line of a file, and resume from a state without it."""
         path = self.path / f"{name}.jsonl"
         text = path.read_bytes()
         length = text.rfind(b"\n", 0, len(text) - 1) + 1
@@ -165,12 +165,12 @@ class RunFolder:
 
 
 def check_free(path: Path) -> None:
-    """Refuse a path where no run can start, without writing anything."""
-    place = next(each for each in (path, *path.absolute().parents) if each.exists())
-    if not place.is_dir():
-        raise InputError(f"{place} is a file: name a folder with {setting_name('out')}.")
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise InputError(f"{place} cannot be written to: name another {setting_name('out')}.")
+    """Reject a path where no run can start, without writing anything."""
+    existing = next(each for each in (path, *path.absolute().parents) if each.exists())
+    if not existing.is_dir():
+        raise InputError(f"{existing} is a file: name a folder with {setting_name('out')}.")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise InputError(f"{existing} cannot be written to: name another {setting_name('out')}.")
     if (path / "lock").exists():
         _acquire_lock(path).release()
     _check_no_run(path)
@@ -194,7 +194,7 @@ def claim_folder(parent: Path, stem: str) -> Path:
 
 
 def read_jsonl(path: Path, name: str) -> Iterator[dict[str, Any]]:
-    """The complete lines of records or trace, without one that a kill cut short."""
+    """The complete lines of records or trace; an incomplete last line is skipped."""
     file_path = path / f"{name}.jsonl"
     with file_path.open("rb") as file:
         for number, line in enumerate(file, 1):
@@ -278,7 +278,7 @@ def _check_no_run(path: Path) -> None:
 
 
 def _check_lines(path: Path, length: int, checksum: int | None) -> int:
-    """The checksum of the first `length` bytes, which must be those that the checkpoint knows of."""
+    """The checksum of the first `length` bytes, which must be that of the checkpoint."""
     data = b""
     if length:
         data = path.read_bytes()[:length] if path.exists() else b""

@@ -1,7 +1,7 @@
-"""The training loop, a generator of snapshots with one per server step, and the state of a run.
+"""The training loop, a generator that yields a snapshot after each server step, and the state of a run.
 
-`train` yields after each server step, and the caller owns the `for`. `RunState` holds all that changes
-during a run, and so all that a checkpoint contains.
+The caller of `train` owns the `for` loop. `RunState` holds all that changes during a run, and so all that a
+checkpoint contains.
 """
 
 import math
@@ -80,33 +80,33 @@ class Snapshot(NamedTuple):
         state: The state of the method at the server.
         statistics: The running statistics of the module.
         cohort: Whose updates made this version; None before the first step.
-        filled: The tasks behind this version, with their times.
+        filled: The tasks behind this version, with their times; for version 0 those of the start.
         counts: All tasks so far, by their state.
         sent: Numbers sent so far, down and up.
-        spent: A function that gives the privacy spent so far, where it is counted.
+        spent: A function that gives the privacy spent so far, if it is counted.
         ended: Why the run ends before its last round, if it does.
         checkpoint: A function that gives all that is needed to resume here.
         confirm: To be called once the last checkpoint is on the disk.
         settle: Raises if this step diverged.
         execution: How local work is computed, if that was chosen by a trial.
-        personal: The layers that stay with clients, where there are any.
+        personal: A function that gives the personal layers of a client, if there are any.
     """
 
     version: int
     time: float
     state: Any
     statistics: Statistics
-    cohort: Cohort | None  # whose updates made this version; None before the first step
-    filled: Buffer | None  # the tasks behind it, with their times; for version 0 those of the start
-    counts: TaskCounts  # of all tasks so far, by their state
+    cohort: Cohort | None
+    filled: Buffer | None
+    counts: TaskCounts
     sent: Traffic
-    spent: Callable[[], PrivacyCost | None]  # the privacy spent so far, where it is counted
-    ended: str | None  # why the run ends before the last version asked for
-    checkpoint: Callable[[], Checkpoint]  # all that is needed to resume here
-    confirm: Callable[[], None]  # to be called once the last checkpoint is on the disk
-    settle: Callable[[], None] = lambda: None  # raises if this step diverged
-    execution: Callable[[], dict[str, Any] | None] = lambda: None  # how local work is computed, if chosen
-    personal: Callable[[int], Statistics] = lambda client: {}  # of a client now, where they are known
+    spent: Callable[[], PrivacyCost | None]
+    ended: str | None
+    checkpoint: Callable[[], Checkpoint]
+    confirm: Callable[[], None]
+    settle: Callable[[], None] = lambda: None
+    execution: Callable[[], dict[str, Any] | None] = lambda: None
+    personal: Callable[[int], Statistics] = lambda client: {}
 
     @property
     def x(self) -> Vector:
@@ -135,9 +135,7 @@ def train(
     """Train for `rounds` server steps, each on the mean of `buffer` updates.
 
     The first snapshot is version 0, after the start; a resumed run continues with the version after its
-    checkpoint. An update older than `max_staleness` versions is dropped. `compress` says how clients
-    compress their uploads (`EightBit()`, `TopK(share)`). `observe_start` is called with the
-    progress of the start, for methods that have one, and may take a checkpoint of it.
+    checkpoint.
 
     Args:
         algorithm: The method, such as `FedOpt(0.1, 1.0)`.
@@ -148,10 +146,10 @@ def train(
         weights: The weight of an update by its staleness.
         max_staleness: The staleness above which an update is dropped.
         aggregate: How updates become their mean: `Mean()`, or `Private`.
-        compress: How clients compress their uploads; None: not at all.
+        compress: How clients compress their uploads: `EightBit()` or `TopK(share)`; None: not at all.
         seed: The seed of all draws.
         resume: A checkpoint to continue from.
-        observe_start: Called with the progress of the start.
+        observe_start: Called with the progress of a full-participation start; it may take a checkpoint.
     """
     _check_arguments(algorithm, engine, dispatch, weights, aggregate, resume)
     check_whole("the buffer", buffer, None)
@@ -171,7 +169,7 @@ def train(
 def _check_arguments(
     algorithm: object, engine: object, dispatch: object, weights: object, aggregate: object, resume: object
 ) -> None:
-    """Refuse arguments of another kind, such as a name or a class in place of a value."""
+    """Reject arguments of a wrong kind, such as a name or a class in place of a value."""
     method = "an instance of a method, such as offbeat.FedOpt(0.1, 1.0), or offbeat.build(name, ...)"
     check_attributes("the algorithm", algorithm, ["init", "local", "step", "broadcast", "memory"], method)
     check_attributes("the engine", engine, ["clients", "initial", "open"], "one such as offbeat.Vectorised")
@@ -258,14 +256,12 @@ class RunState:
         self.session: Session = engine.open(self.compressed or algorithm, seed, rng)
         if isinstance(self.session, TunedSession):
             self.session.expect(buffer, rounds)
-        # on a GPU, waiting for a check would leave a hole in its work
+        # on a GPU, waiting for a check would leave the device idle
         self.checks_later = works_asynchronously(x.device) and not self.aggregation.private
         sizes = [trees.numel(probe_upload(algorithm, x, version)) for version in (0, 1)]
         self.piece = self.aggregation.piece(max(sizes))  # uploads that are added at a time
         streams = isinstance(self.session, StreamingSession) and self.session.streams
-        self.gathered_at_once = (
-            self.piece if streams else None
-        )  # uploads that are gathered at a time; None: a buffer's
+        self.gathered_at_once = self.piece if streams else None  # uploads; None: those of a buffer
         self.summed: BufferSum | None = None  # of the buffer that is being filled
         self.check: FiniteCheck | None = None  # of the last step, if its result is not known yet
         if isinstance(self.session, SecureEncodingSession):
@@ -319,13 +315,13 @@ class RunState:
             self.check = None
 
     def count_traffic(self, filled: Buffer, upload: int) -> None:
-        """Count the numbers that one step sent, so many with each upload, also with those that were late."""
+        """Count the numbers that one step sent: `upload` for each upload, including dropped ones."""
         started = self.scheduler.counts.started - self._started
-        back = len(filled.tasks) + len(filled.dropped)
-        self.sent = Traffic(self.sent.down + started * self._message_size, self.sent.up + back * upload)
+        arrived = len(filled.tasks) + len(filled.dropped)
+        self.sent = Traffic(self.sent.down + started * self._message_size, self.sent.up + arrived * upload)
 
     def upload_size(self, updates: ClientUpdates, count: int) -> int:
-        """The numbers that one of so many uploads has, with the statistics beside it."""
+        """The size of one of `count` uploads, with the statistics beside it."""
         uploads = trees.numel(updates.uploads) // count
         if self.compressed is not None:
             sent = sum(leaf.nbytes for leaf in trees.leaves(updates.uploads))
@@ -337,12 +333,12 @@ class RunState:
         return uploads if self.compressed is None else self.compressed.decode(uploads)
 
     def no_uploads(self) -> Tree:
-        """Of a timed release to which nobody contributed."""
+        """The uploads of a timed release to which no client contributed."""
         upload = probe_upload(self.algorithm, self.state.x)
         return trees.map(lambda leaf: leaf.new_zeros((0, *leaf.shape)), upload)
 
     def known_cohort(self, cohort: Cohort) -> Cohort:
-        """What the server's step may know of a cohort; under a timed dispatch who is in it is a secret."""
+        """What the server's step may know about a cohort, which is secret under a timed dispatch."""
         if not isinstance(self.dispatch, TimedDispatch):
             return cohort
         return nominal_cohort(self.dispatch, cohort.version, self.clients, self.buffer, self.weights)
@@ -360,7 +356,7 @@ class RunState:
         return self.aggregation.private or isinstance(self.aggregation, RobustAggregation)
 
     def check_statistics(self, statistics: Statistics) -> None:
-        """Refuse statistics that clients have changed, where they are to stay."""
+        """Reject statistics that clients have changed, if they must stay constant."""
         for name, value in mean_statistics(statistics).items():
             if not torch.allclose(value.double(), self.statistics[name].double()):
                 raise InputError(
@@ -422,7 +418,7 @@ class RunState:
 
     def save(self, version: int) -> Checkpoint:
         if version == self.version:
-            self.settle()  # a step that diverged says so, whether or not the run went on from it
+            self.settle()  # raises if the step diverged
         if version != self.version or not self.consistent:
             raise InputError(
                 f"the run has left version {version}: take a checkpoint of a snapshot before the next one."
@@ -561,7 +557,7 @@ def describe_cohort(
 
 
 def works_asynchronously(device: torch.device) -> bool:
-    """Whether a device goes on while its results are not needed."""
+    """Whether a device computes asynchronously."""
     return device.type == "cuda"
 
 
@@ -581,12 +577,12 @@ def check_fit(
         raise InputError(f"{name} has no staleness weights, since its clients keep memory: use constant.")
     if isinstance(dispatch, TimedDispatch) and shrinks_without_updates(algorithm):
         raise InputError(
-            f"{name} averages models, and a release by a clock has now more and now fewer of them: use a "
+            f"{name} averages models, and the number of uploads varies between releases by a clock: use a "
             "method that averages updates."
         )
     if traits_of(algorithm).two_phases:
         if not isinstance(dispatch, Phases):
-            raise InputError(f"{name} asks each cohort twice in a row: use phases dispatch.")
+            raise InputError(f"{name} needs each cohort twice in a row: use phases dispatch.")
         if rounds % 2:
             raise InputError(
                 f"{name} takes two server steps a round: give an even number of rounds, not {rounds}."
@@ -606,7 +602,7 @@ def check_fit(
 
 
 def check_extendable(name: str, parameters: Mapping[str, Any], rounds: int, later: int) -> None:
-    """Refuse to extend a run whose rates depend on its number of rounds, which is found by trying."""
+    """Reject the extension of a run whose rates depend on its number of rounds, which is found by a trial."""
     if len({repr(build(name, Setting(1, 1, each), parameters)) for each in (rounds, later)}) > 1:
         raise InputError(
             f"{name} sets its rates by {setting_name('rounds')}, so {later} in place of {rounds} is another "

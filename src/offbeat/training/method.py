@@ -1,7 +1,7 @@
-"""The method of a run: that of the catalogue, with the local optimiser and the rates that the settings name.
+"""The method of a run, with the local optimiser and the rate schedules of its settings.
 
-What a method makes meaningless is refused: whether its local steps are those of `core.sgd`, and whether its
-rates may differ between tasks, is found by trying.
+A trial finds whether a method's local steps are those of `core.sgd` and whether its rates may differ between
+tasks; otherwise these settings are rejected.
 """
 
 import dataclasses
@@ -36,11 +36,11 @@ from offbeat.training.experiment import Experiment
 from offbeat.training.task import import_function
 from offbeat.trees import Tree
 
-_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # of one's own
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # package.module:function
 
 
 def build_method(experiment: Experiment, setting: Setting, parameters: Mapping[str, Any]) -> AnyAlgorithm:
-    """The method with the local optimiser and the schedules of rates that an experiment asks for."""
+    """The method of an experiment, with its local optimiser and rate schedules."""
     name = experiment.algorithm
     algorithm = build(name, setting, parameters)
     optimizer, clip = parse_local_optimizer(experiment.local_optimizer), experiment.clip_grad_norm
@@ -122,7 +122,7 @@ def _takes_local_rules(algorithm: LocallyOptimized) -> bool:
     watched = _WatchedOptimizer()
     try:
         probe_upload(dataclasses.replace(algorithm, optimizer=watched), torch.zeros(1))
-    except Exception:  # of arithmetic with what is no number, in code that may be the user's
+    except Exception:  # such as arithmetic with the rule, in code that may be the user's
         return False
     return watched.used
 
@@ -154,7 +154,7 @@ def _takes_rates_as_tensors(algorithm: AnyAlgorithm) -> bool:
 
 
 def check_schedules_last(experiment: Experiment, rounds: int) -> None:
-    """Refuse to extend a run whose schedules end with it."""
+    """Reject the extension of a run whose schedules end with it."""
     for rate in ("local_lr_schedule", "server_lr_schedule"):
         text = getattr(experiment, rate)
         schedule = parse_schedule(text, setting_name(rate))

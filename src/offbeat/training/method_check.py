@@ -1,4 +1,4 @@
-"""`offbeat check`: whether a method keeps the contract that engines, checkpoints and deployments rely on.
+"""`offbeat check`: whether a method satisfies what engines, checkpoints and deployments rely on.
 
 The method is run on a small softmax regression in double precision, with clients of different sizes.
 """
@@ -13,11 +13,13 @@ import torch
 from torch import nn
 
 from offbeat import draws, trees
+from offbeat.aggregate.uploads import ConstantGradient
 from offbeat.algorithms import Setting, build, find
-from offbeat.core import AnyAlgorithm, Batch, Batches, Cohort, Rate, Vector, Visit, traits_of
+from offbeat.core import AnyAlgorithm, Batch, Batches, Cohort, Vector, Visit, traits_of
 from offbeat.data.population import Epochs, Examples, Population
 from offbeat.engines.process_pool import Workers
 from offbeat.engines.simulation import Sequential, Vectorised
+from offbeat.errors import error_summary
 from offbeat.nn.problem import Problem, TaskGradient, cross_entropies
 from offbeat.schedule.delays import Exponential
 from offbeat.schedule.dispatch import Dispatch, parse_dispatch
@@ -77,10 +79,7 @@ def check_method(name: str) -> Iterator[Finding]:
 
 
 def _sentence(error: Exception) -> str:
-    if isinstance(error, _Failure):
-        return str(error)
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0].rstrip('.')}." if lines else f"{type(error).__name__}."
+    return str(error) if isinstance(error, _Failure) else f"{error_summary(error)}."
 
 
 def _problem() -> Problem:
@@ -239,19 +238,6 @@ def _equal(one: list[Any], other: list[Any]) -> bool:
     )
 
 
-class _ZeroGradient:
-    """A gradient that is zero everywhere."""
-
-    def __call__(self, x: Vector, batch: Batch, /) -> Vector:
-        return torch.zeros_like(x)
-
-    def with_loss(self, x: Vector, batch: Batch, /) -> tuple[Vector, torch.Tensor]:
-        return torch.zeros_like(x), torch.zeros(())
-
-    def descend(self, x: Vector, batch: Batch, lr: Rate, /) -> Vector:
-        return x
-
-
 def _check_cost(name: str, algorithm: AnyAlgorithm) -> None:
     """Count the vectors of a round, and compare them with the entry."""
     x, cost = torch.zeros(_SIZE), find(name).cost
@@ -261,7 +247,7 @@ def _check_cost(name: str, algorithm: AnyAlgorithm) -> None:
     for version in range(1 + traits_of(algorithm).two_phases):
         messages.append(algorithm.broadcast(state, version))
         batches = Batches((batch,), (batch,))
-        uploads.append(algorithm.local(messages[-1], memory, batches, visit, _ZeroGradient())[0])
+        uploads.append(algorithm.local(messages[-1], memory, batches, visit, ConstantGradient(0.0))[0])
     found = [
         sum(leaf.numel() in (0, _SIZE) for leaf in trees.leaves(each))
         for each in (messages, uploads, memory, state)

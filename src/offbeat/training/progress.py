@@ -1,4 +1,4 @@
-"""While a run is going on: a progress bar, signals that ask it to stop, and the number of threads."""
+"""What accompanies a run: a progress bar, signals that stop it, and the number of threads."""
 
 import os
 import signal
@@ -62,7 +62,7 @@ _STOPPING = b"\noffbeat: finishing and saving this step; interrupt again to stop
 
 
 class StopRequest:
-    """Whether to stop, and the signal that said so."""
+    """Whether to stop, and the signal that requested it."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
@@ -78,21 +78,24 @@ class StopRequest:
 
 @contextmanager
 def stop_signals(words: bytes = _STOPPING) -> Iterator[StopRequest]:
-    """Ctrl-C once: finish the step, save, stop; twice: KeyboardInterrupt. What was ignored stays ignored."""
+    """Turn the first SIGINT or SIGTERM into a stop request, and the second into `KeyboardInterrupt`.
+
+    Signals that are ignored stay ignored. `words` are printed to a terminal at the first signal.
+    """
     stop = StopRequest()
 
-    def ask(number: int, frame: object) -> None:
+    def request(number: int, frame: object) -> None:
         if stop():
             raise KeyboardInterrupt
         stop.signal = number
         if sys.stderr.isatty():
             os.write(2, words)
 
-    main = threading.current_thread() is threading.main_thread()  # others receive no signals
+    main = threading.current_thread() is threading.main_thread()  # other threads receive no signals
     numbers = [
         n for n in (signal.SIGINT, signal.SIGTERM) if main and signal.getsignal(n) is not signal.SIG_IGN
     ]
-    before = {number: signal.signal(number, ask) for number in numbers}
+    before = {number: signal.signal(number, request) for number in numbers}
     try:
         yield stop
     finally:

@@ -24,7 +24,7 @@ from offbeat.schedule.staleness import Equal, StalenessWeights
 from offbeat.training.loop import RunState, Snapshot, StartProgress, check_fit, server_steps
 
 _TIMED_LENGTH, _UNTIMED_LENGTH = 5, 3  # numbers of a task that was used, and of one that was dropped or lost
-_MAX_NUMBER = 2**32  # no run counts as far
+_MAX_NUMBER = 2**32  # larger numbers mean that the trace is damaged
 
 
 @renamed_parameters(limit="max_staleness")
@@ -46,9 +46,9 @@ def replay(
 ) -> Iterator[Snapshot]:
     """Compute the snapshots of a run again on a simulated engine, with the times of the trace.
 
-    The other arguments are those that `train` was given. The dispatcher starts no tasks here, but the privacy
-    accounting depends on it. `rounds` is the number of server steps that the run asked for, if the trace has
-    fewer. The trace is validated up to version `until` before anything is computed.
+    The other arguments are those of `train`. The dispatcher starts no tasks here, but the privacy accounting
+    depends on it. `rounds` is the number of server steps of the run, if the trace has fewer. The trace is
+    validated up to version `until` before anything is computed.
     """
     if isinstance(aggregate, Private) and aggregate.noise and aggregate.noise_seed is None:
         raise secret_noise_error()
@@ -67,12 +67,12 @@ def replay(
         )
     if until is not None and len(taken) < until:
         raise InputError(f"this trace ends at version {len(taken)}: replay up to there at most.")
-    asked = max(1, len(taken)) if rounds is None else rounds
-    if len(taken) > asked:
-        raise InputError(f"this trace has {len(taken)} server steps: give as many rounds at least.")
-    check_fit(algorithm, dispatch, weights, asked, max_staleness)
+    rounds = max(1, len(taken)) if rounds is None else rounds
+    if len(taken) > rounds:
+        raise InputError(f"this trace has {len(taken)} server steps: give at least as many rounds.")
+    check_fit(algorithm, dispatch, weights, rounds, max_staleness)
     run = RunState(
-        algorithm, engine, dispatch, weights, buffer, asked, max_staleness, aggregate, seed, compress
+        algorithm, engine, dispatch, weights, buffer, rounds, max_staleness, aggregate, seed, compress
     )
     run.scheduler = TraceSource(start, taken, run.session)
     try:
@@ -166,8 +166,8 @@ def read_trace(
 ) -> tuple[Buffer | None, list[Buffer]]:
     """Return the start, if there was one, and every server step; an inconsistent trace is rejected.
 
-    Without a buffer the steps are releases by a clock, which may have any number of tasks, and where a
-    client's later visit may be for an earlier release.
+    Without a buffer the steps are releases by a clock, which may have any number of tasks, and a client's
+    later visit may be for an earlier release.
     """
     start: Buffer | None = None
     taken: list[Buffer] = []

@@ -7,9 +7,12 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from offbeat.aggregate.mean import PrivacyCost
+from offbeat import trees
+from offbeat.aggregate.mean import PrivacyCost, client_names
 from offbeat.aggregate.private import Private
+from offbeat.core import AnyAlgorithm, Vector
 from offbeat.errors import DivergedError
+from offbeat.nn.problem import Problem
 from offbeat.privacy.ledger import correct_statement, corrected_end
 from offbeat.training.build import RunSpec, with_run_folder
 from offbeat.training.checkpoint import Checkpoint
@@ -52,10 +55,26 @@ def saved_outcome(resumed: Checkpoint | None) -> RunOutcome:
     return RunOutcome(corrected_end(ended, known.terms), known._replace(terms=correct_statement(known.terms)))
 
 
+def saved_model(
+    saved: Checkpoint, algorithm: AnyAlgorithm, problem: Problem
+) -> tuple[Vector, dict[str, Tensor]]:
+    """The model of a checkpoint and its running statistics; if models are averaged, the average.
+
+    Raises `KeyError` or `ValueError` if the checkpoint is of another model or method.
+    """
+    x, statistics = problem.initial()
+    shape = trees.structure(algorithm.init(x))
+    state = trees.unflatten(shape, [saved.tensors[f"state.{n}"] for n in range(shape.num_leaves)])
+    model = saved.tensors.get("average", state.x)
+    if model.shape != x.shape:
+        raise ValueError(f"the model has {len(model)} parameters in place of {len(x)}")
+    return model, {name: saved.tensors[f"statistics.{name}"] for name in statistics}
+
+
 def resumed_outcome(
     folder: RunFolder, experiment: Experiment, goals: Mapping[str, str], *, evaluated: bool = True
 ) -> RunOutcome:
-    """The outcome of a run that is resumed; one that a stopping rule ended goes on under other settings."""
+    """The outcome of a run that is resumed; one that a stopping rule ended continues under other settings."""
     outcome = saved_outcome(folder.resumed)
     if folder.resumed is None or not folder.resumed.facts["running"].get("stopped"):
         return outcome
@@ -77,7 +96,7 @@ def run_experiment(
     """Train, and yield after every server step; if `stop` returns true, save a checkpoint and end.
 
     A checkpoint is saved at the start, and then every `save_every` versions or, by default, so rarely that
-    saving takes little of the time. If training diverges, the reason is written to the folder.
+    saving takes at most a twentieth of the time. If training diverges, the reason is written to the folder.
     `observe_start` is called during the full-participation start with the numbers of finished and of all
     clients.
     """
@@ -113,7 +132,7 @@ def _run_steps(
     if folder and folder.resumed is None and spec.engine_reason:
         folder.note(engine_reason=spec.engine_reason)
     for snapshot in snapshots:
-        state.see(snapshot, experiment.ema_decay)
+        state.observe(snapshot, experiment.ema_decay)
         if folder and not noted and (report := snapshot.execution()) and report["seconds"]:
             folder.note(execution_report=report)
             noted = True
@@ -173,7 +192,7 @@ class _RunRecorder:
     def elapsed(self) -> float:
         return self._before + time.monotonic() - self._begun
 
-    def see(self, snapshot: Snapshot, decay: float | None) -> None:
+    def observe(self, snapshot: Snapshot, decay: float | None) -> None:
         if decay is not None:
             self._average = snapshot.x if self._average is None else ema(self._average, snapshot.x, decay)
         for age in snapshot.cohort.staleness if snapshot.cohort else ():
@@ -266,7 +285,7 @@ def _bytes_sent(snapshot: Snapshot) -> int:
 
 
 def _epsilon_due(version: int, experiment: Experiment) -> bool:
-    """Whether epsilon is due again with this record."""
+    """Whether epsilon is computed for this record."""
     span = max(1, experiment.rounds // _EPSILON_RECORDS)
     return version // span > (version - experiment.eval_every) // span
 
@@ -278,11 +297,10 @@ def _epsilon(snapshot: Snapshot) -> float | None:
 
 
 def _diverged_where(snapshot: Snapshot) -> str:
-    """At which step, from which clients' updates, and what to do."""
+    """The server step, the clients whose updates it used, and what to do."""
     if not snapshot.version or not snapshot.filled:
         return "before the first server step: check the model and the data"
-    clients = sorted({task.client for task in snapshot.filled.tasks})
-    names = f"client{'s' if len(clients) > 1 else ''} {', '.join(map(str, clients))}"
+    names = client_names(snapshot.filled.tasks)
     return f"at server step {snapshot.version} (its updates came from {names}): lower the rates"
 
 

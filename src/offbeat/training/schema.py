@@ -81,7 +81,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class SettingInfo:
-    """What is known of a setting besides its name, type and default."""
+    """The description of a setting besides its name, type and default."""
 
     metavar: str
     help: str  # `{choices}` stands for the names to choose from
@@ -115,7 +115,7 @@ class NamedSetting:
 
     @property
     def type(self) -> type:
-        """The type, None aside."""
+        """The type other than None."""
         return next(each for each in self.types if each is not NoneType)
 
     @property
@@ -170,11 +170,11 @@ def _settings_of(cls: Any) -> Mapping[str, NamedSetting]:
 
 
 def check_settings(instance: Any) -> None:
-    """Reject a value that is out of range or unknown; called as a dataclass of settings is made."""
+    """Reject values that are out of range or unknown; for `__post_init__` of a dataclass of settings."""
     for name, each in settings_of(type(instance)).items():
         each.check(getattr(instance, name))
 
 
 def keys_of(cls: type, table: str) -> dict[str, NamedSetting]:
-    """The settings that stand in a table of a deployment's settings file."""
+    """The settings of a table of a deployment's settings file."""
     return {name: each for name, each in settings_of(cls).items() if each.info.table == table}

@@ -65,10 +65,10 @@ def main_metric(settings: Mapping[str, Any]) -> tuple[str, bool]:
     return name, goal == "max"
 
 
-def compare(folder: Path, asked: Mapping[str, Any]) -> None:
+def compare(folder: Path, settings: Mapping[str, Any]) -> None:
     """Reject settings that differ from those of the run; warn if the version of offbeat differs."""
     known = read(folder, verify=True)
-    before, now = _flat(known), _flat(json.loads(json.dumps(dict(asked))))
+    before, now = _flat(known), _flat(json.loads(json.dumps(dict(settings))))
     for name, each in settings_of(Experiment).items():  # a setting that is newer than the run
         if name in now and name != "parameters":
             before.setdefault(name, each.default)
@@ -98,8 +98,7 @@ def compare(folder: Path, asked: Mapping[str, Any]) -> None:
 
 
 def _replace(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Write, then move into place."""
-    # A run is known by this file, so it is on disk before everything that would be lost without it.
+    # A folder is recognised as a run by this file, so it is on disk before all other files.
     text = json.dumps(with_checksum(json.loads(json.dumps(settings))), indent=1)
     replace_file(folder / "settings.json", f"{text}\n".encode())
 

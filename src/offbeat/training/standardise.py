@@ -1,8 +1,8 @@
 """Preparation before training: the mean and the standard deviation of each feature over all clients.
 
-`Moments` is a method like those of the catalogue, with a full-participation start and nothing after it. So
-its sums go the way of every other sum: through an engine or a deployment, in the clear or by secure
-aggregation. A client sends the number of its examples, the sum and the sum of squares of each feature, and
+`Moments` is a method like those of the catalogue that consists of a full-participation start. Its sums are
+therefore computed like every other sum: by an engine or a deployment, in the clear or by secure aggregation.
+A client sends the number of its examples, the sum and the sum of squares of each feature, and
 how many examples it has of each class. Each number is sent as the limbs of a fixed-point number of 256 bits,
 which are small whole numbers: sums are exact, in any order and by secure aggregation as well, and the
 variance loses nothing where a mean is large. Only the client's own sums are rounded, in float64, about a
@@ -39,12 +39,12 @@ from offbeat.trees import Tree
 LIMB_BITS = 16
 LIMBS = 16
 _LOWEST = -128  # a number is a multiple of 2^-128 below 2^127
-_CONSTANT = 1e-13  # times the mean: a feature that varies less is constant but for rounding
+_CONSTANT = 1e-13  # relative to the mean: a smaller deviation is due to rounding
 _SPLIT = 134217729.0  # 2^27 + 1, which halves a float64
 _BITS = 1  # fractional, of secure sums of limbs
 _MAX_BUFFER = 128  # reports in one secure sum
 _LARGE, _SMALL = 20.0, 0.02  # root mean squares of a feature that are far from 1
-_LOOKED_AT = 20, 50  # clients and examples of each, where scales are looked at
+_SAMPLED = 20, 50  # clients, and examples of each, from which scales are estimated
 
 Matrix = NDArray[np.float64]
 
@@ -104,11 +104,11 @@ class Moments:
 
 
 class Scaling(NamedTuple):
-    """How inputs are scaled: (input - mean) / scale, for each feature of a table or channel of an image."""
+    """The scaling of inputs, (input - mean) / scale, for each feature of a table or channel of an image."""
 
     mean: tuple[float, ...]
-    scale: tuple[float, ...]  # the standard deviation; 1 for a feature that is constant
-    examples: int  # for images, of pixels
+    scale: tuple[float, ...]  # the standard deviation; 1 for a constant feature
+    examples: int  # for images, the number of pixels
     classes: tuple[int, ...] | None = None  # how many examples each class has
 
     @classmethod
@@ -121,7 +121,7 @@ class Scaling(NamedTuple):
             numbers[2 * features :],
         )
         if count < 1 or count.denominator != 1:
-            raise InputError("the sums of the features over all clients contradict each other: start again.")
+            raise InputError("the sums of the features over all clients are inconsistent: start again.")
         mean, scale = [], []
         for total, square in zip(sums, squares, strict=True):
             centre = total / count
@@ -160,7 +160,7 @@ class Scaling(NamedTuple):
 def measure_scaling(
     problem: Problem, population: Population, summation: Summation | None = None, seed: int = 0
 ) -> Scaling:
-    """Agree on the scaling in a simulation."""
+    """Compute the scaling from the data of all clients, in a simulation."""
     examples = population.data.gather(np.asarray(population.parts[0])[:1])
     method = moments_of(problem, examples)
     engine = Sequential(problem, population)
@@ -168,7 +168,7 @@ def measure_scaling(
 
 
 def sum_over_clients(method: Moments, engine: Engine, summation: Summation, seed: int = 0) -> Tensor:
-    """The sums over all clients of an engine: the start of a run, and nothing else of it."""
+    """The sums over all clients of an engine, by a run that ends after its start."""
     buffer = min(engine.clients, _MAX_BUFFER)
     if isinstance(summation, Secure):
         summation = limb_secure(summation.minimum)
@@ -260,7 +260,7 @@ def _no_loss(outputs: Any, targets: Any) -> Tensor:
 
 
 def describe_unscaled(examples: Sequence[Examples]) -> str | None:
-    """Say that features are far from unit scale, in a sentence; None if they are not, or are no numbers."""
+    """A sentence if features are far from unit scale; None if they are not, or are not real numbers."""
     inputs = [each.inputs for each in examples]
     if not inputs or not all(isinstance(each, Tensor) and each.is_floating_point() for each in inputs):
         return None
@@ -273,13 +273,13 @@ def describe_unscaled(examples: Sequence[Examples]) -> str | None:
         return None
     return (
         f"the features are far from unit scale (a root mean square of {float(sizes.max()):.3g}): "
-        f"{setting_name('standardise')} scales them alike for all clients."
+        f"{setting_name('standardise')} scales them in the same way for all clients."
     )
 
 
-def look_at_scales(population: Population) -> str | None:
+def describe_scales(population: Population) -> str | None:
     """`describe_unscaled` of a few examples of a few clients."""
-    clients, examples = _LOOKED_AT
+    clients, examples = _SAMPLED
     chosen = np.linspace(0, len(population) - 1, min(clients, len(population))).astype(int)
     return describe_unscaled(
         [population.data.gather(np.asarray(population.parts[int(client)])[:examples]) for client in chosen]

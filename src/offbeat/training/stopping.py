@@ -1,7 +1,7 @@
-"""When a run ends before its last server step: at a target, without progress, or at the end of a budget.
+"""Rules that end a run before its last server step: a target, missing progress, or a budget.
 
-Targets and patience look at evaluations, budgets at every server step. Why a run ended is in its last
-checkpoint. A run that ended by one of these rules continues if it is resumed with a setting that its last
+Targets and patience are checked at evaluations, budgets at every server step. The reason is in the last
+checkpoint. A run that was ended by one of these rules continues if it is resumed with a setting that its last
 record does not fulfil.
 """
 
@@ -15,7 +15,7 @@ from offbeat.schedule.dispatch import TIMED_DISPATCH_NAMES
 from offbeat.training.experiment import Experiment
 
 SETTINGS = ("stop_at", "patience", "max_time", "max_bytes", "max_client_updates")
-_SECRET = ("max_bytes", "max_client_updates")  # follow from how many clients contributed
+_SECRET = ("max_bytes", "max_client_updates")  # depend on the number of clients that contributed
 
 
 class BestRecord(NamedTuple):
@@ -53,7 +53,7 @@ class StopRules:
         for name in _SECRET:
             if getattr(experiment, name) is not None and experiment.dispatch in TIMED_DISPATCH_NAMES:
                 raise InputError(
-                    f"the end by {setting_name(name)} would tell how many clients contributed, which "
+                    f"the end by {setting_name(name)} would reveal how many clients contributed, which "
                     f"{experiment.dispatch} dispatch keeps secret: use {setting_name('max_time')}."
                 )
         return cls(

@@ -21,8 +21,9 @@ from offbeat.core import Vector
 from offbeat.data.datasets import Source, load
 from offbeat.data.partition import Partition, parse_partition, split_alike
 from offbeat.data.population import Epochs, Examples, ExampleSource, Population, Steps
-from offbeat.data.sources import ClientData, client_data, labels_of, read_examples
-from offbeat.errors import InputError, setting_name
+from offbeat.data.readers import labels_of, read_examples
+from offbeat.data.sources import ClientData, client_data
+from offbeat.errors import InputError, error_summary, setting_name
 from offbeat.nn import models
 from offbeat.nn.layers import RandomCropFlip
 from offbeat.nn.problem import Loss, Problem, Statistics, cross_entropies
@@ -128,7 +129,7 @@ class LearningTask:
 
     @property
     def goals(self) -> dict[str, str]:
-        """The metrics in order, the one to compare by first, and whether each is to grow ("max") or fall."""
+        """The metrics, the main one first: "max" if higher values are better, otherwise "min"."""
         goals = {
             name: "min"
             if name in self.lower_is_better or getattr(metric, "higher_is_better", None) is False
@@ -238,7 +239,7 @@ class LearningTask:
         return self.data.examples(name)
 
     def site_test(self, name: str) -> Examples | None:
-        """The test examples of one site's own, for its personal model; None if it has none."""
+        """The test examples of one site, for its personal model; None if it has none."""
         try:
             test = self.test_data() if self.personal else None
         except InputError:  # a common test set, which the server alone may have
@@ -281,8 +282,8 @@ class LearningTask:
     ) -> tuple[dict[str, float], ClientMetrics | None]:
         """The loss and the metrics of a model, and those of each client if the test data are by client.
 
-        `personal` gives the personal layers of a client by its number; those who never trained, and clients
-        of the test data who are not among the clients, have the module's own.
+        `personal` gives the personal layers of a client by its number; clients that never trained, and
+        clients that are in the test data only, have those of the module.
         """
         if not isinstance(data, ClientData):
             return evaluate(problem, x, data, self.scored_by, statistics=statistics), None
@@ -423,17 +424,15 @@ def seeded_module(make: MakeModule, seed: int) -> nn.Module:
 
 
 def first_line(error: BaseException) -> str:
-    """An error's type and the first line of its message."""
-    lines = str(error).strip().splitlines()
-    message = f": {lines[0]}" if lines else ""
-    return f"{type(error).__name__}{message}".rstrip(".") + "."
+    """The type of an error and the first line of its message, as a sentence."""
+    return f"{error_summary(error)}."
 
 
 def failure(error: Exception) -> str:
-    """An error of the user's code in a sentence, with the line of that code; of ours, its own sentence."""
+    """An error of the user's code in a sentence, with file and line; an `InputError` has its own sentence."""
     if isinstance(error, InputError):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if "site-packages" not in frame.filename]
     where = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
-    return f"{first_line(error).removesuffix('.')}{where}."
+    return f"{error_summary(error)}{where}."

@@ -1,4 +1,4 @@
-"""Uploads in fixed point mod 2^32, the seeds of secret shares, and the report that a client makes of both.
+"""Uploads in fixed point mod 2^32, the seeds of secret shares, and the reports that clients make of them.
 
 Negative numbers are the upper half of the residues. A seed expands to one share, and travels to the helper
 sealed to its key; the leader gets the other share.
@@ -23,15 +23,15 @@ from offbeat.errors import InputError
 from offbeat.privacy.secure.terms import BindingError, LengthError, SecureTerms, report_name
 
 Residues: TypeAlias = npt.NDArray[np.uint32]
-CHUNK = 1 << 15  # numbers at a time, so that what is done to them is done in the cache
+CHUNK = 1 << 15  # numbers that are processed at a time, so that they stay in the cache
 
 
 def check_range(values: Tensor, terms: SecureTerms, client: int) -> None:
-    """Refuse what could make a sum overflow; only the client can, for nobody else sees its numbers."""
+    """Reject values that could make a sum overflow; only the client can, since nobody else sees them."""
     if not values.numel():
         return
     low, high = (float(end) for end in torch.aminmax(values))
-    worst = max(abs(low), abs(high))  # NaN comes through
+    worst = max(abs(low), abs(high))  # may be NaN
     if not (math.isfinite(worst) and worst * 2.0**terms.bits <= terms.max_units):
         weights = f", weights of {terms.weight_bits} bits" if terms.weight_bits else ""
         raise InputError(
@@ -42,10 +42,10 @@ def check_range(values: Tensor, terms: SecureTerms, client: int) -> None:
 
 
 def encode(values: Tensor, bits: int, out: Residues, rounding: torch.Generator | None = None) -> None:
-    """Flat CPU values into residues, to the nearest, ties to even; or up or down at random, unbiased."""
+    """Write flat CPU values to `out` as residues, rounded to nearest, or at random without bias."""
     whole = torch.from_numpy(out.view(np.int32))
     for start in range(0, len(values), CHUNK):
-        # Times a power of two is exact, so float32 is as good as the numbers that came in it.
+        # A multiplication by a power of two is exact, also in float32.
         units = values[start : start + CHUNK] * 2.0**bits
         if rounding is None:
             units.round_()
@@ -57,7 +57,7 @@ def encode(values: Tensor, bits: int, out: Residues, rounding: torch.Generator |
 
 
 def decode(residues: Residues, unit: float) -> Tensor:
-    """As float64, which holds every residue exactly."""
+    """Residues as float64, which represents every residue exactly."""
     return torch.from_numpy(residues.view(np.int32)).double().mul_(unit)
 
 
@@ -68,15 +68,15 @@ NO_MESSAGE = bytes(DIGEST_BYTES)  # the digest where client and servers are in o
 
 
 def expand_seed(seed: bytes, length: int) -> Iterator[tuple[slice, Residues]]:
-    """Where and what: AES-128 in counter mode, good for one share a seed; a piece lasts until the next."""
+    """Slices and numbers of a seed's share, by AES-128 in counter mode; each piece overwrites the last."""
     encryptor = Cipher(algorithms.AES(seed), modes.CTR(bytes(16))).encryptor()
     piece = min(CHUNK, length)
     zeros = memoryview(bytes(4 * piece))
-    room = bytearray(4 * piece + 16)
-    numbers = np.frombuffer(room, dtype="<u4")
+    buffer = bytearray(4 * piece + 16)
+    numbers = np.frombuffer(buffer, dtype="<u4")
     for start in range(0, length, piece):
         count = min(piece, length - start)
-        encryptor.update_into(zeros[: 4 * count], room)
+        encryptor.update_into(zeros[: 4 * count], buffer)
         yield slice(start, start + count), numbers[:count]
 
 
@@ -111,7 +111,7 @@ def _suite() -> Suite:
 
 
 class Report(NamedTuple):
-    """What leaves a client: the share is for the leader, the seed for the helper, by way of the leader."""
+    """What a client sends: the share for the leader, and the seed for the helper, forwarded by the leader."""
 
     task: Task
     share: Residues  # (length,)
@@ -151,5 +151,5 @@ def make_report(
 
 def subtract_share(residues: Residues, seed: bytes) -> None:
     """Subtract the seed's share in place; the rest is the other share."""
-    for place, numbers in expand_seed(seed, len(residues)):
-        residues[place] -= numbers
+    for piece, numbers in expand_seed(seed, len(residues)):
+        residues[piece] -= numbers

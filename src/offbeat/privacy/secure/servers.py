@@ -1,6 +1,6 @@
 """The two servers: the leader collects shares, and the helper adds the shares that it has seeds for.
 
-The helper adds each report once ever, and only sums of enough distinct clients.
+The helper adds each report at most once, and only sums over enough distinct clients.
 """
 
 from bisect import bisect_left, bisect_right
@@ -62,7 +62,7 @@ class SeenReportRanges:
         }
 
     def load(self, data: dict[str, Any]) -> None:
-        """Add those; nothing is removed."""
+        """Add the reports that `save` returned; nothing is removed."""
         bounds = iter(data["bounds"])
         for client, size in zip(data["clients"], data["sizes"], strict=True):
             own = list(islice(bounds, size))
@@ -83,7 +83,7 @@ class SealedSeed(NamedTuple):
 
 
 class SumRequest(NamedTuple):
-    """What the leader asks: the sum of the helper's shares of these reports, weighted as of a version."""
+    """The leader's request for the weighted sum of the helper's shares of these reports, at a version."""
 
     run: bytes
     version: int
@@ -93,11 +93,11 @@ class SumRequest(NamedTuple):
 
 
 class Helper:
-    """One run's; it answers one request at a time.
+    """The helper of one run; it answers one request at a time.
 
-    A report is a client's visit. Each is added at most once ever, so any two sums are of disjoint
-    reports; each has an effective cohort (`effective_cohort`) of at least `minimum` clients. Reports
-    count before their sum is given away: a sum that is lost on its way is lost.
+    A report is a client's visit. Each is added at most once, so any two sums have disjoint reports; each
+    sum has an effective cohort (`effective_cohort`) of at least `minimum` clients. Reports are counted
+    before their sum is returned, so a sum that is lost in transit cannot be requested again.
     """
 
     def __init__(self, terms: SecureTerms, key: X25519PrivateKey, noise_key: bytes = b"") -> None:
@@ -108,27 +108,27 @@ class Helper:
 
     @property
     def public_key(self) -> X25519PublicKey:
-        """What clients seal to."""
+        """The key to which clients seal their seeds."""
         return self._key.public_key()
 
     def add(self, request: SumRequest) -> Residues:
-        """The sum, or a refusal that changes nothing."""
+        """The sum; a refused request raises an error and changes nothing."""
         total = add_shares(request, self.terms, self._key, self._counted)
         return add_noise(total, self.terms.noise, self.noise_key, self.noise_label)
 
     def save(self) -> dict[str, Any]:
-        """What was counted, as JSON; the key is kept elsewhere."""
+        """The counted reports, as JSON; the key is not included."""
         return self._counted.save()
 
     def load(self, data: dict[str, Any]) -> None:
-        """Add what was counted there; nothing is removed."""
+        """Add the reports that `save` returned; no report is removed."""
         self._counted.load(data)
 
 
 def add_shares(
     request: SumRequest, terms: SecureTerms, key: X25519PrivateKey, counted: SeenReports
 ) -> Residues:
-    """The sum of reports, each counted from now on; a refusal counts nothing."""
+    """The sum of reports, which are then counted; a refused request counts nothing."""
     if request.run != terms.run:
         raise RunError("the helper was asked about another run: ask the helper of that run.")
     if request.length != terms.length:
@@ -145,14 +145,14 @@ def add_shares(
         counted.add(task)
     total = np.zeros(terms.length, np.uint32)
     for seed, weight in zip(seeds, weights, strict=True):
-        for place, numbers in expand_seed(seed, terms.length):
+        for piece, numbers in expand_seed(seed, terms.length):
             numbers *= np.uint32(weight)
-            total[place] += numbers
+            total[piece] += numbers
     return total
 
 
 def add_noise(total: Residues, noise: HelperNoise | None, key: bytes, label: bytes) -> Residues:
-    """The helper's part of a sum with its noise, a function of key and label: one label for one sum."""
+    """The helper's part of a sum with noise, which is a function of key and label: one label for each sum."""
     if noise is not None:
         start = 0
         for number, (count, deviation) in enumerate(noise.fields):
@@ -189,10 +189,10 @@ def _check_batch(tasks: Sequence[Task], terms: SecureTerms, counted: SeenReports
 
 
 def effective_cohort(tasks: Sequence[Task], weights: Sequence[int]) -> Fraction:
-    """How many clients of equal weight hide each other as well as these do: (sum w)^2 / sum w^2.
+    """The number of clients of equal weight that would hide each other as well: (sum w)^2 / sum w^2.
 
     The weight w of a client is that of all its reports. With equal weights this is the number of distinct
-    clients; it comes near 1 where one of them has almost all the weight.
+    clients; it is near 1 if one of them has almost all the weight.
     """
     of_client: Counter[int] = Counter()
     for task, weight in zip(tasks, weights, strict=True):
@@ -201,7 +201,7 @@ def effective_cohort(tasks: Sequence[Task], weights: Sequence[int]) -> Fraction:
 
 
 def _check_effective_cohort(tasks: Sequence[Task], weights: Sequence[int], terms: SecureTerms) -> None:
-    """Versions are the leader's to name: without this it could let one report outweigh all others."""
+    """Reject very unequal weights, which a leader could otherwise cause by the version that it names."""
     cohort = effective_cohort(tasks, weights)
     if cohort < terms.minimum:
         raise ShortBatchError(
@@ -212,7 +212,7 @@ def _check_effective_cohort(tasks: Sequence[Task], weights: Sequence[int], terms
 
 
 def check_request(request: SumRequest) -> None:
-    """Refuse a malformed request before anything is looked up or opened."""
+    """Reject a malformed request before anything is looked up or decrypted."""
     for task, seed in request.reports:
         if not all(0 <= number < 1 << 62 for number in task):
             raise MalformedError(f"{task} does not name a report: give whole numbers from 0.", [task])
@@ -234,10 +234,10 @@ class Leader:
     def __init__(self, terms: SecureTerms, helper: AggregationHelper) -> None:
         self._terms = terms
         self._helper = helper
-        self._held: dict[Task, Report] = {}
+        self._reports: dict[Task, Report] = {}
 
     def take(self, report: Report) -> None:
-        """Keep a report until it is summed or forgotten."""
+        """Store a report until it is summed or forgotten."""
         terms, task = self._terms, report.task
         if report.share.shape != (terms.length,):
             raise LengthError(
@@ -249,24 +249,24 @@ class Leader:
                 f"the share of {report_name(task)} is {report.share.dtype}, not uint32.", [task]
             )
         check_request(SumRequest(terms.run, 0, terms.length, (SealedSeed(task, report.sealed),)))
-        if task in self._held:
+        if task in self._reports:
             raise ReplayError(f"{report_name(task)} has reported already.", [task])
-        self._held[task] = report
+        self._reports[task] = report
 
     def forget(self, tasks: Iterable[Task]) -> None:
-        """Drop reports that came too late or were refused."""
+        """Drop reports that arrived too late or were refused."""
         for task in tasks:
-            self._held.pop(task, None)
+            self._reports.pop(task, None)
 
     def total(self, tasks: Sequence[Task], version: int) -> Residues:
         """The weighted sum of these uploads in fixed point; if the helper refuses, they are all kept."""
         terms = self._terms
-        missing = [task for task in tasks if task not in self._held]
+        missing = [task for task in tasks if task not in self._reports]
         if missing:
             raise MalformedError(
                 f"{report_name(missing[0])} has not reported, so it cannot be summed.", missing
             )
-        reports = [self._held[task] for task in tasks]
+        reports = [self._reports[task] for task in tasks]
         sealed = tuple(SealedSeed(task, report.sealed) for task, report in zip(tasks, reports, strict=True))
         signatures = tuple(report.signature for report in reports)
         total = self._helper.add(SumRequest(terms.run, version, terms.length, sealed, signatures))
@@ -277,7 +277,7 @@ class Leader:
 
 
 def add_weighted_share(total: Residues, share: Residues, weight: int) -> None:
-    """In place, mod 2^32: torch does in one pass over memory what NumPy does in two."""
+    """Add a weighted share in place, mod 2^32; torch needs one pass over memory where NumPy needs two."""
     mine = share if share.flags.writeable else share.copy()  # torch has no read-only tensors
     sums, parts = (torch.from_numpy(numbers.view(np.int32)) for numbers in (total, mine))
     sums.add_(parts, alpha=weight)  # signed numbers wrap around to the same bits

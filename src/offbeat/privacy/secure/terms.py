@@ -1,4 +1,4 @@
-"""What clients and both servers agree on before a run, and the reasons why a server refuses."""
+"""The terms that clients and both servers agree on before a run, and the errors of refused requests."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from offbeat.errors import InputError
 
 
 class RefusedError(InputError):
-    """Nothing was added, and nothing counted; `tasks` are the reports at fault, where some are."""
+    """A request was refused, and nothing was added or counted; `tasks` are the reports at fault, if any."""
 
     def __init__(self, sentence: str, tasks: Sequence[Task] = ()) -> None:
         super().__init__(sentence)
@@ -28,7 +28,7 @@ class LengthError(RefusedError):
 
 
 class MalformedError(RefusedError):
-    """A request is malformed; nothing was opened."""
+    """A request is malformed; nothing was decrypted."""
 
 
 class ReplayError(RefusedError):
@@ -44,7 +44,7 @@ class ShortBatchError(RefusedError):
 
 
 class LongBatchError(RefusedError):
-    """More reports than overflow was ruled out for."""
+    """More reports than can be added without a possible overflow."""
 
 
 class WeightError(RefusedError):
@@ -64,7 +64,7 @@ class ParticipationError(RefusedError):
 
 
 class SignatureError(RefusedError):
-    """A report is not signed by a site that is known, or not by the one that its client was."""
+    """A report is not signed by a known site, or not by the site that its client was before."""
 
 
 def report_name(task: Task) -> str:
@@ -81,7 +81,7 @@ def equal_weight(staleness: int) -> float:
     return 1.0
 
 
-NOISE_ROOM = 12  # standard deviations of the helper's noise that a sum leaves room for
+NOISE_ROOM = 12  # standard deviations of the helper's noise that must fit into a sum
 
 
 class HelperNoise(NamedTuple):
@@ -92,17 +92,17 @@ class HelperNoise(NamedTuple):
     min_separation: int  # server steps between two contributions of a client
 
     def text(self) -> str:
-        """What reports are sealed to."""
+        """The text that is part of what reports are bound to."""
         fields = [[count, float(deviation).hex()] for count, deviation in self.fields]
         return json.dumps([fields, self.max_participations, self.min_separation])
 
 
 @dataclass(frozen=True)
 class SecureTerms:
-    """Public, and but for `clipping` and `noise` fixed for a run.
+    """The terms of secure aggregation, which are public and, except `clipping` and `noise`, fixed for a run.
 
-    A weight is a whole number of 2^-weight_bits, the nearest one but never 0; both servers find it
-    from the version that a report is bound to, so that the leader cannot choose it.
+    A weight is rounded to a multiple of 2^-weight_bits, but not to 0. Both servers compute it from the
+    version that a report is bound to, so that the leader cannot choose it.
     """
 
     run: bytes
@@ -161,7 +161,7 @@ class SecureTerms:
 
     @property
     def largest(self) -> float:
-        """The same as a number."""
+        """The largest coordinate with which no sum can overflow."""
         return self.max_units / (1 << self.bits)
 
     @property
@@ -170,7 +170,7 @@ class SecureTerms:
         return 2.0 ** -(self.bits + self.weight_bits)
 
     def weight(self, task: Task, version: int) -> int:
-        """The integer weight of a report in a sum of that version."""
+        """The integer weight of a report in a sum at a version."""
         if task.version > version:
             raise WeightError(
                 f"{report_name(task)} started from version {task.version}, which is after version {version}: "
@@ -187,7 +187,7 @@ class SecureTerms:
         return max(1, round(weight * (1 << self.weight_bits)))
 
     def binding(self, task: Task) -> bytes:
-        """What a sealed seed is good for: this report, under these terms."""
+        """The context to which a sealed seed is bound: this report, under these terms."""
         numbers = (*task, self.length, self.max_reports, self.minimum, self.bits, self.weight_bits)
         head = b"offbeat secure sum" + struct.pack(f"<B{len(numbers)}q", len(self.run), *numbers)
         noise = "" if self.noise is None else self.noise.text()

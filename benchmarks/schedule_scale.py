@@ -11,7 +11,10 @@ import resource
 import sys
 import time
 
-from offbeat.schedule import Asynchronous, Clock, Scheduler, Tiers
+from offbeat.schedule.clock import Clock
+from offbeat.schedule.delays import Tiers
+from offbeat.schedule.dispatch import Asynchronous
+from offbeat.schedule.scheduler import Scheduler
 
 BUFFER = 1_000
 SIZES = ((10_000, 9_000), (20_000, 10_000), (100_000, 10_000), (1_000_000, 10_000))  # clients, concurrency

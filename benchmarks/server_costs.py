@@ -20,7 +20,10 @@ from offbeat.aggregate.mean import FiniteCheck, PlainSum
 from offbeat.algorithms import Setting, build
 from offbeat.algorithms.fedopt import Upload
 from offbeat.core import Task
-from offbeat.schedule import Asynchronous, Clock, Scheduler, Tiers
+from offbeat.schedule.clock import Clock
+from offbeat.schedule.delays import Tiers
+from offbeat.schedule.dispatch import Asynchronous
+from offbeat.schedule.scheduler import Scheduler
 from offbeat.schedule.staleness import Equal
 from offbeat.training.loop import describe_cohort
 

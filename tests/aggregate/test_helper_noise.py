@@ -23,7 +23,7 @@ from offbeat import (
     train,
 )
 from offbeat.aggregate.mean import AggregationContext
-from offbeat.aggregate.private import Private, PrivateAggregation, current_repr
+from offbeat.aggregate.private import Private, PrivateAggregation
 from offbeat.aggregate.secure import Secure
 from offbeat.algorithms.fedopt import Upload
 from offbeat.core import AnyAlgorithm, Cohort, Task
@@ -247,7 +247,10 @@ def test_an_audit_by_the_server_would_find_half_the_noise() -> None:
     [
         ({"source": "nobody"}, "unknown source of noise 'nobody'"),
         ({"correlation": BandedNoise(3), "participation": Participation(3, 3)}, "use independent noise"),
-        ({"participation": Participation(None, 1), "simulate_amplification": True}, "its noise is not amplified"),
+        (
+            {"participation": Participation(None, 1), "simulate_amplification": True},
+            "its noise is not amplified",
+        ),
     ],
 )
 def test_settings_that_the_helper_cannot_serve_are_refused(others: dict[str, Any], sentence: str) -> None:
@@ -284,10 +287,3 @@ def test_a_start_of_everybody_and_no_noise_at_all_are_refused() -> None:
         opened(made, 1, algorithm=start)
     with pytest.raises(InputError, match="no noise for the helper to add"):
         dataclasses.replace(private(), noise=0.0)
-
-
-def test_a_checkpoint_of_before_has_noise_from_the_server() -> None:
-    made = private(source="server")
-    before = repr(made).replace(", noise_source='server')", ")")
-    assert before != repr(made)
-    assert current_repr(before) == current_repr(repr(made)) == repr(made)

@@ -31,7 +31,7 @@ from offbeat import (
     train,
 )
 from offbeat.aggregate.mean import AggregationContext, Aggregator, Mean
-from offbeat.aggregate.private import Private, PrivateAggregation, current_repr
+from offbeat.aggregate.private import Private, PrivateAggregation
 from offbeat.aggregate.secure import Secure
 from offbeat.aggregate.uploads import server_reads_staleness
 from offbeat.algorithms.adamasfl import Upload as TwoVectors
@@ -700,15 +700,3 @@ def test_who_is_drawn_is_a_secret_where_that_is_simulated_to_amplify_and_goes_on
     rest = list(train(PLAIN, engine(), **setting, resume=saved[0]))
     assert tasks_of(whole)[3:] == tasks_of(rest)
     assert torch.equal(whole[-1].x, rest[-1].x)
-
-
-def test_the_names_of_earlier_checkpoints_are_read_as_those_of_now() -> None:
-    """As 0.4 wrote them."""
-    before = (
-        "Private(bounds=(('delta', 0.5),), noise=1.0, delta=1e-05, epsilon=None, amplified=False, "
-        "participation=Participation(max_participations=50, apart=1), shares=(), correlation=Independent(), "
-        "accountant=Pld(cells=100000), adaptive=Quantile(quantile=0.5, rate=0.2, noise=None), nominal=None, "
-        "summation=PlainSum(), noise_seed=None)"
-    )
-    now = Private((("delta", 0.5),), 1.0, 1e-5, participation=BOUNDED, adaptive=AdaptiveClipping())
-    assert current_repr(before) == repr(now) == current_repr(repr(now))

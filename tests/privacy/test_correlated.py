@@ -18,7 +18,6 @@ from offbeat.privacy.correlated import (
     BandedNoise,
     BltNoise,
     IndependentNoise,
-    ToeplitzNoise,
     TreeNoise,
     parse_correlation,
 )
@@ -29,7 +28,6 @@ SHAPES = [
     TreeNoise(),
     BandedNoise(1),
     BandedNoise(4),
-    ToeplitzNoise((2.0, 1.5, 0.5)),
     BltNoise(1000),
     BltNoise(10000),
 ]
@@ -65,13 +63,6 @@ def square_root(bands):
 MATRICES = [(IndependentNoise(), identity), (TreeNoise(), nodes)] + [
     (BandedNoise(b), square_root(b)) for b in (1, 2, 3, 5, 9, 64)
 ]
-
-
-def given_bands(steps):
-    return np.eye(steps) + 0.75 * np.eye(steps, k=-1) + 0.25 * np.eye(steps, k=-2)
-
-
-MATRICES.append((ToeplitzNoise((2.0, 1.5, 0.5)), given_bands))
 
 
 def buffered(shape):
@@ -189,7 +180,6 @@ STREAMS = [
     BandedNoise(1),
     BandedNoise(3),
     BandedNoise(9),
-    ToeplitzNoise((2.0, 1.5, 0.5)),
     BltNoise(1000),
 ]
 
@@ -271,9 +261,6 @@ def test_banded_noise_out_of_order_is_refused():
 def test_bands_below_one_and_hopeless_sensitivities_are_refused():
     with pytest.raises(InputError, match="give at least 1"):
         BandedNoise(0)
-    for factors in ((), (0.0,), (1.0, 1.1), (1.0, -0.1), (float("nan"), 1.0), (float("inf"), 1.0)):
-        with pytest.raises(InputError, match="never rise and never be negative"):
-            ToeplitzNoise(factors)
     with pytest.raises(InputError, match="takes too long"):
         TreeNoise().sensitivity(10**6, 10**5, 1)
 

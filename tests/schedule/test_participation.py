@@ -183,5 +183,5 @@ def test_the_cost_of_a_task_does_not_depend_on_how_many_clients_there_are() -> N
 
 @pytest.mark.parametrize("former", [{"most": 3}, {"apart": 1}])
 def test_former_keywords_are_answered_with_those_of_now(former: dict[str, int]) -> None:
-    with pytest.raises(InputError, match="is now (max_participations|min_separation)"):
+    with pytest.raises(InputError, match=r"is now (max_participations|min_separation)"):
         Participation(**former)

@@ -10,7 +10,6 @@ memory (control variates) gets clipped and noisy changes, so its mean drifts fro
 
 import itertools
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass
 from functools import partial
@@ -577,26 +576,3 @@ def _sampling_rate(dispatch: Dispatch, buffer: int, population: int) -> float:
     """The rate of simulated Poisson sampling; more than one draw may have to fill a buffer."""
     rate = dispatch.rate if isinstance(dispatch, Poisson) else 1.0
     return max(rate, buffer / population)
-
-
-_FORMER_NAMES = {
-    "Independent": "IndependentNoise",
-    "Banded": "BandedNoise",
-    "Toeplitz": "ToeplitzNoise",
-    "Tree": "TreeNoise",
-    "Pld": "PldAccountant",
-    "Rdp": "RdpAccountant",
-    "Quantile": "AdaptiveClipping",
-    "Distant": "RemoteSecure",
-    "amplified": "simulate_amplification",
-    "most": "max_participations",
-    "apart": "min_separation",
-}
-
-
-def current_repr(text: str) -> str:
-    """The `repr` of an aggregator in a checkpoint of an earlier version, with the present names."""
-    current = re.sub(r"\b(\w+)(?=[(=])", lambda found: _FORMER_NAMES.get(found[1], found[1]), text)
-    if current.startswith("Private(") and "noise_source=" not in current:
-        return f"{current[:-1]}, noise_source='server')"
-    return current

@@ -320,25 +320,6 @@ def _format_skew(alpha: float, least: int) -> str:
 
 
 @dataclass(frozen=True)
-class LazyBlocks:
-    """Client c has the `size` examples from c * size on, with the data repeated cyclically."""
-
-    clients: int
-    size: int
-    examples: int  # of the data
-
-    def __post_init__(self) -> None:
-        _check_lazy(self.clients, self.size, self.examples)
-
-    def __len__(self) -> int:
-        return self.clients
-
-    def __getitem__(self, client: int) -> NDArray[np.int64]:
-        _check_client(client, self.clients)
-        return np.arange(client * self.size, (client + 1) * self.size) % self.examples
-
-
-@dataclass(frozen=True)
 class LazyRandom:
     """Each client has `least` to `most` distinct examples, chosen by a keyed draw."""
 
@@ -349,7 +330,12 @@ class LazyRandom:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _check_lazy(self.clients, self.most, self.examples)
+        if self.clients < 1:
+            raise InputError(f"the number of clients is {self.clients}: give at least 1.")
+        if not 1 <= self.most <= self.examples:
+            raise InputError(
+                f"a client cannot have {self.most} of {self.examples} examples: give 1 to {self.examples}."
+            )
         if not 1 <= self.least <= self.most:
             raise InputError(
                 f"clients have from {self.least} to {self.most} examples: give 1 <= least <= most."
@@ -359,19 +345,8 @@ class LazyRandom:
         return self.clients
 
     def __getitem__(self, client: int) -> NDArray[np.int64]:
-        _check_client(client, self.clients)
+        if not 0 <= client < self.clients:
+            raise IndexError(f"client {client} of {self.clients}")
         rng = draws.generator(self.seed, "part", client)
         size = rng.integers(self.least, self.most, endpoint=True)
         return rng.choice(self.examples, size, replace=False, shuffle=False)
-
-
-def _check_lazy(clients: int, size: int, examples: int) -> None:
-    if clients < 1:
-        raise InputError(f"the number of clients is {clients}: give at least 1.")
-    if not 1 <= size <= examples:
-        raise InputError(f"a client cannot have {size} of {examples} examples: give 1 to {examples}.")
-
-
-def _check_client(client: int, clients: int) -> None:
-    if not 0 <= client < clients:
-        raise IndexError(f"client {client} of {clients}")

@@ -157,8 +157,8 @@ class ExampleSource(Protocol):
 class Population:
     """All clients; `parts[client]` are the indices of its examples in `data`.
 
-    Parts in a list or a tuple are checked at once. Others may be lazy (`LazyBlocks`, `LazyRandom`)
-    and are never scanned: the part of a client is checked when it trains.
+    Parts in a list or a tuple are checked at once. Others may be lazy (`LazyRandom`) and
+    are never scanned: the part of a client is checked when it trains.
 
     Attributes:
         data: The examples of all clients, in memory or as a source that is read when it is needed.

@@ -10,7 +10,6 @@ largest of these over all P that are allowed.
 
 import math
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -140,36 +139,6 @@ class BandedNoise:
             max_participations,
             min_separation,
         )
-
-    def open(self, key: bytes) -> NoiseStream:
-        return _BandedStream(key, self.coefficients[1:].tolist())
-
-
-@dataclass(frozen=True)
-class ToeplitzNoise:
-    """C with given bands, such as those of `jax_privacy.matrix_factorization`, relative to the first one."""
-
-    factors: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        falling = all(a >= b for a, b in pairwise(self.factors))
-        if not self.factors or not (math.inf > self.factors[0] > 0) or not falling or self.factors[-1] < 0:
-            raise InputError(
-                "the factors of correlated noise must begin above 0, never rise and never be negative: "
-                "give others."
-            )
-
-    @property
-    def name(self) -> str:
-        return f"toeplitz of {len(self.factors)} bands"
-
-    @property
-    def coefficients(self) -> npt.NDArray[np.float64]:
-        """The first column of C, as far as it is given."""
-        return np.array(self.factors) / self.factors[0]
-
-    def sensitivity(self, steps: int, max_participations: int | None, min_separation: int) -> float:
-        return _banded_sensitivity(self.coefficients, steps, max_participations, min_separation)
 
     def open(self, key: bytes) -> NoiseStream:
         return _BandedStream(key, self.coefficients[1:].tolist())

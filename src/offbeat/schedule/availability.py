@@ -140,6 +140,27 @@ class DataAvailability(Availability, Protocol):
         ...
 
 
+def _check_data_cycle(rule: "ByExamples | ByClasses") -> None:
+    check_number("the period of a cycle", rule.period, strict=True)
+    _check_share(rule.least)
+
+
+def _format_data_cycle(rule: "ByExamples | ByClasses") -> str:
+    return format_spec(f"by-{rule.measure}", rule.period, rule.least)
+
+
+def _cycle_by_weights(rule: "ByExamples | ByClasses", weights: Sequence[float]) -> Availability:
+    top = max(weights)
+    return ClientCycle(rule.period, tuple(max(rule.least, weight / top) for weight in weights))
+
+
+def _reject_without_data(rule: "ByExamples | ByClasses", seed: int) -> NextAvailable:
+    raise InputError(
+        f"availability by the {rule.measure} of clients needs their data, which a schedule alone does not "
+        "have: use a run, or another availability."
+    )
+
+
 @dataclass(frozen=True)
 class ByExamples:
     """A cycle whose share grows with the number of a client's examples, up to 1 for the largest client."""
@@ -148,17 +169,10 @@ class ByExamples:
     least: float = 0.1  # share
     measure: ClassVar[str] = "examples"
 
-    def __post_init__(self) -> None:
-        _check_data_cycle(self.period, self.least)
-
-    def __str__(self) -> str:
-        return format_spec("by-examples", self.period, self.least)
-
-    def with_weights(self, weights: Sequence[float]) -> Availability:
-        return _by_weights(self.period, self.least, weights)
-
-    def bind(self, seed: int) -> NextAvailable:
-        raise _no_data(self.measure)
+    __post_init__ = _check_data_cycle
+    __str__ = _format_data_cycle
+    with_weights = _cycle_by_weights
+    bind = _reject_without_data
 
 
 @dataclass(frozen=True)
@@ -172,34 +186,10 @@ class ByClasses:
     least: float = 0.1  # share
     measure: ClassVar[str] = "classes"
 
-    def __post_init__(self) -> None:
-        _check_data_cycle(self.period, self.least)
-
-    def __str__(self) -> str:
-        return format_spec("by-classes", self.period, self.least)
-
-    def with_weights(self, weights: Sequence[float]) -> Availability:
-        return _by_weights(self.period, self.least, weights)
-
-    def bind(self, seed: int) -> NextAvailable:
-        raise _no_data(self.measure)
-
-
-def _check_data_cycle(period: float, least: float) -> None:
-    check_number("the period of a cycle", period, strict=True)
-    _check_share(least)
-
-
-def _by_weights(period: float, least: float, weights: Sequence[float]) -> ClientCycle:
-    top = max(weights)
-    return ClientCycle(period, tuple(max(least, weight / top) for weight in weights))
-
-
-def _no_data(measure: str) -> InputError:
-    return InputError(
-        f"availability by the {measure} of clients needs their data, which a schedule alone does not have: "
-        "use a run, or another availability."
-    )
+    __post_init__ = _check_data_cycle
+    __str__ = _format_data_cycle
+    with_weights = _cycle_by_weights
+    bind = _reject_without_data
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from torch import Tensor
 from offbeat import trees
 from offbeat.aggregate.compression import Compressed, Compression, check_compression
 from offbeat.aggregate.mean import AggregationContext, Aggregator, FiniteCheck, Mean, PrivacyCost
-from offbeat.aggregate.private import current_repr
 from offbeat.aggregate.robust import RobustAggregation
 from offbeat.aggregate.uploads import probe_upload, shrinks_without_updates
 from offbeat.algorithms import Setting, build
@@ -443,7 +442,7 @@ class RunState:
 
     def load(self, checkpoint: Checkpoint) -> None:
         facts, tensors = checkpoint
-        known = facts["settings"] | {"aggregate": current_repr(facts["settings"]["aggregate"])}
+        known = facts["settings"]
         differing = [
             f"{name} was {known[name]}, now {now}"
             for name, now in self._settings.items()

@@ -501,7 +501,7 @@ def test_a_start_is_accounted_without_amplification() -> None:
     assert spent is not None
     expected = RdpAccountant().epsilon([Releases(2.0, 1), Releases(2.0, 6, 3 / 8)], 1e-5)
     assert spent.epsilon == pytest.approx(expected)
-    assert "the start of everybody is counted without amplification" in spent.terms
+    assert "the start with all clients is counted without amplification" in spent.terms
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ from offbeat import (
     build,
     trees,
 )
-from offbeat.core import Batch, Batches, Vector, Visit, traits_of
+from offbeat.aggregate.uploads import ConstantGradient
+from offbeat.core import Batch, Batches, Visit, traits_of
 from offbeat.schedule.dispatch import Phases
 from worlds import CLASSES, FEATURES, make_world, play
 
@@ -29,19 +30,6 @@ def vectors(tree: trees.Tree) -> int:
     return sum(leaf.numel() in (0, SIZE) for leaf in trees.leaves(tree))
 
 
-class ZeroGradient:
-    """A gradient that is zero everywhere."""
-
-    def __call__(self, x: Vector, batch: Batch, /) -> Vector:
-        return torch.zeros_like(x)
-
-    def with_loss(self, x: Vector, batch: Batch, /) -> tuple[Vector, torch.Tensor]:
-        return torch.zeros_like(x), torch.zeros(())
-
-    def descend(self, x: Vector, batch: Batch, lr: float, /) -> Vector:
-        return x
-
-
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_the_cost_in_the_catalogue_is_that_of_the_method_at_work(name: str) -> None:
     algorithm, x = CATALOGUE[name].build(Setting(1, 1, 1)), torch.zeros(SIZE)
@@ -51,7 +39,7 @@ def test_the_cost_in_the_catalogue_is_that_of_the_method_at_work(name: str) -> N
     for version in range(1 + traits_of(algorithm).two_phases):
         messages.append(algorithm.broadcast(state, version))
         batches = Batches((batch,), (batch,))
-        uploads.append(algorithm.local(messages[-1], memory, batches, visit, ZeroGradient())[0])
+        uploads.append(algorithm.local(messages[-1], memory, batches, visit, ConstantGradient(0.0))[0])
     cost = CATALOGUE[name].cost
     assert [vectors(each) for each in (messages, uploads, memory, state)] == list(cost[:4])
     assert trees.numel(messages) == cost.down * SIZE + cost.extra_down

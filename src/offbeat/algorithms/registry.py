@@ -78,7 +78,7 @@ class Method:
     weights: str = "constant"  # of stale updates, unless the user says otherwise
     buffer: int | None = None  # of the paper's protocol, where it fixes one
     max_staleness: int | None = None  # in the paper's protocol
-    theory: str = ""  # the rates that the paper's theorem asks for
+    theory: str = ""  # the rates of the paper's theorem
     private_defaults: Defaults = ()  # parameters of private runs, unless given
     unclipped_defaults: Defaults = ()  # further parameters of private runs without a clip
     former_name: str = ""  # by which files of earlier versions may call it

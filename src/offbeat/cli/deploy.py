@@ -27,7 +27,13 @@ from offbeat.deploy.flower.commands import (
 )
 from offbeat.deploy.flower.supervisor import ListenAddress, Supervisor, running_backend
 from offbeat.deploy.helper.protocol import read_token
-from offbeat.deploy.keys import add_site_keys, create_keys, renew_certificates, revoke_site_keys
+from offbeat.deploy.keys import (
+    add_site_keys,
+    create_keys,
+    read_site_keys,
+    renew_certificates,
+    revoke_site_keys,
+)
 from offbeat.deploy.network import (
     TlsFiles,
     bind_socket,
@@ -82,9 +88,7 @@ def add_keys_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--revoke-site", metavar="NAME", help="move the key of a site out of an existing folder's sites"
     )
-    command.add_argument(
-        "--renew", action="store_true", help="issue the certificates of an existing folder anew"
-    )
+    command.add_argument("--renew", action="store_true", help="issue new certificates in an existing folder")
 
 
 def keys_command(given: argparse.Namespace) -> int:
@@ -199,10 +203,6 @@ def helper_command(given: argparse.Namespace) -> int:
         raise InputError(
             f"the helper needs the package {error.name}: install it with pip install 'offbeat[deploy]'."
         ) from None
-    from offbeat.deploy.helper.protocol import read_token
-    from offbeat.deploy.helper.server import HelperService
-    from offbeat.deploy.keys import read_site_keys
-
     if given.minimum < 2:
         raise InputError(f"a sum over {given.minimum} sites hides no site: give --minimum 2 or more.")
     if given.max_participations is not None and (given.sites is None or given.max_participations < 1):
@@ -221,7 +221,7 @@ def helper_command(given: argparse.Namespace) -> int:
     sites = None if given.sites is None else read_site_keys(Path(given.sites))
     with bind_socket(given.host, given.port) as socket:
         key, store = service.open_key_and_store(Path(given.key), Path(given.store))
-        helper = HelperService(key, store, sites, given.minimum, given.max_participations)
+        helper = service.HelperService(key, store, sites, given.minimum, given.max_participations)
         try:
             _interrupt_on_signals()
             _announce_helper(given, socket.getsockname()[1], helper.info.key.hex(), sites)

@@ -1,11 +1,11 @@
 """Privacy accounting: the epsilon of releases, and the noise or the number of releases for an epsilon.
 
 Everything holds between runs that differ by one client, added or removed. Releases with a `rate` are
-amplified by Poisson sampling: whoever claims it must draw each client for each release with that
-probability, independently and in secret, and release whatever was drawn. Those with `slots` are amplified
-by random allocation: each stands for that many Gaussian releases, to one of which the client contributes,
-drawn uniformly and in secret. A buffer of fixed size meets neither: when a client is absent another takes
-its place. The other releases are those that one client contributes to.
+amplified by Poisson sampling, which requires that each client is drawn for each release with that
+probability, independently and in secret, and that the sum of all drawn clients is released. Those with
+`slots` are amplified by random allocation: each is a group of `slots` Gaussian releases, to one of which the
+client contributes, drawn uniformly and in secret. A buffer of fixed size meets neither: if a client is
+absent, another takes its place. The other releases are those that one client contributes to.
 
 Without amplification the epsilon is exact (Balle and Wang 2018, theorem 8): k releases of noise multiplier
 `noise` to which a client contributes are one Gaussian release, whose sensitivity divided by its standard

@@ -109,7 +109,7 @@ class BandedNoise:
 
     The bands are the first coefficients of 1 / sqrt(1 - x), whose square is the matrix of prefix sums. All
     of them are the best factors for the largest error of a prefix (Fichtenberger, Henzinger and Upadhyay
-    2023; Dvijotham et al. 2024), and the first few are near the best for clients that come back (Kalinin
+    2023; Dvijotham et al. 2024), and the first few are near the best for repeated participation (Kalinin
     and Lampert 2024, arXiv 2405.13763). They need no optimisation.
 
     The bands are positive and fall, and for such the worst contributions are to the first step and to those

@@ -250,7 +250,7 @@ def privacy_statement(
             "secret, and so the run's checkpoint, trace and records, which tell of it",
         ]
         if start:
-            parts.append("the start of everybody is counted without amplification")
+            parts.append("the start with all clients is counted without amplification")
     elif spending.rate is not None:
         parts = [
             f"{SIMULATION}, since {_NOT_AMPLIFIED}",
@@ -258,7 +258,7 @@ def privacy_statement(
             "secret, and so the run's checkpoint, trace and records, which tell of it",
         ]
         if start:
-            parts.append("the start of everybody is counted without amplification")
+            parts.append("the start with all clients is counted without amplification")
     else:
         times = f"{spending.max_participations} time{'s' if spending.max_participations != 1 else ''}"
         parts = [f"no amplification: no client contributes more than {times}, and when it did is public"]

@@ -7,7 +7,7 @@ approximation (arXiv 2402.09247) shares of 1 / 1.1 for updates and sqrt(1 - 1 / 
 joint sensitivity of 1.1 times the updates' bound.
 
 Noise is drawn from a secret key, each draw as a function of (key, numbers). The bits are AES-256 in counter
-mode under a key of their own for each draw, so whoever has seen any number of draws cannot predict another.
+mode under a key of their own for each draw, so no number of known draws allows another one to be predicted.
 A torch generator would not do: on the CPU it keeps 32 bits of its seed, which can be guessed, and two of
 many draws would be the same. Draws are made on the CPU in double precision and then moved, so that devices
 agree. A `mark` binds a draw to the sum it hides: a step that is repeated after a resume has the same noise

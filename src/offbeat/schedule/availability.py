@@ -169,10 +169,12 @@ class ByExamples:
     least: float = 0.1  # share
     measure: ClassVar[str] = "examples"
 
-    __post_init__ = _check_data_cycle
     __str__ = _format_data_cycle
     with_weights = _cycle_by_weights
     bind = _reject_without_data
+
+    def __post_init__(self) -> None:
+        _check_data_cycle(self)
 
 
 @dataclass(frozen=True)
@@ -186,10 +188,12 @@ class ByClasses:
     least: float = 0.1  # share
     measure: ClassVar[str] = "classes"
 
-    __post_init__ = _check_data_cycle
     __str__ = _format_data_cycle
     with_weights = _cycle_by_weights
     bind = _reject_without_data
+
+    def __post_init__(self) -> None:
+        _check_data_cycle(self)
 
 
 @dataclass(frozen=True)

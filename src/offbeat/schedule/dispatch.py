@@ -6,6 +6,7 @@ the privacy accounting uses only that, so the draws and the accounting cannot di
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar, Protocol, runtime_checkable
@@ -405,55 +406,50 @@ def parse_dispatch(
     `hand_out` says whether the task that fills the buffer is replaced before or after the server step. Under
     a timed dispatch the buffer is the nominal cohort: the average number of clients drawn for a release.
     """
+    if name in _FORMER_NAMES:
+        raise InputError(f"the dispatch '{name}' is now called '{_FORMER_NAMES[name]}': use that name.")
+    if name not in DISPATCH_NAMES:
+        raise unknown_name("dispatch", name, DISPATCH_NAMES)
     if hand_out not in ("before", "after"):
         raise unknown_name("hand-out", hand_out, ("before", "after"))
-    if name not in TIMED_DISPATCH_NAMES:
-        for key, value in (("release_period", release_period), ("lead", lead)):
-            if value is not None and name in DISPATCH_NAMES:
-                raise InputError(
-                    f"{setting_name(key)} is for releases by a clock, not for {name} dispatch: leave it out, "
-                    f"or use {setting_name('dispatch')} {' or '.join(TIMED_DISPATCH_NAMES)}."
-                )
-    elif release_period is None:
-        raise InputError(
-            f"{name} dispatch releases by a clock: give the seconds between two releases as "
-            f"{setting_name('release_period')}."
-        )
-    if open_slots is not None and name != "open-slots" and name in DISPATCH_NAMES:
+    if open_slots is not None and name != "open-slots":
         raise InputError(
             f"{setting_name('open_slots')} is for {setting_name('dispatch')} open-slots, not for {name}: "
             "leave it out."
         )
-    if name in DISPATCH_NAMES and name not in TIMED_DISPATCH_NAMES:
-        _check_buffer(buffer, population)
-    rule: Dispatch
-    if name == "synchronous":
-        rule = Synchronous(buffer)
-    elif name == "asynchronous":
-        rule = Asynchronous(concurrency, eager=hand_out == "before")
-    elif name == "round-refill":
-        rule = RoundRefill(concurrency)
-    elif name == "poisson":
-        if rate is None and not 1 <= concurrency <= population:
+    if name in TIMED_DISPATCH_NAMES:
+        if release_period is None:
             raise InputError(
-                f"the concurrency of {concurrency} is not between 1 and the {population} clients: change one."
+                f"{name} dispatch releases by a clock: give the seconds between two releases as "
+                f"{setting_name('release_period')}."
             )
-        rule = Poisson(concurrency / population if rate is None else rate)
-    elif name == "phases":
-        rule = Phases(buffer)
-    elif name == "queues":
-        rule = Queues(concurrency)
-    elif name == "open-slots":
-        rule = OpenSlots(concurrency, 1 if open_slots is None else open_slots)
-    elif name == "allocation":
-        assert release_period is not None
-        rule = RandomAllocation(release_period, max(1, population // max(1, buffer)), lead or 1)
-    elif name == "timed-poisson":
-        assert release_period is not None
-        rule = TimedPoisson(release_period, min(1.0, buffer / max(1, population)), lead or 1)
-    elif name in _FORMER_NAMES:
-        raise InputError(f"the dispatch '{name}' is now called '{_FORMER_NAMES[name]}': use that name.")
-    else:
-        raise unknown_name("dispatch", name, DISPATCH_NAMES)
+        rule: Dispatch
+        if name == "allocation":
+            rule = RandomAllocation(release_period, max(1, population // max(1, buffer)), lead or 1)
+        else:
+            rule = TimedPoisson(release_period, min(1.0, buffer / max(1, population)), lead or 1)
+        rule.check(buffer, population)
+        return rule
+    for key, value in (("release_period", release_period), ("lead", lead)):
+        if value is not None:
+            raise InputError(
+                f"{setting_name(key)} is for releases by a clock, not for {name} dispatch: leave it out, "
+                f"or use {setting_name('dispatch')} {' or '.join(TIMED_DISPATCH_NAMES)}."
+            )
+    _check_buffer(buffer, population)
+    if name == "poisson" and rate is None and not 1 <= concurrency <= population:
+        raise InputError(
+            f"the concurrency of {concurrency} is not between 1 and the {population} clients: change one."
+        )
+    rules: dict[str, Callable[[], Dispatch]] = {
+        "synchronous": lambda: Synchronous(buffer),
+        "asynchronous": lambda: Asynchronous(concurrency, eager=hand_out == "before"),
+        "round-refill": lambda: RoundRefill(concurrency),
+        "poisson": lambda: Poisson(concurrency / population if rate is None else rate),
+        "phases": lambda: Phases(buffer),
+        "queues": lambda: Queues(concurrency),
+        "open-slots": lambda: OpenSlots(concurrency, 1 if open_slots is None else open_slots),
+    }
+    rule = rules[name]()
     rule.check(buffer, population)
     return rule

@@ -91,7 +91,7 @@ class Moments:
         self, message: tuple[()], memory: tuple[()], batches: Batches, visit: Visit, grad: Gradient
     ) -> tuple[FeatureSums, tuple[()]]:
         limbs = np.zeros((self._rows, LIMBS))
-        if len(batches.whole[0].data) == 2:  # otherwise only the form is asked for
+        if len(batches.whole[0].data) == 2:  # otherwise this is a trial for the form of the upload
             limbs = _client_limbs(batches.whole, self.features, self.classes)
         return FeatureSums(torch.from_numpy(limbs)), memory
 

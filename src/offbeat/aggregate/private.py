@@ -195,8 +195,8 @@ class PrivateAggregation:
         self.bounds = dict(facts["bounds"])
         self._unlock(bytes.fromhex(facts["key"]) if self._plan.seed is None else self._key)
         for name, part in (("ledger", self._ledger), ("noise", self._stream), ("sum", self._summing)):
-            mine = {key: value for key, value in saved.tensors.items() if key.startswith(f"{name}.")}
-            part.load(SavedState(facts[name], {key.removeprefix(f"{name}."): v for key, v in mine.items()}))
+            own = {key: value for key, value in saved.tensors.items() if key.startswith(f"{name}.")}
+            part.load(SavedState(facts[name], {key.removeprefix(f"{name}."): v for key, v in own.items()}))
 
     @property
     def _starting(self) -> bool:

@@ -187,24 +187,24 @@ def amplification_refused(most: str, simulate: str) -> InputError:
     )
 
 
-def is_simulated(said: str, releases: Iterable[Releases] = ()) -> bool:
+def is_simulated(terms: str, releases: Iterable[Releases] = ()) -> bool:
     """Whether an epsilon assumes amplification that does not hold, also in the words of earlier versions."""
-    if said.startswith(TIMED):
+    if terms.startswith(TIMED):
         return False
-    return said.startswith((SIMULATION, _FORMER_PREFIX)) or any(each.rate is not None for each in releases)
+    return terms.startswith((SIMULATION, _FORMER_PREFIX)) or any(each.rate is not None for each in releases)
 
 
-def correct_statement(said: str, releases: Iterable[Releases] = ()) -> str:
+def correct_statement(terms: str, releases: Iterable[Releases] = ()) -> str:
     """The terms of a saved run; those that assumed amplification are marked as a simulation."""
-    if said.startswith(SIMULATION) or not is_simulated(said, releases):
-        return said
-    computed = said.replace(_FORMER_ASSUMPTION, ", taking the sample")
+    if terms.startswith(SIMULATION) or not is_simulated(terms, releases):
+        return terms
+    computed = terms.replace(_FORMER_ASSUMPTION, ", taking the sample")
     return f"{SIMULATION}, since {_NOT_AMPLIFIED}; computed as {computed}"
 
 
-def corrected_end(ended: str | None, said: str) -> str | None:
+def corrected_end(ended: str | None, terms: str) -> str | None:
     """Why a run ended; a budget that assumed amplification is called a simulated one."""
-    if ended is None or not is_simulated(said):
+    if ended is None or not is_simulated(terms):
         return ended
     return ended.replace("the privacy budget", "the simulated budget (no privacy guarantee)")
 

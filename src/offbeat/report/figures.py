@@ -46,9 +46,9 @@ def learning_figures(runs: Sequence[Run], metric: str) -> Iterator[Figure]:
         for style, run in enumerate(runs):
             xs = run.records[over.column]
             ys = run.records.get(metric, np.full(len(xs), np.nan))
-            there = ~(np.isnan(xs) | np.isnan(ys))
-            if there.any():
-                lines.append(Series(style, run.label, xs[there], ys[there]))
+            valid = ~(np.isnan(xs) | np.isnan(ys))
+            if valid.any():
+                lines.append(Series(style, run.label, xs[valid], ys[valid]))
             else:
                 what = metric if np.isnan(ys).all() else label
                 notes.append(f"{run.label} has no {what} in its records.")
@@ -70,23 +70,23 @@ def privacy_figures(runs: Sequence[Run]) -> Iterator[Figure]:
     lines, notes = [], []
     for style, run in private:
         xs, ys = run.records["version"], run.records["epsilon"]
-        there = ~np.isnan(ys)
-        if (there & (xs > 0)).any():
+        valid = ~np.isnan(ys)
+        if (valid & (xs > 0)).any():
             label = f"{run.label} (simulation, not a guarantee)" if run.simulated else run.label
-            lines.append(Series(style, label, xs[there], ys[there]))
+            lines.append(Series(style, label, xs[valid], ys[valid]))
         else:
             notes.append(f"{run.label} has no finite epsilon of a server step in its records.")
     simulated = [run.label for _, run in private if run.simulated]
     notes += [f"SIMULATION, not a privacy guarantee: {', '.join(simulated)}."] if simulated else []
     partly = "" if len(simulated) == len(private) else " of some"
-    said = f" (simulation{partly}, not a guarantee)" if simulated else ""
+    note = f" (simulation{partly}, not a guarantee)" if simulated else ""
     plain = [run.label for run in runs if run.settings.get("clip") is None]
     notes += [f"Not private: {', '.join(plain)}."] if plain else []
     yield Figure(
         "privacy",
-        f"Privacy spent{said}",
+        f"Privacy spent{note}",
         Axis("server steps", COUNT),
-        Axis(f"epsilon{said}", zero=True),
+        Axis(f"epsilon{note}", zero=True),
         tuple(lines),
         tuple(notes),
     )

@@ -179,8 +179,8 @@ class Target(NamedTuple):
     def reached(self, run: Run) -> int | None:
         """The index of the first record at which a run has reached the target."""
         values = run.records.get(self.metric, np.empty(0))
-        there = np.flatnonzero(values >= self.value if self.higher_is_better else values <= self.value)
-        return int(there[0]) if len(there) else None
+        indices = np.flatnonzero(values >= self.value if self.higher_is_better else values <= self.value)
+        return int(indices[0]) if len(indices) else None
 
 
 def main_metric(runs: Sequence[Run]) -> tuple[str, bool]:
@@ -313,11 +313,11 @@ def _staleness(best: Run, runs: Sequence[Run]) -> list[str]:
     if best.label not in ages or not any(ages.values()):
         return []
     others = [f"{label} {format_number(age)}" for label, age in ages.items() if label != best.label]
-    beside = f" ({', '.join(others)})" if others else ""
+    rest = f" ({', '.join(others)})" if others else ""
     assert best.trace is not None
     largest = max(best.trace.staleness, default=0)
     return [
-        f"Updates of {best.label} had a mean staleness of {format_number(ages[best.label])}{beside}, "
+        f"Updates of {best.label} had a mean staleness of {format_number(ages[best.label])}{rest}, "
         f"and at most {largest}."
     ]
 
@@ -433,8 +433,8 @@ def _worked(run: Run) -> _Column:
         }
     found["wasted work"] = _Measure((dropped + lost) / max(1, dropped + lost + used), PERCENT, False)
     if not run.hides_sample:
-        there = np.count_nonzero(trace.taken)
-        found["participating clients"] = _Measure(text=f"{there:,} of {len(trace.taken):,}")
+        participants = np.count_nonzero(trace.taken)
+        found["participating clients"] = _Measure(text=f"{participants:,} of {len(trace.taken):,}")
         found["Gini coefficient of participation"] = _Measure(round(gini(trace.taken), 4))
     return found
 

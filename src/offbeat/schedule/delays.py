@@ -60,8 +60,8 @@ class Recorded:
         pool = array("d", sorted(pool))
 
         def seconds_of(client: int, visit: int, u: float) -> float:
-            mine = own.get(client)
-            return mine[visit % len(mine)] if mine else pool[int(u * len(pool))]
+            durations = own.get(client)
+            return durations[visit % len(durations)] if durations else pool[int(u * len(pool))]
 
         return seconds_of
 
@@ -87,8 +87,8 @@ class Observed:
         seen = list(own.values())
 
         def seconds_of(client: int, visit: int, u: float) -> float:
-            mine = own.get(client) or seen[randbelow(len(seen), draws.seed, "stand-in", client)]
-            return mine[int(u * len(mine))]
+            durations = own.get(client) or seen[randbelow(len(seen), draws.seed, "stand-in", client)]
+            return durations[int(u * len(durations))]
 
         return seconds_of
 

@@ -138,9 +138,11 @@ def audit(
         for number in range(replacements):
             sums[number % 2].append(pipeline.attack_replacement(present=number % 2 == 1))
             observe(runs + number + 1, whole)
-        without, there = (np.stack(each) for each in sums)
+        without, with_canary = (np.stack(each) for each in sums)
         found.append(
-            _judge("replacement", *pipeline.score_replacement(there, without), delta=at, confidence=share)
+            _judge(
+                "replacement", *pipeline.score_replacement(with_canary, without), delta=at, confidence=share
+            )
         )
     return AuditOutcome(claimed, at, confidence, terms, tuple(found))
 

@@ -562,8 +562,8 @@ def works_asynchronously(device: torch.device) -> bool:
 
 def _with_prefix(part: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of one part of a checkpoint, without its prefix."""
-    mine = {name: tensor for name, tensor in tensors.items() if name.startswith(f"{part}.")}
-    return {name.removeprefix(f"{part}."): tensor for name, tensor in mine.items()}
+    own = {name: tensor for name, tensor in tensors.items() if name.startswith(f"{part}.")}
+    return {name.removeprefix(f"{part}."): tensor for name, tensor in own.items()}
 
 
 def check_fit(

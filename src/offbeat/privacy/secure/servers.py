@@ -278,6 +278,6 @@ class Leader:
 
 def add_weighted_share(total: Residues, share: Residues, weight: int) -> None:
     """Add a weighted share in place, mod 2^32; torch needs one pass over memory where NumPy needs two."""
-    mine = share if share.flags.writeable else share.copy()  # torch has no read-only tensors
-    sums, parts = (torch.from_numpy(numbers.view(np.int32)) for numbers in (total, mine))
+    writable = share if share.flags.writeable else share.copy()  # torch has no read-only tensors
+    sums, parts = (torch.from_numpy(numbers.view(np.int32)) for numbers in (total, writable))
     sums.add_(parts, alpha=weight)  # signed numbers wrap around to the same bits

@@ -73,8 +73,8 @@ def test_a_study_that_was_killed_anywhere_ends_as_if_it_had_not_been(
     assert {each["state"] for each in whole["trials"]} == {"complete", "pruned"}
     out = str(tmp_path / "killed")
     deaths = [
-        ("_ask", 3, True),
-        ("_ask", 2, False),
+        ("_add_trial", 3, True),
+        ("_add_trial", 2, False),
         ("report", 8, True),
         ("report", 9, False),
         ("_finish", 2, False),

@@ -26,7 +26,7 @@ from offbeat.errors import DivergedError, InputError, setting_name, unknown_name
 from offbeat.files import replace_file, with_checksum, without_checksum
 from offbeat.training.build import build_run, describe_run
 from offbeat.training.experiment import Experiment
-from offbeat.training.folder import RunFolder, check_free, read_jsonl
+from offbeat.training.folder import STUDY_FILE, RunFolder, check_free, read_jsonl
 from offbeat.training.progress import limited_threads
 from offbeat.training.runner import run_experiment, saved_outcome
 from offbeat.training.task import LearningTask, named_task
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 SAMPLERS = ("tpe", "random", "grid")
 PRUNERS = ("median", "halving", "none")
-STUDY_FILE, _JOURNAL, _TRIALS = "study.json", "journal.log", "trials"
+_JOURNAL, _TRIALS = "journal.log", "trials"
 _FORMAT = 1
 _STARTUP_TRIALS = 5  # that are drawn at random, and that are not pruned by the median
 _UNPRUNED_SHARE = 0.2  # of a run's server steps, before which the median prunes nothing
@@ -194,16 +194,24 @@ def check_same_study(folder: Path, known: StudyPlan, asked: StudyPlan) -> None:
             f"the study in {folder} is of {known.experiment.algorithm}, not of {asked.experiment.algorithm}: "
             f"name another {setting_name('out')}."
         )
-    before, now = known.as_dict(), json.loads(json.dumps(asked.as_dict()))
-    before = json.loads(json.dumps(before))
+    before, now = (json.loads(json.dumps(plan.as_dict())) for plan in (known, asked))
     before |= before.pop("experiment")
     now |= now.pop("experiment")
     for name in before.keys() - {"trials"}:
-        if before[name] != now.get(name):
-            raise InputError(
-                f"the study in {folder} was started with another {setting_name(name)} ({before[name]}, not "
-                f"{now.get(name)}): leave it out to resume the study, or name another {setting_name('out')}."
+        if before[name] == now.get(name):
+            continue
+        was, given = before[name], now.get(name)
+        if name == "search":
+            was, given = (" ".join(map(str, plan.space)) for plan in (known, asked))
+        elif name == "parameters":
+            was, given = (
+                ", ".join(f"{each}={value}" for each, value in values.items()) or "none"
+                for values in (was, given)
             )
+        raise InputError(
+            f"the study in {folder} was started with another {setting_name(name)} ({was}, not {given}): "
+            f"leave it out to resume the study, or name another {setting_name('out')}."
+        )
 
 
 # ---- what a study found ----
@@ -353,6 +361,11 @@ def run_trial(
     return TrialEnd("complete" if ended else "pruned" if pruned else "stopped", records)
 
 
+def _short(value: Any) -> str:
+    """The value of a parameter, rounded if it is a number."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
 def _scored(record: Mapping[str, Any], metric: str) -> bool:
     return record.get(metric) is not None
 
@@ -369,13 +382,18 @@ class Study:
         self.metric, goal = next(iter(task.goals.items()))
         self.higher_is_better = goal == "max"
         self._direction = "maximize" if self.higher_is_better else "minimize"
-        self._study = optuna.create_study(
-            study_name=plan.experiment.algorithm,
-            storage=JournalStorage(JournalFileBackend(str(folder / _JOURNAL))),
-            direction=self._direction,
-            pruner=_pruner(plan),
-            load_if_exists=True,
-        )
+        journal = folder / _JOURNAL
+        _drop_partial_line(journal)
+        try:
+            self._study = optuna.create_study(
+                study_name=plan.experiment.algorithm,
+                storage=JournalStorage(JournalFileBackend(str(journal))),
+                direction=self._direction,
+                pruner=_pruner(plan),
+                load_if_exists=True,
+            )
+        except (ValueError, KeyError, TypeError, AttributeError, AssertionError):  # of what Optuna reads
+            raise InputError(f"{journal} is damaged or was edited: restore it from a backup.") from None
 
     @classmethod
     def open(cls, folder: Path, plan: StudyPlan, task: LearningTask, *, resume: bool) -> "Study":
@@ -383,12 +401,12 @@ class Study:
         load_optuna()
         if not resume:
             check_free(folder)
-            if (folder / STUDY_FILE).exists():
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
                 raise InputError(
-                    f"{folder} already contains a study: name another {setting_name('out')}, or add "
-                    f"{setting_name('resume')}."
-                )
-            folder.mkdir(parents=True, exist_ok=True)
+                    f"{folder} cannot be written to ({error.strerror}): name another {setting_name('out')}."
+                ) from None
             text = json.dumps(with_checksum(json.loads(json.dumps(plan.as_dict()))), indent=1)
             replace_file(folder / STUDY_FILE, f"{text}\n".encode())
         return cls(folder, plan, task)
@@ -410,7 +428,7 @@ class Study:
             while (number := upcoming()) is not None:
                 self._finish(number, self._train(number, stop), notify)
         else:
-            with _Workers(self, jobs) as workers:
+            with _Workers(self, min(jobs, trials)) as workers:
                 workers.run(upcoming, stop, lambda number, end: self._finish(number, end, notify))
 
     def run_baseline(self, stop: Callable[[], bool], notify: Callable[[str], None]) -> None:
@@ -526,7 +544,7 @@ class Study:
         else:
             self._study.tell(number, state=TrialState.PRUNED)
         found = self._result(self._study.trials[number])
-        words = ", ".join(f"{name}={value:.4g}" for name, value in found.parameters.items())
+        words = ", ".join(f"{name}={_short(value)}" for name, value in found.parameters.items())
         value = "" if found.value is None else f", {self.metric} {found.value:.4f}"
         notify(f"trial {number}: {words}: {found.state} at server step {found.steps}{value}.")
 
@@ -535,8 +553,19 @@ class Study:
         if trial.user_attrs.get("diverged"):
             state = "diverged"
         folder = self.place(trial.number)
-        records = list(read_jsonl(folder, "records")) if (folder / "records.jsonl").exists() else []
+        found = (folder / "records.jsonl").exists()
+        if trial.state.is_finished() and not found:
+            raise InputError(f"{folder}, a trial of the study, has no records: restore it from a backup.")
+        records = list(read_jsonl(folder, "records")) if found else []
         return _trial_result(trial.number, dict(trial.params), state, records, folder, self.metric)
+
+
+def _drop_partial_line(journal: Path) -> None:
+    """Remove what a killed process had begun to append, so that Optuna does not continue that line."""
+    if journal.exists():
+        data = journal.read_bytes()
+        if not data.endswith(b"\n"):
+            os.truncate(journal, data.rfind(b"\n") + 1)
 
 
 def _trial_result(

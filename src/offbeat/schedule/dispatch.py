@@ -277,6 +277,10 @@ class OpenSlots:
     pool: ClassVar = IdleClientPool
     redraws: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        check_whole("the concurrency", self.concurrency)
+        check_whole("the number of open slots", self.slots)
+
     def count(self, idle: int, busy: int, waiting: int, moment: DispatchEvent, draws: Rng) -> int:
         free = self.concurrency - busy
         return free if free >= self.slots and moment is not DispatchEvent.FILLED else 0

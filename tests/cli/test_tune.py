@@ -17,6 +17,7 @@ import torch
 import offbeat
 from offbeat import LearningTask
 from offbeat.cli.main import main
+from offbeat.report.figures import tuning_figure
 from offbeat.cli.tune import parse_search
 from offbeat.engines import ray_cluster
 from offbeat.errors import InputError
@@ -140,6 +141,16 @@ def test_a_signal_saves_the_trials_and_several_processes_share_the_work(tmp_path
     assert process.returncode == 128 + signal.SIGTERM
     assert "--resume" in said
     assert not (out / "trials" / "0003").exists()
+
+
+def test_the_best_so_far_is_drawn_in_steps() -> None:
+    """A better trial counts from its end on, not before."""
+    curve = [(1, 10, None), (2, 20, 0.5), (3, 30, 0.5), (4, 40, 0.8)]
+    figure = tuning_figure("fedbuff", "accuracy", curve, ("cadence", 50, 0.7))
+    assert figure is not None
+    tuned, untuned = (list(zip(line.xs, line.ys, strict=True)) for line in figure.lines)
+    assert tuned == [(20, 0.5), (30, 0.5), (40, 0.5), (40, 0.8), (50, 0.8)]
+    assert untuned == [(50, 0.7), (50, 0.7)]
 
 
 @pytest.mark.parametrize("kept", [0, 25, -3])

@@ -291,6 +291,8 @@ def test_the_command_draws_and_advises(tmp_path: Path, capsys: pytest.CaptureFix
     drawn = file.read_text()
     assert drawn.startswith("<svg")
     assert all(f"buffer {size}" in drawn for size in (1, 2, 4, 8, 16))
+    taken = said.partition("Take a concurrency of ")[2].partition(" ")[0]
+    assert f"take: concurrency {taken}" in drawn
 
 
 def test_recorded_delays_say_how_many_clients_there_are(

@@ -1,4 +1,4 @@
-"""Aggregation that stands a few malicious clients: trimmed mean, median, geometric median, norm bounds.
+"""Aggregation that withstands a few malicious clients: trimmed mean, median, geometric median, norm bounds.
 
 Each takes the place of the mean of a server step, upload by upload, so it needs a server that reads every
 upload: secure aggregation shows it none, and the noise of differential privacy is computed for a sum. A
@@ -109,7 +109,7 @@ def _open(rule: RobustRule, opening: AggregationContext) -> RobustAggregation:
 class TrimmedMean:
     """Without the largest and the smallest `share` of the values of each coordinate.
 
-    It stands as many attackers as are left out on one side: `share` of the buffer, rounded down.
+    It withstands as many attackers as are left out on one side: `share` of the buffer, rounded down.
 
     Attributes:
         share: The part of the values that is left out on each side, at least 0 and below 0.5.

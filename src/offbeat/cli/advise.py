@@ -289,6 +289,8 @@ def _draw(found: Advice, source: _Source, path: Path) -> None:
         words += [] if first.max_staleness is None or not limits else [f"limit {first.max_staleness}"]
         words += [] if first.deadline is None or not limits else [f"{first.deadline:g} s"]
         series.append(Series(style, ", ".join(words), xs, ys))
+    place = (np.array([getattr(found.take, name)]) for name in ("updates_per_second", "staleness_mean"))
+    series.append(Series(len(series), f"take: concurrency {found.take.concurrency}", *place))
     figure = Figure(
         "frontier",
         f"What a higher concurrency costs: {source.title}",

@@ -17,10 +17,10 @@ import torch
 import offbeat
 from offbeat import LearningTask
 from offbeat.cli.main import main
-from offbeat.report.figures import tuning_figure
 from offbeat.cli.tune import parse_search
 from offbeat.engines import ray_cluster
 from offbeat.errors import InputError
+from offbeat.report.figures import tuning_figure
 from offbeat.tuning import SearchRange, Study, StudyResult, TrialResult, search_space
 
 SMALL = "--clients 10 --concurrency 4 --buffer 2 --rounds 12 --eval-every 3 --local-steps 1 --model logistic"

@@ -4,6 +4,7 @@ The commands `offbeat run` and `offbeat tune` start and resume runs and studies 
 """
 
 import dataclasses
+import json
 import logging
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -57,7 +58,6 @@ from offbeat.tuning import (
     Study,
     StudyPlan,
     StudyResult,
-    check_same_study,
     check_trials,
     load_optuna,
     search_space,
@@ -382,8 +382,30 @@ def resumed_study(
     space = known.space if ranges is None else search_space(asked, ranges, fixed)
     rest = {"sampler": known.sampler, "pruner": known.pruner, "baseline": known.baseline}
     given = StudyPlan(Experiment.of(**values), space, **rest | _named_baseline(options))
-    check_same_study(out, known, given)
+    _check_same_study(out, known, given)
     return known
+
+
+def _check_same_study(folder: Path, known: StudyPlan, asked: StudyPlan) -> None:
+    """Refuse to resume a study with other settings."""
+    before, now = (json.loads(json.dumps(plan.as_dict())) for plan in (known, asked))
+    before |= before.pop("experiment")
+    now |= now.pop("experiment")
+    for name in before.keys() - {"trials"}:
+        if before[name] == now.get(name):
+            continue
+        was, given = before[name], now.get(name)
+        if name == "search":
+            was, given = (" ".join(map(str, plan.space)) for plan in (known, asked))
+        elif name == "parameters":
+            was, given = (
+                ", ".join(f"{each}={value}" for each, value in values.items()) or "none"
+                for values in (was, given)
+            )
+        raise InputError(
+            f"the study in {folder} was started with another {setting_name(name)} ({was}, not {given}): "
+            f"leave it out to resume the study, or name another {setting_name('out')}."
+        )
 
 
 def _named_baseline(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from offbeat.algorithms import Setting, build, find
 from offbeat.algorithms.registry import search_range
 from offbeat.draws import randbelow
 from offbeat.errors import DivergedError, InputError, setting_name, unknown_name
-from offbeat.files import replace_file, with_checksum, without_checksum
+from offbeat.files import drop_partial_line, replace_file, with_checksum, without_checksum
 from offbeat.training.build import build_run, describe_run
 from offbeat.training.experiment import Experiment
 from offbeat.training.folder import STUDY_FILE, RunFolder, check_free, read_jsonl
@@ -185,33 +185,6 @@ class StudyPlan:
             if isinstance(error, InputError):
                 raise
             raise InputError(f"{path} is damaged or was edited: restore it from a backup.") from None
-
-
-def check_same_study(folder: Path, known: StudyPlan, asked: StudyPlan) -> None:
-    """Refuse to resume a study with other settings."""
-    if known.experiment.algorithm != asked.experiment.algorithm:
-        raise InputError(
-            f"the study in {folder} is of {known.experiment.algorithm}, not of {asked.experiment.algorithm}: "
-            f"name another {setting_name('out')}."
-        )
-    before, now = (json.loads(json.dumps(plan.as_dict())) for plan in (known, asked))
-    before |= before.pop("experiment")
-    now |= now.pop("experiment")
-    for name in before.keys() - {"trials"}:
-        if before[name] == now.get(name):
-            continue
-        was, given = before[name], now.get(name)
-        if name == "search":
-            was, given = (" ".join(map(str, plan.space)) for plan in (known, asked))
-        elif name == "parameters":
-            was, given = (
-                ", ".join(f"{each}={value}" for each, value in values.items()) or "none"
-                for values in (was, given)
-            )
-        raise InputError(
-            f"the study in {folder} was started with another {setting_name(name)} ({was}, not {given}): "
-            f"leave it out to resume the study, or name another {setting_name('out')}."
-        )
 
 
 # ---- what a study found ----
@@ -383,7 +356,7 @@ class Study:
         self.higher_is_better = goal == "max"
         self._direction = "maximize" if self.higher_is_better else "minimize"
         journal = folder / _JOURNAL
-        _drop_partial_line(journal)
+        drop_partial_line(journal)
         try:
             self._study = optuna.create_study(
                 study_name=plan.experiment.algorithm,
@@ -558,14 +531,6 @@ class Study:
             raise InputError(f"{folder}, a trial of the study, has no records: restore it from a backup.")
         records = list(read_jsonl(folder, "records")) if found else []
         return _trial_result(trial.number, dict(trial.params), state, records, folder, self.metric)
-
-
-def _drop_partial_line(journal: Path) -> None:
-    """Remove what a killed process had begun to append, so that Optuna does not continue that line."""
-    if journal.exists():
-        data = journal.read_bytes()
-        if not data.endswith(b"\n"):
-            os.truncate(journal, data.rfind(b"\n") + 1)
 
 
 def _trial_result(

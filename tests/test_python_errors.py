@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import offbeat
+from offbeat.algorithms.rates import LocalAdam, LocallyOptimized
 
 PROBLEM = offbeat.Problem(nn.Linear(3, 2), nn.functional.cross_entropy)
 DATA = offbeat.Examples(torch.zeros(12, 3), torch.zeros(12, dtype=torch.int64))
@@ -69,6 +70,36 @@ VALUES: dict[str, tuple[Callable[[], Any], str]] = {
     "bounds": (lambda: offbeat.Private(1.0, 1.0, 1e-5), "give pairs of a field and its bound"),  # type: ignore[arg-type]
     "recorded": (lambda: offbeat.Recorded(3), "recorded delays are 3: give a path"),  # type: ignore[arg-type]
     "recorded seconds": (lambda: offbeat.Recorded([1.0, -2.0]), "a recorded delay is -2.0"),
+    "deadline, a number": (lambda: offbeat.TaskLimits(30), "the deadline is 30: give one such as offbeat.Fi"),  # type: ignore[arg-type]
+    "deadline, a text": (lambda: offbeat.FixedDeadline("x"), "the deadline is 'x': give a number."),  # type: ignore[arg-type]
+    "quantile": (lambda: offbeat.QuantileDeadline("x"), "the quantile of a deadline is 'x'"),  # type: ignore[arg-type]
+    "limits": (lambda: offbeat.Vectorised(PROBLEM, CLIENTS, limits=30), "limits is 30: give an offbeat.Task"),  # type: ignore[arg-type]
+    "shares": (
+        lambda: offbeat.ClientCycle(9, lambda client: "x").bind(0)(3, 0.0),  # type: ignore[arg-type, return-value]
+        "the share of a cycle is 'x': give a number.",
+    ),
+    "trimmed mean": (lambda: offbeat.TrimmedMean("x"), "the share of a trimmed mean is 'x'"),  # type: ignore[arg-type]
+    "top-k": (lambda: offbeat.TopK("x"), "the share of top-k is 'x': give a number."),  # type: ignore[arg-type]
+    "compress, a text": (train(compress="8bit"), "compress is '8bit': give offbeat.EightBit() or"),
+    "compress, a class": (
+        train(compress=offbeat.TopK),
+        "compress is the class TopK: give offbeat.EightBit()",
+    ),
+    "slots": (lambda: offbeat.OpenSlots(3, 0), "the number of open slots is 0: give a whole number"),
+    "slots, a text": (lambda: offbeat.OpenSlots("3"), "the concurrency is '3': give a whole number"),  # type: ignore[arg-type]
+    "devices": (lambda: offbeat.Devices([3]), "a device is 3: give an offbeat.DeviceProfile."),  # type: ignore[list-item]
+    "device": (
+        lambda: offbeat.Devices([offbeat.DeviceProfile("a", 1, 1)]),  # type: ignore[arg-type]
+        "seconds_per_step of a device is 'a': give a number.",
+    ),
+    "local optimiser": (
+        lambda: LocallyOptimized(offbeat.FedOpt(0.1, 1.0), LocalAdam),  # type: ignore[arg-type]
+        "the local optimiser is the class LocalAdam: give one such as LocalAdam().",
+    ),
+    "personal layers": (
+        lambda: offbeat.LearningTask(module=nn.Linear(3, 2), data=DATA, personal=[3]),  # type: ignore[list-item]
+        "must be names or patterns, not [3]",
+    ),
     "natural ids": (lambda: offbeat.Natural().split(np.arange(4), 2), "pass them as groups="),
 }
 

@@ -18,6 +18,7 @@ from offbeat.aggregate.mean import PrivacyCost
 from offbeat.algorithms import Setting, build, find
 from offbeat.data.client_store import Anywhere, make_client_store
 from offbeat.engines.local import ClientMemory
+from offbeat.engines.process_pool import check_process_count
 from offbeat.errors import DivergedError, InputError, setting_name, unknown_name
 from offbeat.files import replace_file
 from offbeat.nn.problem import Problem, Statistics
@@ -351,6 +352,7 @@ def run_study(
             raise InputError(f"{name} must be a whole number, not {value!r}.")
         if value is not None and value < 1:
             raise InputError(f"{setting_name(name)} must be at least 1, not {value}.")
+    check_process_count(setting_name("jobs"), jobs)
     load_optuna()
     check_trials(plan, task, Path(out or "runs"))
     name = f"tune-{plan.experiment.algorithm}-{plan.experiment.subject}"

@@ -58,6 +58,11 @@ def describe(value: object) -> str:
     return f"a value of type {type(value).__name__}"
 
 
+def with_article(noun: str) -> str:
+    """The noun after `a` or `an`."""
+    return f"{'an' if noun[:1] in 'aeiou' else 'a'} {noun}"
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
     """The error for an unknown name: it suggests similar names, first those that share a word with it."""
     names, name = sorted(known), str(name)

@@ -55,6 +55,13 @@ def write_atomic(path: Path, data: bytes | Iterable[bytes]) -> None:
         raise unwritable(path, error) from None
 
 
+def drop_partial_line(path: Path) -> None:
+    """Remove what a killed process had begun to append, so that nothing continues that line."""
+    data = path.read_bytes() if path.exists() else b""
+    if data and not data.endswith(b"\n"):
+        os.truncate(path, data.rfind(b"\n") + 1)
+
+
 def fsync_dir(folder: Path) -> None:
     """Flush a folder to disk, so that files moved or removed in it stay so."""
     if os.name != "posix":

@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from offbeat.algorithms import find
 from offbeat.draws import randbelow
 from offbeat.errors import DivergedError, InputError, setting_name
+from offbeat.files import drop_partial_line
 from offbeat.training.build import build_run, describe_run
 from offbeat.training.experiment import Experiment
 from offbeat.training.folder import RunFolder, check_free, read_jsonl
 from offbeat.training.progress import limited_threads
 from offbeat.training.runner import run_experiment, saved_outcome
 from offbeat.training.task import LearningTask, named_task
-from offbeat.tuning_plan import STUDY_FILE, StudyPlan
+from offbeat.tuning_plan import StudyPlan
 
 if TYPE_CHECKING:
     import optuna
@@ -196,13 +197,18 @@ class Study:
         self.metric, goal = next(iter(task.goals.items()))
         self.higher_is_better = goal == "max"
         self._direction = "maximize" if self.higher_is_better else "minimize"
-        self._study = optuna.create_study(
-            study_name=plan.experiment.algorithm,
-            storage=JournalStorage(JournalFileBackend(str(folder / _JOURNAL))),
-            direction=self._direction,
-            pruner=_pruner(plan),
-            load_if_exists=True,
-        )
+        journal = folder / _JOURNAL
+        drop_partial_line(journal)
+        try:
+            self._study = optuna.create_study(
+                study_name=plan.experiment.algorithm,
+                storage=JournalStorage(JournalFileBackend(str(journal))),
+                direction=self._direction,
+                pruner=_pruner(plan),
+                load_if_exists=True,
+            )
+        except (ValueError, KeyError, TypeError, AttributeError, AssertionError):  # of what Optuna reads
+            raise InputError(f"{journal} is damaged or was edited: restore it from a backup.") from None
 
     @classmethod
     def open(cls, folder: Path, plan: StudyPlan, task: LearningTask, *, resume: bool) -> "Study":
@@ -210,12 +216,12 @@ class Study:
         load_optuna()
         if not resume:
             check_free(folder)
-            if (folder / STUDY_FILE).exists():
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
                 raise InputError(
-                    f"{folder} already contains a study: name another {setting_name('out')}, or add "
-                    f"{setting_name('resume')}."
-                )
-            folder.mkdir(parents=True, exist_ok=True)
+                    f"{folder} cannot be written to ({error.strerror}): name another {setting_name('out')}."
+                ) from None
             plan.write(folder)
         return cls(folder, plan, task)
 
@@ -236,7 +242,7 @@ class Study:
             while (number := next_trial()) is not None:
                 self._finish(number, self._train(number, stop), notify)
         else:
-            with _Workers(self, jobs) as workers:
+            with _Workers(self, min(jobs, trials)) as workers:
                 workers.run(next_trial, stop, lambda number, end: self._finish(number, end, notify))
 
     def run_baseline(self, stop: Callable[[], bool], notify: Callable[[str], None]) -> None:
@@ -350,7 +356,7 @@ class Study:
         else:
             self._study.tell(number, state=TrialState.PRUNED)
         found = self._result(self._study.trials[number])
-        words = ", ".join(f"{name}={value:.4g}" for name, value in found.parameters.items())
+        words = ", ".join(f"{name}={_short(value)}" for name, value in found.parameters.items())
         value = "" if found.value is None else f", {self.metric} {found.value:.4f}"
         notify(f"trial {number}: {words}: {found.state} at server step {found.steps}{value}.")
 
@@ -359,7 +365,14 @@ class Study:
         if trial.user_attrs.get("diverged"):
             state = "diverged"
         folder = self.trial_folder(trial.number)
+        if trial.state.is_finished() and not (folder / "records.jsonl").exists():
+            raise InputError(f"{folder}, a trial of the study, has no records: restore it from a backup.")
         return _trial_result(trial.number, dict(trial.params), state, _records(folder), folder, self.metric)
+
+
+def _short(value: Any) -> str:
+    """The value of a parameter, rounded if it is a number."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _records(folder: Path) -> list[dict[str, Any]]:

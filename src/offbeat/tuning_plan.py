@@ -13,13 +13,13 @@ from offbeat.algorithms.registry import search_range
 from offbeat.errors import InputError, setting_name, unknown_name
 from offbeat.files import replace_file, with_checksum, without_checksum
 from offbeat.training.experiment import Experiment
+from offbeat.training.folder import STUDY_FILE
 
 if TYPE_CHECKING:
     import optuna
 
 SAMPLERS = ("tpe", "random", "grid")
 PRUNERS = ("median", "halving", "none")
-STUDY_FILE = "study.json"
 _FORMAT = 1
 
 
@@ -220,8 +220,17 @@ def _check_same(folder: Path, known: StudyPlan, given: StudyPlan) -> None:
     before |= before.pop("experiment")
     now |= now.pop("experiment")
     for name in before.keys() - {"trials"}:
-        if before[name] != now.get(name):
-            raise InputError(
-                f"the study in {folder} was started with another {setting_name(name)} ({before[name]}, not "
-                f"{now.get(name)}): leave it out to resume the study, or name another {setting_name('out')}."
+        was, asked = before[name], now[name]
+        if was == asked:
+            continue
+        if name == "search":
+            was, asked = (" ".join(map(str, plan.space)) for plan in (known, given))
+        elif name == "parameters":
+            was, asked = (
+                ", ".join(f"{each}={value}" for each, value in values.items()) or "none"
+                for values in (was, asked)
             )
+        raise InputError(
+            f"the study in {folder} was started with another {setting_name(name)} ({was}, not {asked}): "
+            f"leave it out to resume the study, or name another {setting_name('out')}."
+        )

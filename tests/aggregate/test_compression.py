@@ -394,7 +394,7 @@ def test_secure_sums_are_refused_in_python_as_well(compress: Compression) -> Non
     engine = Sequential(world.problem, world.population)
     with pytest.raises(InputError, match="secure aggregation"):
         play(FedOpt(0.1, 1.0), engine, Asynchronous(6), buffer=5, aggregate=Mean(Secure()), compress=compress)
-    with pytest.raises(InputError, match=r"must be EightBit\(\) or TopK\(share\), not the text '8bit'"):
+    with pytest.raises(InputError, match=r"compress is '8bit': give offbeat.EightBit\(\) or"):
         play(FedOpt(0.1, 1.0), engine, Asynchronous(6), compress="8bit")
 
 

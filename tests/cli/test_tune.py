@@ -20,6 +20,7 @@ from offbeat.cli.main import main
 from offbeat.cli.tune import parse_search
 from offbeat.engines import ray_cluster
 from offbeat.errors import InputError
+from offbeat.report.figures import tuning_figure
 from offbeat.tuning import Study, StudyResult, TrialResult
 from offbeat.tuning_plan import SearchRange, search_space
 
@@ -141,6 +142,37 @@ def test_a_signal_saves_the_trials_and_several_processes_share_the_work(tmp_path
     assert process.returncode == 128 + signal.SIGTERM
     assert "--resume" in said
     assert not (out / "trials" / "0003").exists()
+
+
+def test_the_best_so_far_is_drawn_in_steps() -> None:
+    """A better trial counts from its end on, not before."""
+    curve = [(1, 10, None), (2, 20, 0.5), (3, 30, 0.5), (4, 40, 0.8)]
+    figure = tuning_figure("fedbuff", "accuracy", curve, ("cadence", 50, 0.7))
+    assert figure is not None
+    tuned, untuned = (list(zip(line.xs, line.ys, strict=True)) for line in figure.lines)
+    assert tuned == [(20, 0.5), (30, 0.5), (40, 0.5), (40, 0.8), (50, 0.8)]
+    assert untuned == [(50, 0.7), (50, 0.7)]
+
+
+@pytest.mark.parametrize("kept", [0, 25, -3])
+def test_a_line_of_the_journal_that_was_not_written_to_its_end_is_dropped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kept: int
+) -> None:
+    """The last one, or even the first: what a trial tries is found again, and its folder has its values."""
+    folder = tmp_path / "study"
+    whole = tune(capsys, *STUDY, "--trials", "2", "--out", str(folder))
+    journal = folder / "journal.log"
+    journal.write_bytes(journal.read_bytes()[:kept])
+    again = tune(capsys, "tune", "--out", str(folder), "--resume", "--trials", "2")
+    assert outline(again) == outline(whole)
+
+
+def test_values_that_are_not_numbers_can_be_searched(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "tune weight-prediction --rounds 2 --trials 2 --sampler grid --baseline none --clients 20"
+    found = tune(capsys, *words.split(), "--search", "rule=fedavgm,fedadam", "--out", str(tmp_path / "study"))
+    assert [each["parameters"] for each in found["trials"]] == [{"rule": "fedavgm"}, {"rule": "fedadam"}]
 
 
 def test_the_best_the_cost_and_the_untuned_method_are_shown(
@@ -305,7 +337,27 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(
     assert "is of fedbuff, not of fedadam" in refused("fedadam", "--resume", "--out", "study")
     assert "another --rounds" in refused("fedbuff", "--resume", "--out", "study", "--rounds", "7")
     assert "another --search" in refused("--resume", "--out", "study", "--search", "local_lr=0.1:0.2")
+    searched = refused("--resume", "--out", "study", "--search", "local_lr=0.1:0.2")
+    assert "not local_lr=0.1:0.2): leave it out" in searched
+    assert "another --set (none, not local_lr=0.3)" in refused(
+        "--resume", "--out", "study", "--set", "local_lr=0.3"
+    )
+    assert "another --seed (0, not 4)" in refused("--resume", "--out", "study", "--seed", "4")
     assert "already contains a study" in refused(*STUDY[1:], "--out", "study")
+    assert "--jobs is 1,000,000,000, and each is a process" in refused("fedbuff", "--jobs", "1e9")
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["run", "fedbuff", "--rounds", "2", "--out", "study"]) == 2
+    assert "already contains a study" in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before
+    records = tmp_path / "study" / "trials" / "0000" / "records.jsonl"
+    records.rename(tmp_path / "away")
+    assert "0000, a trial of the study, has no records" in refused("--resume", "--out", "study")
+    (tmp_path / "away").rename(records)
+    journal = tmp_path / "study" / "journal.log"
+    known = journal.read_bytes()
+    journal.write_bytes(known + b"garbage\n")
+    assert "journal.log is damaged" in refused("--resume", "--out", "study")
+    journal.write_bytes(known)
     (tmp_path / "study" / "study.json").write_text("{}")
     assert "is damaged" in refused("--resume", "--out", "study")
 

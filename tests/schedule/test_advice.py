@@ -3,11 +3,12 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from deploy_world import Deployment, Network, ramdisk
-from offbeat import InputError, Tiers, advise
+from offbeat import Cycle, InputError, Tiers, advise
 from offbeat.cli.main import main
 from offbeat.report.trace import pending_durations, read_lines, task_durations
 from offbeat.schedule.advice import ScheduleChoice, _beats, _sentence, _take, _with_frontier
@@ -234,12 +235,24 @@ def test_tasks_that_were_dropped_or_are_in_flight_count_as_slow() -> None:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"clients": 1}, "with 1 client there is nothing to choose"),
+        ({"clients": 1}, "nothing to choose with 1 of them: give at least 2 clients"),
+        ({"clients": "many"}, "the number of clients is 'many': give a whole number"),
+        ({"delays": None}, "delays is None: give delays such as"),
+        ({"delays": "constant:1e308"}, "take too long"),
+        ({"concurrency": 5}, "concurrency is 5: give a list of the values to compare"),
+        ({"concurrency": "5"}, "concurrency is '5': give a list"),
+        ({"concurrency": [math.nan]}, "a value of concurrency is nan: give a whole number"),
+        ({"buffer": [0]}, "a value of buffer is 0: give a whole number of at least 1"),
+        ({"max_staleness": [1.5]}, "a value of max_staleness is 1.5: give a whole number of at least 0"),
+        ({"deadline": 30.0}, "deadline is 30.0: give a list"),
+        ({"deadline": ["soon"]}, "a value of deadline is 'soon': give a number"),
+        ({"availability": 3}, "availability is 3: give one such as"),
+        ({"seed": -1}, "seed is -1: give a whole number of at least 0"),
         ({"concurrency": [2], "buffer": [5]}, "no buffer is as small as a concurrency"),
         ({"dispatch": "allocation"}, "steps by a clock"),
         ({"deadline": [0.5]}, "fewer than one task in a hundred"),
         ({"deadline": [math.nan]}, "must be above 0"),
-        ({"updates": 0}, "must be at least 1"),
+        ({"updates": 0}, "updates is 0: give a whole number of at least 1"),
         ({"accept_staleness": -1}, "must be at least 0"),
         ({"delays": "constant:0"}, "take no time"),
         ({"concurrency": [50]}, "exceeds the 40 clients"),
@@ -248,6 +261,13 @@ def test_tasks_that_were_dropped_or_are_in_flight_count_as_slow() -> None:
 def test_what_cannot_be_compared_is_refused_in_a_sentence(given: dict[str, object], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         advise(**{"delays": HETEROGENEOUS, "clients": 40} | given)  # type: ignore[arg-type]
+
+
+def test_availability_is_a_value_or_its_text() -> None:
+    given: dict[str, Any] = {"concurrency": [5], "updates": 200}
+    by_text = advise("tiers:mild", 40, availability="cycle:24:0.3", **given)
+    assert advise("tiers:mild", 40, availability=Cycle(24, 0.3), **given) == by_text
+    assert advise("tiers:mild", 40, **given) != by_text
 
 
 # ---- the command ----
@@ -271,6 +291,8 @@ def test_the_command_draws_and_advises(tmp_path: Path, capsys: pytest.CaptureFix
     drawn = file.read_text()
     assert drawn.startswith("<svg")
     assert all(f"buffer {size}" in drawn for size in (1, 2, 4, 8, 16))
+    taken = said.partition("Take a concurrency of ")[2].partition(" ")[0]
+    assert f"take: concurrency {taken}" in drawn
 
 
 def test_recorded_delays_say_how_many_clients_there_are(
@@ -319,6 +341,9 @@ def test_bad_input_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "leave out --delays" in refused(capsys, str(one), "--delays", "tiers:mild")
     assert "'none' is for" in refused(capsys, "--buffer", "none")
     assert "is not a whole number" in refused(capsys, "--concurrency", "5,x")
+    assert "the concurrency of 300 exceeds the 100 clients" in refused(capsys, "--concurrency", "300")
+    assert "a value of --buffer is 0" in refused(capsys, "--buffer", "0")
+    assert "is not the name of a file" in refused(capsys, "--out", "")
     assert "cannot be written" in refused(capsys, "--clients", "9", "--out", str(tmp_path / "a" / "b.svg"))
     run = tmp_path / "run"
     words = "--rounds 2 --clients 4 --concurrency 2 --buffer 1 --local-steps 1 --model logistic"

@@ -8,7 +8,20 @@ import numpy as np
 import pytest
 import torch
 
-from offbeat import Asynchronous, Sequential, Setting, Vectorised, build, train
+from offbeat import (
+    Asynchronous,
+    OpenSlots,
+    Phases,
+    Poisson,
+    Queues,
+    RoundRefill,
+    Sequential,
+    Setting,
+    Synchronous,
+    Vectorised,
+    build,
+    train,
+)
 from offbeat.cli import main
 from offbeat.core import Task
 from offbeat.errors import InputError
@@ -158,8 +171,22 @@ def test_a_tracker_resumes_as_it_was() -> None:
     assert one.save() == two.save()
 
 
+DISPATCHES = {
+    "asynchronous": Asynchronous(5),
+    "asynchronous, lazy": Asynchronous(5, eager=False),
+    "synchronous": Synchronous(3),
+    "over-selected": Synchronous(5),
+    "round-refill": RoundRefill(5),
+    "poisson": Poisson(0.5),
+    "phases": Phases(3),
+    "queues": Queues(5),
+    "open-slots": OpenSlots(5, 2),
+}
+
+
 @pytest.mark.parametrize("engine", [Sequential, Vectorised])
-def test_tasks_cut_short_report_the_steps_that_they_did(engine: Any) -> None:
+@pytest.mark.parametrize("dispatch", DISPATCHES.values(), ids=DISPATCHES)
+def test_tasks_cut_short_report_the_steps_that_they_did(engine: Any, dispatch: Any) -> None:
     """FedNova divides by these steps, so the oracle of unequal steps gives the same models."""
     world = make_world()
     rates = {"local_lr": 0.2, "server_lr": 0.7}
@@ -167,7 +194,7 @@ def test_tasks_cut_short_report_the_steps_that_they_did(engine: Any) -> None:
     shots = play(
         build("fednova", Setting(3, 3, 8), rates),
         engine(world.problem, world.population, Tiers("mild"), limits=limits),
-        Asynchronous(5),
+        dispatch,
     )
     steps = {
         (task.client, task.visit): done

@@ -187,9 +187,15 @@ def test_tasks_start_only_once_enough_slots_are_open(settings: dict[str, Any], s
         assert scheduler.counts.in_flight <= most
 
 
-@pytest.mark.parametrize("slots", [0, 6])
-def test_open_slots_beyond_the_concurrency_are_refused(slots: int) -> None:
-    with pytest.raises(InputError, match=f"{slots} open slots are not between 1 and the concurrency of 5"):
+@pytest.mark.parametrize(
+    ("slots", "sentence"),
+    [
+        (0, "the number of open slots is 0: give a whole number of at least 1"),
+        (6, "6 open slots exceed the concurrency of 5"),
+    ],
+)
+def test_open_slots_beyond_the_concurrency_are_refused(slots: int, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
         OpenSlots(5, slots).check(3, 10)
 
 

@@ -25,8 +25,9 @@ from offbeat import trees
 from offbeat.aggregate.mean import Aggregator
 from offbeat.aggregate.uploads import probe_upload
 from offbeat.core import AnyAlgorithm, Batches, Cohort, Gradient, Traits, Vector, Visit, traits_of
-from offbeat.errors import InputError, unknown_name
+from offbeat.errors import InputError, check_attributes, unknown_name
 from offbeat.nn.layers import hash_bits
+from offbeat.schedule.parsing import check_kind
 from offbeat.trees import Tree
 
 _BLOCK = 1024  # numbers with one scale
@@ -106,6 +107,7 @@ class TopK:
     share: float
 
     def __post_init__(self) -> None:
+        check_kind("the share of top-k", self.share)
         if not 0 < self.share <= 1:
             raise InputError(
                 f"top-k cannot send a share of {self.share:g} of the numbers: give one above 0 and at most "
@@ -166,8 +168,7 @@ def check_compression(
     """Reject secure aggregation, and error feedback for a method with two kinds of uploads."""
     if compression is None:
         return
-    if not hasattr(compression, "feedback"):
-        raise InputError(f"compress must be EightBit() or TopK(share), not the text '{compression}'.")
+    check_attributes("compress", compression, ["feedback"], "offbeat.EightBit() or offbeat.TopK(share)")
     if aggregate is not None and getattr(getattr(aggregate, "summation", None), "secret", False):
         raise secure_refused(compression, repr(compression))
     if compression.feedback and traits_of(algorithm).two_phases:

@@ -25,7 +25,7 @@ from offbeat.core import Cohort, SavedState, Task
 from offbeat.errors import InputError
 from offbeat.privacy import clipping
 from offbeat.schedule.dispatch import TimedDispatch
-from offbeat.schedule.parsing import check_number, parse_spec
+from offbeat.schedule.parsing import check_kind, check_number, parse_spec
 from offbeat.schedule.participation import Participation
 from offbeat.trees import Tree
 
@@ -120,6 +120,7 @@ class TrimmedMean:
     open = _open
 
     def __post_init__(self) -> None:
+        check_kind("the share of a trimmed mean", self.share)
         if not 0 <= self.share < 0.5:
             raise InputError(
                 f"a trimmed mean cannot leave out a share of {self.share:g} on each side: give one of at "

@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
 
-from offbeat.algorithms.registry import check_interval, empty, zero_vector
+from offbeat.algorithms.registry import MAX_RATE, check_interval, empty, zero_vector
 from offbeat.core import (
     AnyAlgorithm,
     Batches,
@@ -34,7 +34,7 @@ from offbeat.core import (
     traits_of,
     zeros_like,
 )
-from offbeat.errors import InputError
+from offbeat.errors import InputError, check_attributes
 
 
 @dataclass(frozen=True)
@@ -331,6 +331,7 @@ class LocallyOptimized:
     traits = property(_inner_traits)
 
     def __post_init__(self) -> None:
+        check_attributes("the local optimiser", self.optimizer, ["init"], "one such as LocalAdam()")
         if self.max_norm is not None:
             check_interval("largest norm of gradients", self.max_norm, "(0, inf)")
 
@@ -385,7 +386,7 @@ class Scheduled:
         if self.local_schedule is None:
             return message
         rate = rate_of(self.inner, "local_lr") * schedule_factor(self.local_schedule, version)
-        return Message(message, state.x.new_full((), rate))
+        return Message(message, state.x.new_full((), min(rate, MAX_RATE)))
 
     def local(
         self, message: Any, memory: Any, batches: Batches, visit: Visit, grad: Gradient
@@ -408,8 +409,8 @@ def schedule_factor(schedule: Schedule, version: int) -> float:
         found: Any = schedule(version)
     except Exception as error:
         raise InputError(
-            f"the schedule of a rate failed for version {version} with {type(error).__name__}: it must be a "
-            "function of one number, the version."
+            f"the schedule of a rate failed for version {version} ({type(error).__name__}: {error}): it must "
+            "be a function of one number, the version."
         ) from error
     try:
         factor = float(found)

@@ -219,10 +219,12 @@ def tuned_constructor(
     return build
 
 
+MAX_RATE = 1e38  # which float32 can hold
+
 RANGES: Mapping[str, str] = MappingProxyType(
     {
-        "local_lr": "[0, inf)",
-        "server_lr": "[0, inf)",
+        "local_lr": f"[0, {MAX_RATE:g}]",
+        "server_lr": f"[0, {MAX_RATE:g}]",
         "alpha": "(0, 1]",
         "beta": "[0, 1]",
         "bound": "(0, inf)",

@@ -73,7 +73,16 @@ def add_advise_options(command: argparse.ArgumentParser) -> None:
         metavar="N",
         help="measure N client updates from the start of a run [those of RUN, or enough after the start]",
     )
-    command.add_argument("-o", "--out", metavar="FILE", help="draw the figure into this SVG file")
+    command.add_argument(
+        "-o", "--out", type=_svg_file, metavar="FILE", help="draw the figure into this SVG file"
+    )
+
+
+def _svg_file(text: str) -> Path:
+    """A path to write a figure to."""
+    if not Path(text).name:
+        raise argparse.ArgumentTypeError(f"'{text}' is not the name of a file")
+    return Path(text)
 
 
 def _numbers(kind: Callable[[str], _Number]) -> Callable[[str], tuple[_Number | None, ...]]:
@@ -107,14 +116,12 @@ def advise_command(given: argparse.Namespace) -> int:
     for name in ("concurrency", "buffer"):
         if None in settings.get(name, ()):
             raise InputError(f"--{name} takes whole numbers: 'none' is for --max-staleness and --deadline.")
-        if settings.get(name) and min(settings[name]) < 1:
-            raise InputError(f"--{name} must be at least 1, not {min(settings[name])}.")
     _include_recorded(settings, source)
     if given.updates is not None:
         settings["updates"] = given.updates
     found = advise(source.delays, accept_staleness=given.accept_staleness, **settings)
     if given.out is not None:
-        _draw(found, source, Path(given.out))
+        _draw(found, source, given.out)
     twin = None
     if source.recorded is not None:
         twin = next((each for each in found.choices if _is_recorded(each, source.recorded)), None)
@@ -289,6 +296,8 @@ def _draw(found: Advice, source: _Source, path: Path) -> None:
         words += [] if first.max_staleness is None or not limits else [f"limit {first.max_staleness}"]
         words += [] if first.deadline is None or not limits else [f"{first.deadline:g} s"]
         series.append(Series(style, ", ".join(words), xs, ys))
+    place = (np.array([getattr(found.take, name)]) for name in ("updates_per_second", "staleness_mean"))
+    series.append(Series(len(series), f"take: concurrency {found.take.concurrency}", *place))
     figure = Figure(
         "frontier",
         f"What a higher concurrency costs: {source.title}",

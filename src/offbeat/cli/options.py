@@ -56,6 +56,8 @@ def option_name(name: str) -> str:
     """A setting as the command line spells it, for error messages."""
     if name == "algorithm":
         return "the method"
+    if name == "parameters":
+        return "--set"
     if name.startswith("parameters."):
         return f"--set {name.removeprefix('parameters.')}"
     return f"--{name.replace('_', '-')}"

@@ -65,7 +65,7 @@ def _print_titled(title: str, shown: Table, needed: int) -> None:
 
 
 def _is_number(value: Any) -> bool:
-    return value is None or isinstance(value, int | float)
+    return value is None or isinstance(value, int | float) or (isinstance(value, str) and value[-1:] == "%")
 
 
 def format_number(value: Any) -> str:

@@ -51,6 +51,7 @@ from offbeat.schedule.clock import TaskLimits
 from offbeat.schedule.delays import Delay, Tiers
 from offbeat.trees import Tree
 
+_MOST_PROCESSES, _PROCESSES_PER_CORE = 64, 8  # the larger of the two limits holds
 _EXIT_TIMEOUT = 5.0  # seconds that the fork server has to end
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 # memory of one local step is used again by the next, in large pages, and not given back to the system
@@ -79,6 +80,7 @@ class Workers(SimulatedEngine):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_worker_count(self.workers)
+        check_process_count("the number of workers", self.workers or 1)
         if self.problem.device.type != "cpu":
             raise InputError(
                 f"worker processes compute on the CPU: use {setting_name('device')} cpu, or another engine."
@@ -101,6 +103,15 @@ def available_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def check_process_count(what: str, count: int) -> None:
+    """Refuse more processes than any machine of so many cores has a use for, before they fill its memory."""
+    most = max(_MOST_PROCESSES, _PROCESSES_PER_CORE * available_cores())
+    if count > most:
+        raise InputError(
+            f"{what} is {count:,}, and each is a process on this machine: give at most {most:,}."
+        )
 
 
 def check_worker_count(workers: int | None) -> None:

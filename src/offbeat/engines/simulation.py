@@ -76,6 +76,7 @@ class SimulatedEngine(ABC):
         check_attributes("the population", self.population, ["parts", "work"], "an offbeat.Population")
         check_attributes("delays", self.delays, ["bind"], 'delays such as offbeat.Tiers("mild")')
         check_attributes("availability", self.availability, ["bind"], "one such as offbeat.Always()")
+        check_attributes("limits", self.limits, ["deadline"], "an offbeat.TaskLimits")
         check_attributes("dropout", self.dropout, ["loses"], "one such as offbeat.Dropout(0.1)")
 
     @abstractmethod

@@ -302,15 +302,21 @@ def tuning_figure(
     untuned: tuple[str, int, float] | None,
 ) -> Figure | None:
     """The best value over client updates spent, with a method that was not tuned as a line."""
-    points = [(float(spent), best) for _, spent, best in curve if best is not None]
+    points: list[tuple[float, float]] = []
+    for _, spent, best in curve:
+        if best is not None:
+            if points and best != points[-1][1]:
+                points.append((float(spent), points[-1][1]))  # until then the earlier trial was the best
+            points.append((float(spent), best))
     if not points:
         return None
     end = max(points[-1][0], untuned[1] if untuned else 0.0)
-    points.append((end, points[-1][1]))
+    if end > points[-1][0]:
+        points.append((end, points[-1][1]))
     lines = [Series(0, f"{method}, tuned", *map(np.array, zip(*points, strict=True)))]
     if untuned is not None:
-        name, spent, value = untuned
-        lines.append(Series(1, f"{name}, one run", np.array([spent, end], float), np.array([value, value])))
+        name, once, value = untuned
+        lines.append(Series(1, f"{name}, one run", np.array([once, end], float), np.array([value, value])))
     return Figure(
         "cost",
         f"The cost of tuning: {metric} of the best trial so far",

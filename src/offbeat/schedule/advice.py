@@ -4,16 +4,17 @@ Each combination is simulated by the scheduler that training uses, for the same 
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from offbeat.draws import randbelow
-from offbeat.errors import InputError, setting_name
-from offbeat.schedule.availability import Dropout, parse_availability
+from offbeat.errors import InputError, check_attributes, check_whole, setting_name
+from offbeat.schedule.availability import Availability, Dropout, parse_availability
 from offbeat.schedule.clock import Clock
 from offbeat.schedule.delays import Delay, parse_delay
 from offbeat.schedule.dispatch import TIMED_DISPATCH_NAMES, PooledDispatch, current_name, parse_dispatch
+from offbeat.schedule.parsing import check_kind
 from offbeat.schedule.scheduler import Buffer, Scheduler
 from offbeat.schedule.statistics import summarise
 
@@ -118,7 +119,7 @@ def advise(
     deadline: Sequence[float | None] = (None,),
     dispatch: str = "asynchronous",
     hand_out: str = "before",
-    availability: str = "always",
+    availability: Availability | str = "always",
     dropout: Dropout | float = 0.0,
     updates: int | None = None,
     accept_staleness: float = ACCEPTED_STALENESS,
@@ -135,7 +136,7 @@ def advise(
         deadline: The limits on a task's seconds to compare.
         dispatch: The protocol, which must be one whose server steps when the buffer is full.
         hand_out: When the client that fills the buffer is replaced: before or after the server step.
-        availability: When clients are available.
+        availability: When clients are available, such as `Cycle(24, 0.3)` or `"cycle:24:0.3"`.
         dropout: The probability that a task is lost.
         updates: The number of client updates to measure, from the start of a run. None: enough for stable
             figures, after the beginning.
@@ -147,8 +148,19 @@ def advise(
         acceptable mean staleness, the one with the most server steps per second and, among those within 5 %
         of it, the most client updates per second.
     """
+    source = parse_delay(delays) if isinstance(delays, str) else delays
+    check_attributes("delays", source, ["bind"], 'delays such as offbeat.Tiers("mild")')
+    check_whole("the number of clients", clients, None)
+    check_whole(setting_name("seed"), seed, 0)
+    check_kind(setting_name("accept_staleness"), accept_staleness)
+    if updates is not None:
+        check_whole(setting_name("updates"), updates)
+    _check_values("concurrency", concurrency)
+    _check_values("buffer", buffer)
+    _check_values("max_staleness", max_staleness, 0, none=True)
+    _check_values("deadline", deadline, None, none=True)
     if clients < 2:
-        raise InputError(f"with {clients} client there is nothing to choose: give at least 2 clients.")
+        raise InputError(f"there is nothing to choose with {clients} of them: give at least 2 clients.")
     dispatch = current_name(dispatch)
     if dispatch in TIMED_DISPATCH_NAMES:
         raise InputError(
@@ -160,10 +172,14 @@ def advise(
     for limit in deadline:
         if limit is not None and not limit > 0:
             raise InputError(f"{setting_name('deadline')} must be above 0, not {limit}.")
-    if updates is not None and updates < 1:
-        raise InputError(f"{setting_name('updates')} must be at least 1, not {updates}.")
-    levels = sorted(set(concurrency or default_sizes(clients)))
-    sizes = sorted(set(buffer or levels))
+    for most in concurrency:
+        if most > clients:
+            raise InputError(
+                f"the concurrency of {most} exceeds the {clients} clients: lower it or add clients."
+            )
+    usual = default_sizes(clients)
+    levels = sorted(set(concurrency or usual))
+    sizes = sorted(set(buffer or ([*usual, *levels] if not concurrency else levels)))
     pairs = [
         (size if dispatch in COHORT_DISPATCH else most, size)
         for most in (levels[-1:] if dispatch in COHORT_DISPATCH else levels)
@@ -177,9 +193,10 @@ def advise(
             f"{levels[-1]}."
         )
     wanted = updates or max(_MIN_UPDATES, _UPDATES_PER_CLIENT * max(most for most, _ in pairs))
-    source = parse_delay(delays) if isinstance(delays, str) else delays
     losses = dropout if isinstance(dropout, Dropout) else Dropout(dropout)
-    scenario = _Scenario(source, clients, dispatch, hand_out, availability, losses, seed)
+    when = parse_availability(availability) if isinstance(availability, str) else availability
+    check_attributes("availability", when, ["bind"], "one such as offbeat.Always()")
+    scenario = _Scenario(source, clients, dispatch, hand_out, when, losses, seed)
     lengths = scenario.task_seconds()
     for limit in deadline:
         if limit is not None and lengths[len(lengths) // 100] > limit:
@@ -197,6 +214,19 @@ def advise(
     choices = tuple(_with_frontier(found))
     take = _take(choices, accept_staleness)
     return Advice(choices, take, _sentence(choices, take, accept_staleness), wanted, updates is None)
+
+
+def _check_values(name: str, values: object, least: int | None = 1, *, none: bool = False) -> None:
+    """Refuse what is not a list of such whole numbers, or of numbers where `least` is None."""
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise InputError(f"{setting_name(name)} is {values!r}: give a list of the values to compare.")
+    for value in values:
+        if value is None and none:
+            continue
+        if least is None:
+            check_kind(f"a value of {setting_name(name)}", value)
+        else:
+            check_whole(f"a value of {setting_name(name)}", value, least)
 
 
 def _none_last(limit: float | None) -> float:
@@ -217,7 +247,7 @@ class _Scenario:
     clients: int
     dispatch: str
     hand_out: str
-    availability: str
+    availability: Availability
     dropout: Dropout
     seed: int
 
@@ -250,7 +280,7 @@ class _Scenario:
             self.clients,
             buffer,
             math.inf if max_staleness is None else max_staleness,
-            parse_availability(self.availability),
+            self.availability,
             observe=work.observe,
         )
         steps = -(-updates // buffer)
@@ -261,6 +291,8 @@ class _Scenario:
         before, begun, worked = scheduler.counts, clock.now, work.seconds
         summary = summarise(_buffers(scheduler, first, steps, begun + _MEASURED * slow), scheduler)
         seconds = summary.time - begun
+        if not math.isfinite(summary.time):
+            raise InputError("tasks take too long for their times to be added up: give shorter delays.")
         if not seconds > 0:
             raise InputError("tasks take no time at all, so every choice is equally fast: give other delays.")
         dropped, lost = summary.dropped - before.dropped, summary.lost - before.lost

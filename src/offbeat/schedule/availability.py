@@ -12,7 +12,7 @@ import numpy as np
 
 from offbeat.draws import randbelow, uniform
 from offbeat.errors import InputError
-from offbeat.schedule.parsing import check_number, format_spec, parse_spec
+from offbeat.schedule.parsing import check_kind, check_number, format_spec, parse_spec
 
 # client, now -> now if the client is available, otherwise the time when it will be
 NextAvailable: TypeAlias = Callable[[int, float], float]
@@ -122,6 +122,7 @@ class ClientCycle:
 
 
 def _check_share(share: float) -> None:
+    check_kind("the share of a cycle", share)
     if not 0 < share <= 1:
         raise InputError(f"the share of a cycle is {share}: give a number above 0 and at most 1.")
 

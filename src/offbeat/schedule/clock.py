@@ -15,9 +15,9 @@ from math import ceil, inf
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 
 from offbeat.core import Task
-from offbeat.errors import InputError, setting_name
+from offbeat.errors import InputError, check_attributes, setting_name
 from offbeat.schedule.availability import Dropout
-from offbeat.schedule.parsing import format_number, format_spec, parse_spec
+from offbeat.schedule.parsing import check_kind, format_number, format_spec, parse_spec
 from offbeat.schedule.rng import Rng
 
 _WINDOW = 1000  # tasks whose durations are remembered
@@ -59,6 +59,7 @@ class FixedDeadline:
     seconds: float = inf
 
     def __post_init__(self) -> None:
+        check_kind("the deadline", self.seconds)
         if not self.seconds > 0:
             raise InputError(f"{setting_name('deadline')} must be above 0 seconds, not {self.seconds:g}.")
 
@@ -82,6 +83,8 @@ class QuantileDeadline:
     factor: float = 1.0
 
     def __post_init__(self) -> None:
+        check_kind("the quantile of a deadline", self.quantile)
+        check_kind("the factor of a deadline", self.factor)
         if not 0 < self.quantile < 1:
             raise InputError(
                 f"the quantile of {setting_name('deadline')} must be above 0 and below 1, "
@@ -161,6 +164,9 @@ class TaskLimits:
     deadline: Deadline = FixedDeadline()
     partial_work: bool = False
     recall_stale: bool = False
+
+    def __post_init__(self) -> None:
+        check_attributes("the deadline", self.deadline, ["open"], "one such as offbeat.FixedDeadline(30)")
 
 
 DEADLINES: Mapping[str, type[QuantileDeadline]] = {"quantile": QuantileDeadline}

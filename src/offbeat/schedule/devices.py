@@ -18,7 +18,7 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from offbeat.draws import uniform
-from offbeat.errors import InputError
+from offbeat.errors import InputError, check_attributes
 from offbeat.schedule.parsing import check_number, format_spec
 from offbeat.schedule.rng import Rng
 
@@ -78,6 +78,7 @@ class Devices:
         if not self.profiles:
             raise InputError("there is no device: give at least one profile.")
         for profile in self.profiles:
+            check_attributes("a device", profile, DeviceProfile._fields, "an offbeat.DeviceProfile")
             check_number("seconds_per_step of a device", profile.seconds_per_step)
             check_number("the download speed of a device", profile.download, strict=True)
             check_number("the upload speed of a device", profile.upload, strict=True)

@@ -273,16 +273,19 @@ class OpenSlots:
     pool: ClassVar = IdleClientPool
     redraws: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        check_whole("the concurrency", self.concurrency)
+        check_whole("the number of open slots", self.slots)
+
     def count(self, idle: int, busy: int, waiting: int, moment: DispatchEvent, draws: Rng) -> int:
         free = self.concurrency - busy
         return free if free >= self.slots and moment is not DispatchEvent.FILLED else 0
 
     def check(self, buffer: int, population: int) -> None:
         _check_concurrency("concurrency", self.concurrency, buffer, population)
-        if not 1 <= self.slots <= self.concurrency:
+        if self.slots > self.concurrency:
             raise InputError(
-                f"{self.slots} open slots are not between 1 and the concurrency of {self.concurrency}: "
-                "change one."
+                f"{self.slots} open slots exceed the concurrency of {self.concurrency}: change one."
             )
 
 

@@ -5,7 +5,7 @@ from dataclasses import MISSING, fields
 from math import inf, isfinite
 from typing import Any, TypeVar
 
-from offbeat.errors import InputError, is_number, unknown_name
+from offbeat.errors import InputError, is_number, unknown_name, with_article
 
 Spec = TypeVar("Spec")
 
@@ -26,7 +26,7 @@ def parse_spec(kind: str, text: str, forms: Mapping[str, type[Spec]]) -> Spec:
         f":{words[slot.name]}" if slot.default is MISSING else f"[:{words[slot.name]}]" for slot in slots
     )
     if not needed <= len(values) <= len(slots) or "" in values:
-        raise InputError(f"'{text}' is not a {kind}: write it as {usage}.")
+        raise InputError(f"'{text}' is not {with_article(kind)}: write it as {usage}.")
     arguments = [
         value if slot.name in texts else _parse_number(value, text, kind, usage)
         for slot, value in zip(slots, values, strict=False)
@@ -52,12 +52,17 @@ def format_number(value: float) -> str:
     return repr(float(value)).removesuffix(".0")
 
 
+def check_kind(name: str, value: object) -> None:
+    """Refuse what is not a number."""
+    if not is_number(value):
+        raise InputError(f"{name} is {value!r}: give a number.")
+
+
 def check_number(
     name: str, value: float, least: float = 0.0, *, strict: bool = False, infinite: bool = False
 ) -> None:
     """Reject a number that is too small, or not finite unless that is allowed."""
-    if not is_number(value):
-        raise InputError(f"{name} is {value!r}: give a number.")
+    check_kind(name, value)
     if infinite and value == inf:
         return
     if not isfinite(value) or value < least or (strict and value == least):

@@ -27,7 +27,7 @@ from offbeat.training import checkpoint, settings_file
 from offbeat.training.checkpoint import Checkpoint
 
 _JSONL_FILES = ("trace", "records")  # in the order of writing: no record is ahead of the trace
-FAILURE_FILE = "failure.json"
+FAILURE_FILE, STUDY_FILE = "failure.json", "study.json"  # the latter of the folder of a study
 _NEWEST, _PREVIOUS = "state.safetensors", "previous.safetensors"  # in the folder `checkpoint`
 _LOG = logging.getLogger("offbeat")
 
@@ -265,6 +265,11 @@ def _acquire_lock(path: Path) -> FileLock:
 
 
 def _check_no_run(path: Path) -> None:
+    if (path / STUDY_FILE).exists():
+        raise InputError(
+            f"{path} already contains a study: name another {setting_name('out')}, or resume it with "
+            f"'offbeat tune --out {shlex.quote(str(path))} --resume'."
+        )
     if (path / "settings.json").exists():
         raise InputError(
             f"{path} already contains a run: name another {setting_name('out')}, or resume it with "

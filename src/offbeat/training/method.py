@@ -84,9 +84,9 @@ def parse_schedule(text: str, option: str) -> Schedule:
     schedule = parse_spec("rate schedule", first, SCHEDULES)
     if not comma:
         return schedule
-    if not isinstance(schedule, WarmupRate):
+    if not isinstance(schedule, WarmupRate) or second.strip().startswith("warmup"):
         raise InputError(
-            f"{option} '{text}' has two parts: the first must be a warm-up, as in warmup:20,cosine."
+            f"{option} '{text}' has two parts: only the first must be a warm-up, as in warmup:20,cosine."
         )
     return schedule.then(parse_schedule(second, option))
 

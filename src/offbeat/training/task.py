@@ -23,7 +23,7 @@ from offbeat.data.partition import Partition, parse_partition, split_alike
 from offbeat.data.population import Epochs, Examples, ExampleSource, Population, Steps
 from offbeat.data.readers import labels_of, read_examples
 from offbeat.data.sources import ClientData, client_data
-from offbeat.errors import InputError, error_summary, setting_name
+from offbeat.errors import InputError, error_summary, setting_name, with_article
 from offbeat.nn import models
 from offbeat.nn.layers import RandomCropFlip
 from offbeat.nn.problem import Loss, Problem, Statistics, cross_entropies
@@ -74,7 +74,8 @@ class LearningTask:
     def __post_init__(self) -> None:
         if isinstance(self.personal, str):
             object.__setattr__(self, "personal", personal_layers(self.personal))
-        if not all(personal_layers(each) == (each,) for each in map(str, self.personal)):
+        layers: Collection[object] = self.personal
+        if not all(isinstance(each, str) and personal_layers(each) == (each,) for each in layers):
             raise InputError(
                 f"the personal layers of a task must be names or patterns, not {self.personal!r}: write "
                 'personal=["head"], for example.'
@@ -366,7 +367,8 @@ def import_function(text: str, option: str) -> Callable[..., Any]:
             "define it, or name another function."
         ) from None
     if not callable(found):
-        raise InputError(f"{option} '{text}' is a {type(found).__name__}, not a function: name a function.")
+        kind = with_article(type(found).__name__)
+        raise InputError(f"{option} '{text}' is {kind}, not a function: name a function.")
     function: Callable[..., Any] = found
     return function
 

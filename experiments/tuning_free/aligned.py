@@ -1,12 +1,12 @@
 """The form of Cadence that the fourteenth exploration arrived at; it is not the default.
 
-Everything is as in Cadence but for the unit U, and for a way back from a model that has died. A client uploads
-two numbers more, of its new control variate c_i and of the c / (1 + age) that it was sent:
+Everything is as in Cadence but for the unit U, and for a way back from a model that has died. A client
+uploads two numbers more, of its new control variate c_i and of the c / (1 + age) that it was sent:
 
     a_i = <c_i, c> / (|c_i| |c|),   e_i = the part of the coordinates of c_i that are not zero.
 
-With a and e their means lately (a buffer of S tasks has the weight S / (S + 3)), G the unit that Cadence would
-go on with, and U_sent the geometric mean of the units that these clients were sent, the server computes
+With a and e their means lately (a buffer of S tasks has the weight S / (S + 3)), G the unit that Cadence
+would go on with, and U_sent the geometric mean of the units that these clients were sent, the server computes
 
     log U' = log U + S / (S + 3) (log U_sent + w - log U),   w = 3 a if a > 0, and 2 (a + 0.4) if a < -0.4,
     U <- min(U, U')     if a < -0.4,
@@ -14,8 +14,8 @@ go on with, and U_sent the geometric mean of the units that these clients were s
     U <- G              otherwise,
 
 U being at most 2 n. Where e falls below a quarter of the largest e so far, the server goes back to the first
-model, and from then on U is at most a quarter of the U_sent of that buffer. Clients that were sent a model from
-before that say nothing about e.
+model, and from then on U is at most a quarter of the U_sent of that buffer. Clients that were sent a
+model from before that say nothing about e.
 """
 
 import math

@@ -60,7 +60,10 @@ DEFAULT: dict[str, Any] = {
     "precision": "torch",
 }
 AVERAGES = (0.9, 0.98)
-FORMS: dict[str, type[Steady | Aligned]] = {"steady": Steady, "aligned": Aligned}  # that are no methods of the catalogue
+FORMS: dict[str, type[Steady | Aligned]] = {
+    "steady": Steady,
+    "aligned": Aligned,
+}  # that are no methods of the catalogue
 NAMES = {"method", "words", "form", "task", "dirichlet", "concurrency", *DEFAULT}
 
 

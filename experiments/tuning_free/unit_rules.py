@@ -334,7 +334,7 @@ def bent(group: Group, unit: Tensor, size: Tensor, seen: Signals) -> Tensor:
 
 
 def aligned(group: Group, unit: Tensor, size: Tensor, seen: Signals) -> Tensor:
-    """Growth by agreement, or by how gradients point along the control variates; shrinks where they oppose."""
+    """Growth by agreement, or while gradients point along the control variates; shrinks where they oppose."""
     pace = seen.tasks / (seen.tasks + group.get("few", 3))
     before = group.memory.get("along", torch.zeros_like(seen.anchor))
     along = group.memory["along"] = before + pace * (seen.anchor - before)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from experiments.reproduce.writers import by_writer
+from experiments.tuning_free.aligned import Aligned
 from experiments.tuning_free.steady import Steady
 from experiments.tuning_free.variants import Variant
 from torch import Tensor, nn
@@ -59,6 +60,10 @@ DEFAULT: dict[str, Any] = {
     "precision": "torch",
 }
 AVERAGES = (0.9, 0.98)
+FORMS: dict[str, type[Steady | Aligned]] = {
+    "steady": Steady,
+    "aligned": Aligned,
+}  # that are no methods of the catalogue
 NAMES = {"method", "words", "form", "task", "dirichlet", "concurrency", *DEFAULT}
 
 
@@ -102,11 +107,11 @@ def variant(words: dict[str, Any], sizes: tuple[int, ...], at: dict[str, Any]) -
 
 
 def method(kind: str, words: dict[str, Any], sizes: tuple[int, ...], at: dict[str, Any]) -> Any:
-    """A variant, the form of the twelfth exploration, or a method of the catalogue."""
+    """A variant, a form of the twelfth or fourteenth exploration, or a method of the catalogue."""
     if kind == "unit":
         return variant(words, sizes, at)
-    if kind == "steady":
-        return replace(Steady.tuned(at["steps"]), **words)
+    if kind in FORMS:
+        return replace(FORMS[kind].tuned(at["steps"]), **words)
     words = dict(words)
     falls = words.pop("falls", False) or at["falls"]
     made = build(kind, Setting(at["buffer"], at["steps"], at["rounds"]), words)
@@ -156,7 +161,7 @@ def run(cell: dict[str, Any], given: argparse.Namespace) -> dict[str, Any]:
     else:
         how = "compiled" if at["model"] == "resnet18" else given.execution
         engine = Vectorised(problem, population, delays, execution=EXECUTIONS[how])
-    limit = None if at["method"] in ("unit", "steady") else find(at["method"]).max_staleness
+    limit = None if at["method"] in ("unit", *FORMS) else find(at["method"]).max_staleness
     averages: dict[float, Tensor] = {}
     record: dict[str, Any] = {"device": given.device, "failure": None}
     try:
@@ -173,7 +178,7 @@ def run(cell: dict[str, Any], given: argparse.Namespace) -> dict[str, Any]:
             x = shot.x
             for decay in AVERAGES:
                 averages[decay] = decay * averages.get(decay, x) + (1 - decay) * x
-        if at["method"] in ("cadence", "steady"):  # of length, at the end, by the first model's norm
+        if at["method"] in ("cadence", *FORMS):  # of length, at the end, by the first model's norm
             state, first = shot.state, problem.initial()[0].norm().clamp_min(1)
             unit = state.unit if at["method"] == "cadence" else state.units[0]
             record["unit"] = round(float(unit / first), 4)

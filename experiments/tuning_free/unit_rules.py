@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from experiments.tuning_free.aligned import Aligned
 from experiments.tuning_free.steady import Steady
 from experiments.tuning_free.unit_tasks import (
     DRAWS,
@@ -139,6 +140,7 @@ class Signals:
     back: Tensor  # cosine of the mean step and of the mean steps before
     loss: Tensor  # that the clients met, by the lowest so far
     path: Tensor  # the same with the server's steps before the model that each client was sent
+    bend: Tensor  # of the first minibatch's loss along the way: what its slope foretold and did not come
 
 
 @dataclass
@@ -317,6 +319,34 @@ def gated(group: Group, unit: Tensor, size: Tensor, seen: Signals) -> Tensor:
     return (unit * torch.exp(pace * move - slide / (1 + seen.age))).minimum(group.get("cap", 2) * size)
 
 
+def bent(group: Group, unit: Tensor, size: Tensor, seen: Signals) -> Tensor:
+    """The unit follows the length at which the loss of a minibatch bends by so much along a task."""
+    bend = seen.bend.clamp(1e-3, 1)
+    length = 4 * bend / (1 + bend)  # on a parabola, by that of its lowest point
+    wanted = group.get("gain", 1) * torch.log(group.get("aim", 1) / length)
+    wanted = wanted.maximum(-group.get("down", 4).log()).minimum(group.get("up", 4).log())
+    now, target = unit.log(), seen.sent + wanted
+    pace = seen.tasks / (seen.tasks + group.get("few", 3))
+    pace = torch.where(target < now, pace * group.get("fall", 1), pace)
+    made = torch.exp(now + pace * (target - now)).minimum(group.get("cap", 1e30) * size)
+    high = group.memory["high"] = made.maximum(group.memory.get("high", unit))
+    return made.maximum(high / group.get("keep_of", 1e30))
+
+
+def aligned(group: Group, unit: Tensor, size: Tensor, seen: Signals) -> Tensor:
+    """Growth by agreement, or while gradients point along the control variates; shrinks where they oppose."""
+    pace = seen.tasks / (seen.tasks + group.get("few", 3))
+    before = group.memory.get("along", torch.zeros_like(seen.anchor))
+    along = group.memory["along"] = before + pace * (seen.anchor - before)
+    over = along - group.get("over", -0.4)
+    wanted = torch.where(over < 0, group.get("gain", 2) * over, group.get("kappa", 3) * along.clamp_min(0))
+    bound = group.get("bound", 4).log()
+    move = pace * (seen.sent + wanted.maximum(-bound).minimum(bound) - unit.log())
+    lower, higher = unit * move.clamp_max(0).exp(), unit * move.clamp_min(0).exp()
+    higher = torch.where(along > 0, higher, unit).maximum(agreement(group, unit, size, seen))
+    return torch.where(over < 0, lower, higher).minimum(group.get("cap", 2) * size)
+
+
 def distance(group: Group, unit: Tensor, size: Tensor, seen: Signals) -> Tensor:
     """The distance from the first model, as in DoG."""
     return unit.maximum(group.get("times", 1) * seen.distance).minimum(group.get("cap", 1e9) * size)
@@ -340,11 +370,14 @@ RULES = {
     "steered": steered,
     "joint": joint,
     "gated": gated,
+    "bent": bent,
+    "aligned": aligned,
 }
 
 
 SETS: dict[str, list[Rule]] = json.loads(Path(__file__).with_name("unit_sets.json").read_text())
 STEADY = SETS["steady"][0]  # what `steady.py` does
+CHECKED: dict[Any, Rule] = {Cadence: SETS["present"][0], Steady: STEADY, Aligned: SETS["aligned"][0]}
 
 
 # --- one schedule, many runs --------------------------------------------------------------------------
@@ -478,11 +511,14 @@ class Race:
             calm = one / largest.squeeze(-1).clamp_min(TINY)
             share = ((last * first).sum(-1) / one.square().clamp_min(TINY)).clamp(0, 1)
             off = (last - share.unsqueeze(-1) * first).norm(dim=-1)
+            lead = (first * stride[:ours] * gone).sum(-1)  # what the loss would fall by if it did not bend
             reports = {
+                "bend": (after - met + lead) / ((after - met).abs() + lead.abs()).clamp_min(TINY),
                 "part": (one + 0.5 * TINY) / (one + other + TINY),
                 "part_max": both / (both + other).clamp_min(TINY),
                 "part_off": one / (one + off).clamp_min(TINY),
                 "anchor": _cosine(total, anchors),
+                "alive": (total != 0).to(self.dtype).mean(-1),
                 "turn": turn / max(steps - 1, 1),
                 "keep": _cosine(first, last),
                 "slope": (first * gone).sum(-1) / (both * far),
@@ -526,6 +562,9 @@ class Race:
         loss_now = loss_low = self.first.new_ones(ours)
         patience = self.constant("patience", 10)
         recent = zeros  # the server's steps lately
+        revive, ceiling = self.constant("revive", 0), self.first.new_full((ours,), math.inf)
+        alive = liveliest = self.first.new_zeros(ours)
+        returned = torch.zeros(ours, device=self.device)  # to the first model, in this version
         marks = {max(1, round(part * t_end)): n for n, part in enumerate(LOOKS)}
         curve: list[list[float]] = [[] for _ in range(ours + self.theirs * 3)]
         rows = torch.tensor(plan.rows, device=self.device)
@@ -581,13 +620,18 @@ class Race:
             recent = recent + (even - recent) / (2 + age)
             part = next(n for n, end in enumerate(BINS) if (version + 0.5) / t_end <= end)
             if ours:
-                means = {name: reports[name].mean(1) for name in _NAMES}
+                means = {name: values.mean(1) for name, values in reports.items()}
+                means_alive = means.pop("alive")
                 met = reports["met"].clamp_min(0)
                 odds = torch.nan_to_num(met / (met + 1), nan=1.0).mean(1)
                 found = odds / (1 - odds).clamp_min(TINY)
                 weight = 1.0 if version == 0 else len(sent) / (len(sent) + patience)
                 loss_now = loss_now + weight * (found - loss_now)
                 loss_low = loss_now if version == 0 else loss_low.minimum(loss_now)
+                news = torch.tensor(float(sent.min()), device=self.device) >= returned
+                pace = len(sent) / (len(sent) + 3) if version else 1.0
+                alive = torch.where(news, alive + pace * (means_alive - alive), alive)
+                liveliest = liveliest.maximum(alive)
                 signals = Signals(
                     version,
                     age,
@@ -610,7 +654,14 @@ class Race:
                 if agree is not None:
                     looked[part] += 1
                     sums["agree"][part] += agree.float()
-                unit = self._next_unit(unit, signals)
+                unit = self._next_unit(unit, signals).minimum(ceiling)
+                dead = (revive > 0) & (alive * revive < liveliest) & news
+                if dead.any():  # back to the first model, with a quarter of the unit at most
+                    mine = torch.where(dead.unsqueeze(1), self.first, mine)
+                    ceiling = torch.where(dead, signals.sent.exp().to(unit.dtype) / 4, ceiling)
+                    unit = unit.minimum(ceiling)
+                    alive = torch.where(dead, liveliest, alive)
+                    returned = torch.where(dead, float(version + 1), returned)
                 if undo.any():  # a model that clients met with a much higher loss is taken back
                     weight = 1.0 if version == 0 else len(sent) / (len(sent) + 10)
                     news = torch.tensor(float(sent.min()), device=self.device) >= since
@@ -662,6 +713,7 @@ class Race:
 
 
 _NAMES = (
+    "bend",
     "part",
     "part_max",
     "part_off",
@@ -789,10 +841,10 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=9)
     parser.add_argument("--out", type=Path, default=Path("unit_rules.jsonl"))
-    parser.add_argument("--check", action="store_true", help="against Cadence and Steady, and end")
+    parser.add_argument("--check", action="store_true", help="against Cadence and its forms, and end")
     given = parser.parse_args()
     if given.check:
-        for method, rule in ((Cadence, SETS["present"][0]), (Steady, STEADY)):
+        for method, rule in CHECKED.items():
             found = check(dict(np.load(given.data)), method, rule)
             print(f"{method.__name__}: difference by norm {found:.1e}")
         return

@@ -1,4 +1,4 @@
-"""The eleventh and twelfth explorations show what their records hold, and simulate the methods themselves."""
+"""The eleventh to fourteenth explorations show what their records hold, and simulate the methods."""
 
 import argparse
 import json
@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from experiments.tuning_free import unit_rules, unit_table, unit_tasks
+from experiments.tuning_free import aligned, unit_rules, unit_table, unit_tasks
+from experiments.tuning_free.aligned import Aligned
 from experiments.tuning_free.steady import Steady
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,7 +28,8 @@ SECTION, _, REST = (
     .partition("## Eleventh exploration")[2]
     .partition("## Twelfth exploration")
 )
-TWELFTH, _, THIRTEENTH = REST.partition("## Thirteenth exploration")
+TWELFTH, _, LAST = REST.partition("## Thirteenth exploration")
+THIRTEENTH, _, FOURTEENTH = LAST.partition("## Fourteenth exploration")
 
 
 def table(number: int, section: str = SECTION) -> list[list[str]]:
@@ -136,6 +138,28 @@ def test_the_table_of_the_cnn_is_that_of_its_records() -> None:
     assert all([each["method"], each["words"]] in [entry[:2] for entry in grid] for each in records)
 
 
+@pytest.mark.parametrize(("number", "draw"), [(0, "panel"), (1, "test"), (3, "short")])
+def test_the_tables_of_the_fourteenth_exploration_are_printed_from_the_records(
+    number: int, draw: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = argparse.Namespace(
+        records=FOLDER / "unit_rules.jsonl", draw=draw, set="fourteenth", words=[], systems=False
+    )
+    unit_table.show(given)
+    lines = capsys.readouterr().out.splitlines()[2:]
+    found = [[cell.strip() for cell in line.strip("|").split("|")][1:] for line in lines]
+    assert [row[1:] for row in table(number, FOURTEENTH)] == found
+    assert len(found) == len(unit_rules.SETS["fourteenth"])
+
+
+def test_the_table_of_the_cnn_under_three_seeds_is_that_of_its_records() -> None:
+    records = [json.loads(line) for line in (FOLDER / "exploration14.jsonl").read_text().splitlines()]
+    made: dict[str, list[str]] = {}
+    for each in sorted(records, key=lambda record: record["seed"]):
+        made.setdefault(each["method"], []).append(f"{100 * each['last']:.1f}")
+    assert {row[0]: row[1:4] for row in table(2, FOURTEENTH)} == made
+
+
 def test_the_page_of_cadence_has_the_scales_and_the_short_and_long_runs_of_the_records(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -154,19 +178,34 @@ def test_the_page_of_cadence_has_the_scales_and_the_short_and_long_runs_of_the_r
     assert said[1] in [row[0] for row in short]
 
 
-@pytest.mark.parametrize("method", [Cadence, Steady])
-def test_the_simulation_takes_the_steps_of_the_method(method: type[Cadence | Steady]) -> None:
+@pytest.mark.parametrize("method", [Cadence, Steady, Aligned])
+def test_the_simulation_takes_the_steps_of_the_method(method: type[Cadence | Steady | Aligned]) -> None:
     digits = load_digits()
     stored = {"digits_x": digits.data.astype(np.float32), "digits_y": digits.target}
-    rule = unit_rules.STEADY if method is Steady else unit_rules.SETS["present"][0]
-    assert unit_rules.check(stored, method, rule) < 1e-12
+    assert unit_rules.check(stored, method, unit_rules.CHECKED[method]) < 1e-12
+
+
+def test_aligned_goes_back_to_the_first_model_once_for_one_death() -> None:
+    method, x = Aligned.tuned(4), torch.ones(6, dtype=torch.float64)
+    state, step = method.init(x), torch.full((6,), 0.4, dtype=torch.float64)
+    none = torch.zeros((), dtype=torch.float64)
+    for version, (alive, stale) in enumerate([(0.8, 0), (0.8, 1), (0.0, 1), (0.0, 1), (0.0, 2)]):
+        mean = aligned.Upload(step, 0 * step, none, none + alive)
+        sent = state.units[stale]
+        state = method.step(state, mean, Cohort(version, 9, (stale,) * 10, (1.0,) * 10))
+        died = torch.equal(state.inner.path, x)
+        assert died == (version == 2)  # the last two were sent models from before the return
+        if died:
+            assert float(state.ceiling) == pytest.approx(float(sent) / 4)
+        assert float(state.inner.unit) <= float(state.ceiling)
 
 
 @given(seed=st.integers(0, 1000), scale=st.floats(-12, 12))
 @settings(max_examples=20, deadline=None)
-def test_what_steady_uploads_is_bounded(seed: int, scale: float) -> None:
+@pytest.mark.parametrize("form", [Steady, Aligned])
+def test_what_forms_upload_is_bounded(form: type[Steady | Aligned], seed: int, scale: float) -> None:
     rng = np.random.default_rng(seed)
-    method = Steady.tuned(4)
+    method = form.tuned(4)
     x, goals = torch.from_numpy(rng.normal(size=5)), torch.from_numpy(10**scale * rng.normal(size=(4, 5)))
     state, memory = method.init(x), method.memory(x)
     for version in range(3):

@@ -204,5 +204,5 @@ def test_open_slots_have_a_name_and_belong_to_it() -> None:
     assert parse_dispatch("open-slots", 5, 3, 10, open_slots=4) == OpenSlots(5, 4)
     with pytest.raises(InputError, match=r"is for .*dispatch open-slots, not for poisson: leave it out"):
         parse_dispatch("poisson", 5, 3, 10, open_slots=4)
-    with pytest.raises(InputError, match="6 open slots are not between 1 and the concurrency of 5"):
+    with pytest.raises(InputError, match="6 open slots exceed the concurrency of 5"):
         parse_dispatch("open-slots", 5, 3, 10, open_slots=6)

@@ -10,10 +10,10 @@ convolution becomes one with a group per client, and GPU libraries are slow at m
 with patches as rows it is one batched product, and so are both of its gradients.
 
 On a CPU, convolutions of one client are faster in the channels-last layout, which later layers keep. Torch
-copies whole images between layouts in the gradient of max pooling and in dropout; here the gradient and the
-mask have that layout at once. The weight gradient of a large linear layer is the product of two small factors;
-a step of SGD adds it to the weight without writing it to memory, and the layer's other products are those of
-oneDNN, which on some processors are twice as fast as those of the library that torch takes.
+copies images between layouts in the gradient of max pooling and in dropout; here gradient and mask have that
+layout at once. The weight gradient of a large linear layer is the product of two small factors; a step of SGD
+adds it to the weight without writing it to memory. The layer's other products are oneDNN's, which are twice
+as fast on some processors as those of the library that torch uses for them.
 """
 
 import copy
@@ -231,7 +231,8 @@ class SameLayoutDropout(KeyedDropout):
         for _ in range(2):  # as `hash_bits`
             torch.bitwise_right_shift(bits, 16, out=high)
             bits.bitwise_xor_(high.bitwise_and_(0xFFFF)).mul_(_HASH_MIX)
-        mask = (bits >= round(self.p * 2**32) - 2**31).to(input.dtype).mul_(1 / (1 - self.p))
+        mask = torch.empty_like(bits, dtype=input.dtype)
+        torch.ge(bits, round(self.p * 2**32) - 2**31, out=mask).mul_(1 / (1 - self.p))
         masked: Tensor = _Masked.apply(input, mask)  # type: ignore[no-untyped-call]
         return masked
 

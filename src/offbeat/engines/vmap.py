@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from offbeat import trees
 from offbeat.core import AnyAlgorithm, Batch, Rate, Task, Vector
 from offbeat.data.population import Examples, Population
-from offbeat.engines.cuda import CapturedGraph, GraphCache, first_line, new_stream, tree_signature
+from offbeat.engines.cuda import CapturedGraph, GraphCache, first_sentence, new_stream, tree_signature
 from offbeat.engines.local import (
     PaddedIndices,
     PaddingCheck,
@@ -234,7 +234,7 @@ class VmapExecutor:
         except InputError:
             raise
         except Exception as error:
-            reason = first_line(error)
+            reason = first_sentence(error)
             if _is_vmap_error(error):
                 self._give_up(reason)
             elif self._compiled:

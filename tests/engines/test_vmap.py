@@ -50,7 +50,7 @@ def test_a_single_client_that_does_not_fit_is_one_sentence(monkeypatch: pytest.M
 
 
 def test_a_cpu_maps_as_many_clients_at_a_time_as_its_caches_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = make_world()
+    world = make_world(clients=12)
     plain = play(FedOpt(0.1, 1.0), Sequential(world.problem, world.population), Asynchronous(12), buffer=12)
     tried = short_of_memory(monkeypatch, room=12)
     monkeypatch.setattr(vmap, "_CACHED_WEIGHTS", 9 * world.problem.size)

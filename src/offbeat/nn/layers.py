@@ -34,9 +34,7 @@ _HASH_MIX = 0x45D9F3B
 
 _LARGE_WEIGHT = 1 << 18  # elements from which on memory limits a linear layer
 _FEW_ROWS = 4  # of inputs, below which oneDNN's products are slower
-_ONEDNN_LINEAR = (
-    getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
-)
+_ONEDNN_LINEAR = getattr(torch.ops.mkldnn, "_linear_pointwise", None)  # None in a torch without oneDNN
 
 Factors: TypeAlias = dict[int, list[tuple[Tensor, Tensor]]]  # by id of a weight: gradients and inputs, by row
 _factors: ContextVar[Factors | None] = ContextVar("factors", default=None)

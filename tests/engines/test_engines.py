@@ -216,6 +216,7 @@ def test_what_cannot_be_mapped_runs_one_by_one_and_says_so_once(
         found = play(METHODS["fedavg"], other, Asynchronous(5))
     torch.testing.assert_close(plain[-1].x, found[-1].x, rtol=0, atol=1e-12)
     assert [record.message.split(":")[0] for record in caplog.records] == ([said] if said else [])
+    assert not any(". " in record.message for record in caplog.records)  # one sentence
 
 
 def test_a_module_that_draws_leaves_the_global_generator_alone() -> None:

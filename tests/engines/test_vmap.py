@@ -49,6 +49,17 @@ def test_a_single_client_that_does_not_fit_is_one_sentence(monkeypatch: pytest.M
         play(FedOpt(0.1, 1.0), Vectorised(world.problem, world.population), Asynchronous(8))
 
 
+def test_a_cpu_maps_as_many_clients_at_a_time_as_its_caches_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = make_world(clients=12)
+    plain = play(FedOpt(0.1, 1.0), Sequential(world.problem, world.population), Asynchronous(12), buffer=12)
+    tried = short_of_memory(monkeypatch, room=12)
+    monkeypatch.setattr(vmap, "_CACHED_WEIGHTS", 9 * world.problem.size)
+    engine = Vectorised(world.problem, world.population)
+    found = play(FedOpt(0.1, 1.0), engine, Asynchronous(12), buffer=12)
+    torch.testing.assert_close(plain[-1].x, found[-1].x, rtol=0, atol=1e-10)
+    assert tried[:2] == [9, 3]
+
+
 class Refuses(torch.nn.Linear):
     """A module whose graph cannot be captured, since its path depends on the data."""
 

@@ -6,7 +6,16 @@ from torch import Tensor, nn
 
 from offbeat import Problem
 from offbeat.core import Batch
-from offbeat.nn.layers import ChannelsLastConv2d, ChannelsLastMaxPool2d, FactoredLinear, for_one_client
+from offbeat.nn import layers
+from offbeat.nn.layers import (
+    ChannelsLastConv2d,
+    ChannelsLastMaxPool2d,
+    FactoredLinear,
+    SameLayoutDropout,
+    collect_factors,
+    for_one_client,
+    with_keyed_dropout,
+)
 from offbeat.nn.problem import cross_entropies
 
 POOLS = [
@@ -36,6 +45,79 @@ def test_max_pooling_gives_the_bits_of_torch_and_keeps_the_layout(
     for expected, got in zip(*found, strict=True):
         assert torch.equal(expected, got)
         assert got.is_contiguous(memory_format=layout)
+
+
+def _channels_last(shape: tuple[int, ...]) -> Tensor:
+    return torch.randn(shape).contiguous(memory_format=torch.channels_last)
+
+
+INPUTS = {
+    "rows": torch.randn(6, 40),
+    "channels first": torch.randn(4, 5, 11, 9),
+    "channels last": _channels_last((4, 5, 11, 9)),
+    "transposed": torch.randn(7, 3, 5).transpose(0, 2),
+    "every second": torch.randn(8, 30)[::2, ::3],
+    "repeated": torch.randn(1, 30).expand(4, 30),
+    "none": torch.randn(0, 30),
+    "float64": torch.randn(6, 40, dtype=torch.float64),
+    "bfloat16": torch.randn(6, 40).bfloat16(),
+}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+@pytest.mark.parametrize("p", [0.0, 0.01, 0.25, 0.5, 1.0])
+@pytest.mark.parametrize("key", [0, 5, 2**40 + 3, 2**61])
+def test_dropout_drops_the_same_elements_whatever_their_layout(name: str, p: float, key: int) -> None:
+    plain = with_keyed_dropout(nn.Dropout(p))
+    plain.get_buffer("key").fill_(key)
+    own = for_one_client(plain)
+    own.register_buffer("key", plain.get_buffer("key").clone())  # else they share one
+    assert type(own) is SameLayoutDropout
+    inputs = INPUTS[name].detach().requires_grad_()
+    upstream = torch.arange(float(inputs.numel()), dtype=inputs.dtype).view(inputs.shape)
+    for _ in range(3):  # the key moves on
+        expected, found = plain(inputs), own(inputs)
+        assert torch.equal(expected, found)
+        grads = [torch.autograd.grad(outputs, inputs, upstream)[0] for outputs in (expected, found)]
+        assert torch.equal(*grads)
+    assert torch.equal(plain.get_buffer("key"), own.get_buffer("key"))
+
+
+def test_the_mask_of_dropout_keeps_channels_last() -> None:
+    own = for_one_client(with_keyed_dropout(nn.Dropout(0.5)))
+    images = _channels_last((4, 5, 6, 7)).requires_grad_()
+    dropped = own(images)
+    (grad,) = torch.autograd.grad(dropped, images, torch.randn(4, 5, 6, 7))
+    assert dropped.is_contiguous(memory_format=torch.channels_last)
+    assert grad.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("shape", [(1, 512), (3, 512), (10, 512), (2, 7, 512), (0, 512)], ids=str)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("available", [False, True], ids=["torch", "oneDNN"])
+def test_a_large_linear_layer_has_the_outputs_and_gradients_of_torch(
+    shape: tuple[int, ...], bias: bool, available: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not available:
+        monkeypatch.setattr(layers, "_ONEDNN_LINEAR", None)
+    torch.manual_seed(0)
+    module = nn.Linear(512, 520, bias)
+    own = for_one_client(module)
+    assert type(own) is FactoredLinear
+    inputs = torch.randn(shape, requires_grad=True)
+    upstream = torch.randn(*shape[:-1], 520)
+    parameters = list(module.parameters())
+    grads = torch.autograd.grad(module(inputs), [inputs, *parameters], upstream)
+    with collect_factors() as factors:
+        outputs = own(inputs)
+        found = torch.autograd.grad(outputs, [inputs, *parameters], upstream, allow_unused=True)
+    torch.testing.assert_close(outputs, module(inputs))
+    torch.testing.assert_close(found[0], grads[0])
+    assert found[1] is None
+    ((left, right),) = factors[id(module.weight)]
+    torch.testing.assert_close(left.t() @ right, grads[1])
+    if bias:
+        torch.testing.assert_close(found[2], grads[2])
 
 
 class StoredByHeight(nn.Module):

@@ -198,6 +198,11 @@ def test_a_module_with_nothing_to_train_is_refused() -> None:
         Problem(nn.ReLU(), cross_entropy)
 
 
+def test_complex_parameters_are_refused_since_a_sum_would_drop_their_imaginary_parts() -> None:
+    with pytest.raises(InputError, match="are complex, and updates are sums of real numbers"):
+        Problem(nn.Linear(4, 3, dtype=torch.complex64), cross_entropy)
+
+
 def test_a_module_of_mixed_dtypes_is_refused() -> None:
     with pytest.raises(InputError, match="one dtype"):
         Problem(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3).double()), cross_entropy)

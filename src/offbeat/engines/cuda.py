@@ -1,6 +1,7 @@
 """CUDA graphs and streams: recorded functions, clients side by side, local work beside the server's."""
 
 import logging
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -164,9 +165,10 @@ def tree_signature(tree: Tree) -> tuple[Any, ...]:
     return (trees.structure(tree), *[(tuple(leaf.shape), leaf.dtype) for leaf in trees.leaves(tree)])
 
 
-def first_line(error: Exception) -> str:
-    """An error in one line, for a log."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
+def first_sentence(error: Exception) -> str:
+    """What an error says first, for a log; torch goes on for long."""
+    line = (str(error).splitlines() or [type(error).__name__])[0]
+    return re.split(r"(?<=[\w)])\.\s+(?=[A-Z])", line)[0].removesuffix(".")
 
 
 class StreamSlot(NamedTuple):
@@ -245,7 +247,7 @@ class StreamExecutor:
                     self._compiled, self._differentiate = False, self._problem.differentiate_by_autograd
                     log.warning(
                         "this module cannot be compiled, so it runs without the compiler: %s",
-                        first_line(error),
+                        first_sentence(error),
                     )
                     continue
                 if "captur" not in str(error):
@@ -253,7 +255,7 @@ class StreamExecutor:
                 self._recordable = False
                 log.warning(
                     "this module cannot be recorded as a graph, so its clients are computed one by one: %s",
-                    first_line(error),
+                    first_sentence(error),
                 )
                 return None
             self._free_memory(fewer_streams=cleared)

@@ -15,7 +15,7 @@ import torch
 
 from offbeat.core import AnyAlgorithm, Task
 from offbeat.data.population import Population
-from offbeat.engines.cuda import StreamExecutor, first_line
+from offbeat.engines.cuda import StreamExecutor, first_sentence
 from offbeat.engines.local import (
     Executor,
     PlansAhead,
@@ -226,7 +226,7 @@ class AutotuneExecutor:
             except RuntimeError as error:
                 if len(names) == 1:
                     raise
-                log.warning("%s execution is not used: %s", name, first_line(error))
+                log.warning("%s execution is not used: %s", name, first_sentence(error))
                 names.remove(name)
             else:
                 self._figures[name] = figures

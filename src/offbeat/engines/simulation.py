@@ -147,7 +147,8 @@ class Vectorised(SimulatedEngine):
         delays: How long tasks take.
         availability: When clients can be given a task.
         dropout: How often tasks are lost.
-        chunk: The largest number of clients that are computed at once; None: as many as fit.
+        chunk: The largest number of clients that are computed at once; None: as many as fit, on a CPU
+            into its caches.
         memory: Where the memory of clients is kept.
         execution: How the clients are computed; None: what a trial finds to be fastest.
         ahead: How many tasks are computed at once, some ahead of their buffer; None: 64 on a GPU.

@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from offbeat import trees
 from offbeat.core import AnyAlgorithm, Batch, Rate, Task, Vector
 from offbeat.data.population import Examples, Population
-from offbeat.engines.cuda import CapturedGraph, GraphCache, first_line, new_stream, tree_signature
+from offbeat.engines.cuda import CapturedGraph, GraphCache, first_sentence, new_stream, tree_signature
 from offbeat.engines.local import (
     PaddedIndices,
     PaddingCheck,
@@ -123,11 +123,14 @@ class _Mapped(torch.autograd.Function):
 log = logging.getLogger(__name__)
 
 _MAX_GRAPHS = 8  # recorded shapes that are kept; each holds the memory of a whole launch
+_CACHED_WEIGHTS = 1 << 21  # of all clients of a chunk, beyond which they do not stay in a CPU's caches
+_MIN_CHUNK = 8  # clients, of which fewer are not worth mapping
 
 
 class VmapExecutor:
     """Clients of similar length in one `vmap`, at most `chunk` at a time, and compiled on request.
 
+    Where no chunk is given, a CPU computes as many at a time as its caches hold, and a GPU all of them.
     What cannot be mapped runs one by one, what cannot be compiled runs as it is, and a chunk that does not
     fit into memory is halved; each is logged once. On a GPU, a shape that occurs again is recorded as a
     graph. Few shapes are recorded, and only one is compiled: smaller groups are padded to it.
@@ -144,6 +147,8 @@ class VmapExecutor:
             raise InputError(f"a chunk of {chunk} clients cannot be computed: give at least 1.")
         self._problem = problem
         self._population = population
+        if chunk is None and problem.device.type == "cpu":
+            chunk = max(_MIN_CHUNK, _CACHED_WEIGHTS // problem.size)
         self._chunk = chunk
         self._sequential = SequentialExecutor(problem, population)
         self._padding = PaddingCheck(problem, population)
@@ -234,7 +239,7 @@ class VmapExecutor:
         except InputError:
             raise
         except Exception as error:
-            reason = first_line(error)
+            reason = first_sentence(error)
             if _is_vmap_error(error):
                 self._give_up(reason)
             elif self._compiled:

@@ -123,6 +123,11 @@ class Problem:
         kinds = {(p.dtype, p.device) for p in named.values()}
         if len(kinds) > 1:
             raise InputError("the module's parameters must share one dtype and one device: convert it first.")
+        if any(p.is_complex() for p in named.values()):
+            raise InputError(
+                "the module's parameters are complex, and updates are sums of real numbers: keep their real "
+                "and imaginary parts as parameters, and use torch.view_as_complex in forward."
+            )
         kept = self._evaluating.state_dict().keys()
         buffers = {name: buffer for name, buffer in self._evaluating.named_buffers() if name in kept}
         own = _matching(personal, [*named, *buffers])

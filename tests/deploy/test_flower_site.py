@@ -15,7 +15,7 @@ from offbeat.deploy.flower.commands import SuperLinkAddress
 from offbeat.deploy.flower.content import Content, ContentObjects, from_objects
 from offbeat.deploy.flower.private_api import FlowerError, PendingMessage, Refusal
 from offbeat.deploy.flower.site import SiteConnection, answer_timeout
-from offbeat.deploy.protocol.messages import RunEnd, encode_end
+from offbeat.deploy.protocol.messages import RunEnd, encode_message
 from offbeat.deploy.protocol.transport import Backoff, polling_pause
 from offbeat.deploy.site.site import SiteOptions, site_folder
 from offbeat.errors import InputError
@@ -271,7 +271,7 @@ def test_a_site_answers_greetings_and_hears_that_it_was_refused(world: World) ->
 @pytest.mark.parametrize("finished", [True, False])
 def test_a_site_is_told_when_the_run_is_over(tmp_path: Path, key: Path, once: bool, finished: bool) -> None:
     world = World(tmp_path, key, once=once)
-    ended = encode_end(RunEnd(finished, "it is over."))
+    ended = encode_message(RunEnd(finished, "it is over."))
     world.client.queue = [("query.end", Content(ended, b""))]
     pulls = 2 if once and finished else 5
     limit = time.monotonic() + 10

@@ -367,7 +367,7 @@ class SiteConnection:
 
     def _take_end(self, header: str) -> None:
         try:
-            end = messages.decode_end(header)
+            end = messages.decode_message(header, messages.RunEnd)
         except Rejected:  # from a server of another version
             end = messages.RunEnd(False, "the server has ended.")
         self._ended = end.finished

@@ -242,7 +242,7 @@ class ConnectedNodes:
                 raise Rejected(Reason.SIGNATURE, "its greeting was not signed with the key of its node.")
             if reply.node != node:
                 raise Rejected(Reason.TASK, "it answered a greeting that was sent to another node.")
-            hello = messages.decode_hello(reply.header)
+            hello = messages.decode_message(reply.header, messages.HelloReply)
             client = self._admit(node, hello)
         except Rejected as rejected:
             self._refuse(node, rejected)

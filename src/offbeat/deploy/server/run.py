@@ -331,7 +331,7 @@ def announce_end(
         sentence = f"the run is over after {outcome.version} server steps."
     else:
         sentence = "the server saved its run and ended; it can be resumed."
-    header = messages.encode_end(messages.RunEnd(finished, sentence))
+    header = messages.encode_message(messages.RunEnd(finished, sentence))
     with contextlib.suppress(TransportError):
         nodes = transport.nodes()
         waiting = {transport.push(node, "end", header, b"", _END_TIMEOUT) for node in nodes}

@@ -138,20 +138,21 @@ class World:
     def revive(self) -> None:
         """Go on with the server where it ended without a model."""
         wait_for(lambda: not self.pids("offbeat.deploy.flower.superlink"), 60)
-        self.serve("--resume", *(["--set-aside"] if self._is_unequal() else []))
+        self.serve("--resume", *(["--set-aside"] if self._has_few() else []))
 
     def tend(self) -> None:
         """The server ended though nobody meant it to: that is told, and it goes on."""
         with self.busy:
             process = self.processes["serve"]
             if process.code not in (None, 0):
-                self.surprises += not self._is_unequal()
+                self.surprises += not self._has_few()
                 print(f"the server ended: {process.said[-600:]}", file=sys.stderr)
                 self.revive()
 
-    def _is_unequal(self) -> bool:
-        """Whether a secure sum was refused because one client is too much of it, as few sites are left."""
-        return "weights so unequal" in self.processes["serve"].said[-600:]
+    def _has_few(self) -> bool:
+        """Whether a secure sum was refused because one client is too much of it, as few sites are there."""
+        said = self.processes["serve"].said[-600:]
+        return "weights so unequal" in said or "distinct clients" in said
 
     def is_over(self) -> bool:
         """Whether the run has ended in order."""

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -66,6 +67,11 @@ class Client:
         self.replies: dict[str, Content] = {}
         self.fails: dict[str, list[FlowerError]] = {}
         self.known = True
+        self.node, self.run = 77, 1  # both are others after a restart
+
+    def restart(self) -> None:
+        """Forget all nodes, runs and messages."""
+        self.node, self.run = self.node + 1, self.run + 1
 
     def _call(self, name: str) -> None:
         self.calls.append(name)
@@ -77,7 +83,7 @@ class Client:
 
     def activate(self) -> int:
         self._call("activate")
-        return 77
+        return self.node
 
     def deactivate(self, node: int) -> None:
         self._call(f"deactivate {node}")
@@ -92,7 +98,8 @@ class Client:
             return None
         kind, content = self.queue.pop(0)
         self.content = content
-        return PendingMessage(f"{kind} {content.header}", 1, kind, 30.0, ["an object"], None)
+        about = SimpleNamespace(dst_node_id=self.node)
+        return PendingMessage(f"{kind} {content.header}", self.run, kind, 30.0, ["an object"], about)
 
     def send(self, reply: Reply, seconds: float) -> None:
         self._call("send")
@@ -100,6 +107,8 @@ class Client:
 
     def pull_object(self, run_id: int, object_id: str) -> bytes | None:
         self._call("object")
+        if run_id != self.run:
+            raise FlowerError(Refusal.FAILED, "HTTP status 500")
         return b""
 
 
@@ -259,6 +268,40 @@ def test_a_node_that_the_superlink_has_forgotten_connects_again(world: World) ->
     world.run(lambda: world.client.calls.count("pull") == 6)
     assert world.client.calls.count("activate") == 2
     assert "has forgotten this site, as after a restart; next attempt in 0.0 s." in world.said[2]
+
+
+def test_what_a_superlink_had_sent_before_it_was_restarted_is_not_asked_for(world: World) -> None:
+    """It fails for a run that it does not know, whenever it is asked."""
+    client = world.client
+    client.queue = [("train.task", Content("of before", b"")), ("query.hello", Content("", b""))]
+    client.fails = {"object": [FlowerError(Refusal.UNAUTHORIZED, "no such node")]}
+    whole = client.pull_object
+
+    def pull_object(run_id: int, object_id: str) -> bytes | None:
+        if client.fails["object"]:
+            client.restart()
+        return whole(run_id, object_id)
+
+    client.pull_object = pull_object  # type: ignore[method-assign]
+    world.run(lambda: bool(client.replies))
+    assert list(client.replies) == ["query.hello "]
+
+
+def test_an_answer_to_a_superlink_that_was_restarted_is_dropped(world: World) -> None:
+    client = world.client
+    client.queue = [("train.task", Content("{}", b""))]
+
+    def work(header: str) -> None:
+        client.restart()
+        client.queue = [("query.hello", Content("", b""))]
+        client.fails = {"pull": [FlowerError(Refusal.UNAUTHORIZED, "no such node")]}
+        limit = time.monotonic() + 5
+        while not client.replies and time.monotonic() < limit:
+            time.sleep(0.01)
+
+    world.site.work = work
+    world.run(lambda: bool(client.replies) and not world.connection.is_busy)
+    assert list(client.replies) == ["query.hello "]
 
 
 def test_a_site_answers_greetings_and_hears_that_it_was_refused(world: World) -> None:

@@ -130,6 +130,11 @@ class PendingMessage(NamedTuple):
     object_ids: list[str]
     metadata: Any  # all of this as Flower has it
 
+    @property
+    def node(self) -> int:
+        """The node that it was sent to."""
+        return int(self.metadata.dst_node_id)
+
 
 class _WaitHeader:
     """Tells the gateway how long it may keep a request for messages until there is one."""

@@ -298,10 +298,18 @@ class SiteConnection:
 
     def _finish(self, message: PendingMessage, answer: Content, seconds: float) -> None:
         """Begin the next task, if there is one, and send the answer to the last."""
-        if self._waiting is not None:
-            waiting, self._waiting = self._waiting, None
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None and self._is_current(waiting[0]):
             self._worker.start(*waiting)
-        self._send(message, answer, seconds)
+        if self._is_current(message):
+            self._send(message, answer, seconds)
+
+    def _is_current(self, message: PendingMessage) -> bool:
+        """Whether a message is for the node that this site is now.
+
+        A SuperLink that was restarted knows neither the node of before nor its messages.
+        """
+        return message.node == self._node
 
     def _take_heard(self, heard: Heard) -> None:
         if heard.error is not None:
@@ -325,6 +333,8 @@ class SiteConnection:
     def _fetch(self, message: PendingMessage, download: MessageDownload, deadline: float) -> None:
         """Fetch what the SuperLink has of a message; its sender may still be sending."""
         self._download = None
+        if not self._is_current(message):
+            return
         try:
             content = download.fetch(
                 lambda object_id: self._client.pull_object(message.run_id, object_id), self._pool
@@ -332,7 +342,8 @@ class SiteConnection:
         except FlowerError as error:
             if error.refusal is Refusal.RUN_ENDED:
                 return
-            self._download = message, download, deadline
+            if time.monotonic() < deadline:
+                self._download = message, download, deadline
             raise
         except Exception as error:  # the bytes come from outside and may cause any error
             self._ignore(message, f"it cannot be read ({error})")

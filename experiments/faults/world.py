@@ -126,7 +126,7 @@ class World:
         given = ["--superlink", f"127.0.0.1:{self.port}", "--task", "sites:task", "--name", name]
         given += ["--folder", f"site-{name}"]
         given += words or ["--certificate", "keys/ca.crt", "--key", f"keys/sites/{name}/key"]
-        if self.secure and name not in ROGUES:
+        if self.secure:
             given += ["--helper-key", "helper.x25519.pub", "--minimum", "2"]
         if name in ROGUES or script is not None:
             process = self.trial.start(name, str(HERE / "rogue.py"), *given)

@@ -236,6 +236,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         error = outcome.error
         if error is not None:
             _LOG.error("%s", error)
+    except TransportClosedError as closed:  # as after a restart of the SuperLink
+        _LOG.error("%s: the server ends, and the run is resumed.", closed)
+        return 1
     except Exception:
         _LOG.exception("the server failed")
         return 1

@@ -203,8 +203,8 @@ class Journal:
                 raise InputError(
                     f"{path} is missing, by which sites know this run: restore it from a backup."
                 )
-            run = secrets.token_hex(16)
-            files.write_atomic(path, [f"{run} {zlib.crc32(run.encode()):08x}".encode()])
+            drawn = secrets.token_hex(16).encode()
+            files.write_atomic(path, [b"%s %08x" % (drawn, zlib.crc32(drawn))])
         run, _, checksum = path.read_bytes().partition(b" ")
         if len(run) != 32 or checksum != b"%08x" % zlib.crc32(run):
             raise InputError(f"{path} is damaged, by which sites know this run: restore it from a backup.")

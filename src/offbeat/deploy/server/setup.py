@@ -9,11 +9,13 @@ import dataclasses
 import logging
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from offbeat import trees
@@ -276,6 +278,21 @@ def set_up_replay(settings: Mapping[str, Any], folder: Path, task: str, *, toget
     return setup.run_spec(engine)
 
 
+@dataclass(frozen=True)
+class SiteParts:
+    """The examples of each client, one client after another; a client without a site has none."""
+
+    ends: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, client: int) -> NDArray[np.int64]:
+        if not 0 <= client < len(self.ends):
+            raise IndexError(f"client {client} of {len(self.ends)}")
+        return np.arange(self.ends[client - 1] if client else 0, self.ends[client])
+
+
 def pool_site_data(load: LoadData, sites: Sequence[str | None], work: Steps | Epochs) -> Population:
     """The examples of all sites as one population, by client number."""
     loaded = [None if name is None else load_examples(load, name) for name in sites]
@@ -290,8 +307,8 @@ def pool_site_data(load: LoadData, sites: Sequence[str | None], work: Steps | Ep
                 "load what the sites loaded."
             )
     data: Examples = trees.map(lambda *parts: torch.cat(parts), *(own for _, own in joined))
-    ends = np.cumsum([0 if own is None else own.total for own in loaded])
-    return Population(data, np.split(np.arange(data.total), ends[:-1]), work)  # one client after another
+    ends = np.cumsum([0 if own is None else own.total for own in loaded]).tolist()
+    return Population(data, SiteParts(tuple(ends)), work)
 
 
 def _example_spec(data: Examples) -> tuple[Any, ...]:

@@ -134,14 +134,17 @@ class Metrics:
             text = "Uploads, greetings and tasks that failed"
             rejections = CounterMetricFamily("offbeat_rejections", text, labels=["reason"])
             for reason in Reason:  # each from 0 on, so that a rate can be computed
-                rejections.add_metric([reason.value], board.rejections[reason.value])
+                rejections.add_metric([reason.value], board.rejections[reason.value], board.since)
         return [
             *(
                 GaugeMetricFamily(f"offbeat_{name}", text, each)
                 for name, text, each in gauges
                 if each is not None
             ),
-            *(CounterMetricFamily(f"offbeat_{name}", text, each) for name, text, each in counters),
+            *(
+                CounterMetricFamily(f"offbeat_{name}", text, each, created=board.since)
+                for name, text, each in counters
+            ),
             scores,
             rejections,
         ]

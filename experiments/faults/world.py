@@ -196,7 +196,8 @@ def replayed(world: World) -> dict[str, Any]:
     """What `offbeat replay --compare` finds, with honest sites."""
     words = ["-m", "offbeat", "replay", "run", "--task", "sites:task", "--compare", "--json"]
     log = world.place / "replay.log"
-    process = Process([sys.executable, *words], world.place, log, {sites.ORDERS: ""})
+    # with as many threads as the run had: others may add in another order
+    process = Process([sys.executable, *words], world.place, log, {sites.ORDERS: "", "OMP_NUM_THREADS": "1"})
     process.wait(180)
     found: dict[str, Any] = json.loads(
         next(line for line in process.said.splitlines() if line.startswith("{"))

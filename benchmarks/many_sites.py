@@ -62,15 +62,17 @@ class LightSite:
 
         with self.lock:
             if kind == "hello":
-                reply = messages.decode_hello(self._real.answer(kind, header, payload)[0])
+                reply = messages.decode_message(
+                    self._real.answer(kind, header, payload)[0], messages.HelloReply
+                )
                 return messages.encode_message(
                     structs.replace(reply, name=self._name, site=self._id, key=None)
                 ), b""
             if LightSite.sample is None:
                 answered, update = self._real.answer(kind, header, payload)
-                LightSite.sample = messages.decode_upload(answered), update
+                LightSite.sample = messages.decode_message(answered, messages.UploadMessage), update
         upload, update = LightSite.sample
-        task = messages.decode_task(header)
+        task = messages.decode_message(header, messages.TaskMessage)
         return messages.encode_message(structs.replace(upload, run=task.run, task=task.task)), update
 
 

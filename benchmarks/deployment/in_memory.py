@@ -15,9 +15,10 @@ from deployment.meter import resident_mib
 from deployment.wide import BUFFER, write_task
 from offbeat.deploy.protocol.messages import (
     HelloReply,
+    TaskMessage,
     UploadMessage,
     byte_size,
-    decode_task,
+    decode_message,
     encode_message,
 )
 from offbeat.deploy.protocol.transport import Reply
@@ -66,7 +67,7 @@ class Parrot:
             return encode_message(hello), b""
         if kind == "end":
             return "{}", b""
-        asked = decode_task(header)
+        asked = decode_message(header, TaskMessage)
         upload = UploadMessage(asked.run, asked.task, self._form, "none", 0.01, None)
         return encode_message(upload), bytes(byte_size(self._form))
 

@@ -133,7 +133,7 @@ EARLY = {
     "run --out foreign": "foreign contains a 'records.jsonl' but no settings of a run",
     "run --out damaged --resume": "settings.json is damaged",
     "run --out hollow --resume": "the settings of this run are damaged (clients is [])",
-    "run --out taken --resume --rounds 5": "other settings (--rounds was 6 and is now 5): leave these out",
+    "run --out taken --resume --rounds 5": "other settings (--rounds was 6 and is now 5): give these",
     "run fedbuff --out taken --resume --set local_lr=0.5": (
         "(the method was fedavg and is now fedbuff; --set local_lr was not set and is now 0.5)"
     ),

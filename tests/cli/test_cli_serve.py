@@ -185,7 +185,7 @@ def test_resumed_settings_must_be_the_same(here: Path, act: Act, capsys: pytest.
     capsys.readouterr()
     (here / "serve.toml").write_text(SETTINGS.replace("rounds = 3", "rounds = 4"))
     said = fails("serve serve.toml --start --port 23998 --out run --resume", capsys)
-    assert "was started with other settings (rounds was 3 and is now 4): restore them" in said
+    assert "was started with other settings (rounds was 3 and is now 4): give these as they were" in said
     (here / "serve.toml").write_text(f"{SETTINGS}[network]\ndeadline = 5\n")  # which may change
     assert main(shlex.split("serve serve.toml --start --port 23998 --out run --resume")) == 130
 

@@ -87,10 +87,9 @@ def test_a_damaged_file_is_one_sentence(tmp_path: Path, text: str) -> None:
         ClientRegistry(path, 3, bound=False)
 
 
-def test_a_roster_of_before_is_read_and_its_sites_are_bound_by_their_keys(tmp_path: Path) -> None:
-    """Flower's number of a node, which it had, is lost with Flower's database; the key is not."""
+def test_a_site_that_joined_without_a_key_is_bound_to_the_one_that_it_comes_with(tmp_path: Path) -> None:
     path = tmp_path / "roster.json"
-    path.write_text(json.dumps({"0": {"name": "a", "site": site(1), "node": 7}}))
+    assert ClientRegistry(path, 3, bound=False).admit("7", "a", site(1)) == 0
     assert ClientRegistry(path, 3, bound=True).admit("8", "a", site(1)) == 0
     assert ClientRegistry(path, 3, bound=True).members == {0: RegisteredSite("a", site(1), "8")}
 

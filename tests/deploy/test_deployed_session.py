@@ -674,7 +674,7 @@ class Parrots:
         if kind == "hello":
             hello = HelloReply(f"site {node}", f"{node:032x}", 9, self._form, None, None)
             return Reply(number, node, messages.encode_message(hello), b"", None)
-        asked = messages.decode_task(note)
+        asked = messages.decode_message(note, messages.TaskMessage)
         if self._count % 7 == 0:  # and some are bad
             return Reply(number, node, note, b"", None)
         upload = UploadMessage(asked.run, asked.task, self._upload, "none", 0.1, None)

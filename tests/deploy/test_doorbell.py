@@ -145,6 +145,17 @@ def test_only_who_asks_for_it_waits(world: World, wait: str | None) -> None:
     assert world.pull(wait=wait)[2] < 5
 
 
+def test_a_long_request_is_not_kept(world: World) -> None:
+    """So that what waits takes little memory."""
+    line = world.connect()
+    headers = {"flwr-public-key": base64.b64encode(KEYS[0]).decode(), "offbeat-wait": "10"}
+    begun = time.monotonic()
+    line.request("POST", "/v1/fleet/pull-messages", bytes(2**20), headers)
+    assert line.getresponse().read() == b""
+    assert time.monotonic() - begun < 5
+    line.close()
+
+
 def test_a_refusal_of_the_superlink_is_passed_on_at_once(world: World) -> None:
     world.superlink.status = 401
     status, _, seconds = world.pull()

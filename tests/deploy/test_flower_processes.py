@@ -48,8 +48,7 @@ def listening() -> Iterator[int]:
 
 
 def test_certificates_are_found_where_they_were_made(made: Path) -> None:
-    found = find_certificates(made)
-    assert sorted(found.public_keys().values()) == ["a", "b"]
+    assert [path.parent for path in find_certificates(made)] == [made] * 4
 
 
 @pytest.mark.parametrize("name", ["ca.crt", "server.pem", "server.key"])

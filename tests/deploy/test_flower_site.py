@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from offbeat.deploy.flower.commands import SuperLinkAddress
 from offbeat.deploy.flower.content import Content, ContentObjects, from_objects
 from offbeat.deploy.flower.private_api import FlowerError, PendingMessage, Refusal
 from offbeat.deploy.flower.site import SiteConnection, answer_timeout
-from offbeat.deploy.protocol.messages import RunEnd, encode_end
+from offbeat.deploy.protocol.messages import RunEnd, encode_message
 from offbeat.deploy.protocol.transport import Backoff, polling_pause
 from offbeat.deploy.site.site import SiteOptions, site_folder
 from offbeat.errors import InputError
@@ -66,6 +67,11 @@ class Client:
         self.replies: dict[str, Content] = {}
         self.fails: dict[str, list[FlowerError]] = {}
         self.known = True
+        self.node, self.run = 77, 1  # both are others after a restart
+
+    def restart(self) -> None:
+        """Forget all nodes, runs and messages."""
+        self.node, self.run = self.node + 1, self.run + 1
 
     def _call(self, name: str) -> None:
         self.calls.append(name)
@@ -77,7 +83,7 @@ class Client:
 
     def activate(self) -> int:
         self._call("activate")
-        return 77
+        return self.node
 
     def deactivate(self, node: int) -> None:
         self._call(f"deactivate {node}")
@@ -92,7 +98,8 @@ class Client:
             return None
         kind, content = self.queue.pop(0)
         self.content = content
-        return PendingMessage(f"{kind} {content.header}", 1, kind, 30.0, ["an object"], None)
+        about = SimpleNamespace(dst_node_id=self.node)
+        return PendingMessage(f"{kind} {content.header}", self.run, kind, 30.0, ["an object"], about)
 
     def send(self, reply: Reply, seconds: float) -> None:
         self._call("send")
@@ -100,6 +107,8 @@ class Client:
 
     def pull_object(self, run_id: int, object_id: str) -> bytes | None:
         self._call("object")
+        if run_id != self.run:
+            raise FlowerError(Refusal.FAILED, "HTTP status 500")
         return b""
 
 
@@ -261,6 +270,40 @@ def test_a_node_that_the_superlink_has_forgotten_connects_again(world: World) ->
     assert "has forgotten this site, as after a restart; next attempt in 0.0 s." in world.said[2]
 
 
+def test_what_a_superlink_had_sent_before_it_was_restarted_is_not_asked_for(world: World) -> None:
+    """It fails for a run that it does not know, whenever it is asked."""
+    client = world.client
+    client.queue = [("train.task", Content("of before", b"")), ("query.hello", Content("", b""))]
+    client.fails = {"object": [FlowerError(Refusal.UNAUTHORIZED, "no such node")]}
+    whole = client.pull_object
+
+    def pull_object(run_id: int, object_id: str) -> bytes | None:
+        if client.fails["object"]:
+            client.restart()
+        return whole(run_id, object_id)
+
+    client.pull_object = pull_object  # type: ignore[method-assign]
+    world.run(lambda: bool(client.replies))
+    assert list(client.replies) == ["query.hello "]
+
+
+def test_an_answer_to_a_superlink_that_was_restarted_is_dropped(world: World) -> None:
+    client = world.client
+    client.queue = [("train.task", Content("{}", b""))]
+
+    def work(header: str) -> None:
+        client.restart()
+        client.queue = [("query.hello", Content("", b""))]
+        client.fails = {"pull": [FlowerError(Refusal.UNAUTHORIZED, "no such node")]}
+        limit = time.monotonic() + 5
+        while not client.replies and time.monotonic() < limit:
+            time.sleep(0.01)
+
+    world.site.work = work
+    world.run(lambda: bool(client.replies) and not world.connection.is_busy)
+    assert list(client.replies) == ["query.hello "]
+
+
 def test_a_site_answers_greetings_and_hears_that_it_was_refused(world: World) -> None:
     world.client.queue = [("query.hello", Content("", b"")), ("query.hello", Content("no place.", b""))]
     world.run(lambda: len(world.client.replies) == 2)
@@ -271,7 +314,7 @@ def test_a_site_answers_greetings_and_hears_that_it_was_refused(world: World) ->
 @pytest.mark.parametrize("finished", [True, False])
 def test_a_site_is_told_when_the_run_is_over(tmp_path: Path, key: Path, once: bool, finished: bool) -> None:
     world = World(tmp_path, key, once=once)
-    ended = encode_end(RunEnd(finished, "it is over."))
+    ended = encode_message(RunEnd(finished, "it is over."))
     world.client.queue = [("query.end", Content(ended, b""))]
     pulls = 2 if once and finished else 5
     limit = time.monotonic() + 10

@@ -285,6 +285,8 @@ def test_whatever_else_an_answer_is_it_is_told_as_an_error_and_spoils_no_other(
     assert (told.node, told.header, told.payload) == (NODE, "", b"")
     assert told.error is not None
     assert told.error.startswith(("the reply cannot be read: ", "the message has "))
+    transport._deletions.shutdown()
+    assert len(link.deleted) == 3, "what a site sent stays in the SuperLink"
 
 
 def test_a_reply_to_something_else_is_left_out() -> None:

@@ -535,6 +535,21 @@ def test_a_stranger_is_refused_before_a_byte_of_the_body_is_read(
     assert len(upstream.asked) == before
 
 
+def test_a_header_that_comes_twice_does_not_make_one_site_another(
+    identified: tuple[World, Upstream], made: Certificates, tmp_path: Path
+) -> None:
+    """What reads the first of two equal headers would see another key than the one that was verified."""
+    world, upstream = identified
+    keys.create_keys(tmp_path / "keys", ["127.0.0.1"], ["b"], ["localhost"], 3)
+    victim = proof(tmp_path / "keys" / "sites" / "b" / "key")["flwr_public_key"]
+    before = len(upstream.asked)
+    own = proof(made.sites / "a" / "key")
+    lines = [f"flwr-public-key: {victim}", *(f"{name.replace('_', '-')}: {own[name]}" for name in own)]
+    answer = world.raw(HEAD + "\r\n".join(lines).encode() + b"\r\ncontent-length: 0\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert len(upstream.asked) == before
+
+
 def test_keys_that_are_added_or_removed_count_soon(
     tmp_path: Path, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -547,6 +562,21 @@ def test_keys_that_are_added_or_removed_count_soon(
         for name in ("a", "b"):
             (folder / "sites" / name / "key.pub").unlink()
             assert world.ask("POST", PULL, b"", **proof(folder / "sites" / name / "key"))[0] == 401
+
+
+def test_a_key_is_revoked_also_while_the_file_of_another_is_damaged(
+    tmp_path: Path, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(superlink, "_KEY_INTERVAL", 0.0)
+    folder = tmp_path / "keys"
+    keys.create_keys(folder, ["127.0.0.1"], ["a", "b", "c"], ["localhost"], 3)
+    with gate(upstream, site_keys=SiteKeys(folder / "sites")) as world:
+        (folder / "sites" / "a" / "key.pub").write_bytes(b"half a k")
+        (folder / "sites" / "b" / "key.pub").unlink()
+        answers = {
+            name: world.ask("POST", PULL, b"", **proof(folder / "sites" / name / "key"))[0] for name in "abc"
+        }
+    assert answers == {"a": 401, "b": 401, "c": 200}
 
 
 def test_one_key_has_only_so_many_connections(made: Certificates, upstream: Upstream) -> None:

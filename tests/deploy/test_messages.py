@@ -17,10 +17,7 @@ from offbeat.deploy.protocol.messages import (
     TaskMessage,
     UploadMessage,
     decode_greeting,
-    decode_hello,
-    decode_recall,
-    decode_task,
-    decode_upload,
+    decode_message,
     encode_greeting,
     encode_message,
 )
@@ -42,12 +39,7 @@ PLANS = st.dictionaries(
 )
 TASKS = st.builds(Task, st.integers(0, 2**31 - 1), COUNTS, COUNTS)
 STEPS = st.none() | st.integers(1, 2**31 - 1)
-READERS = {
-    TaskMessage: decode_task,
-    UploadMessage: decode_upload,
-    RecallMessage: decode_recall,
-    HelloReply: decode_hello,
-}
+KINDS = (TaskMessage, UploadMessage, RecallMessage, HelloReply)
 NOTES = (
     st.builds(
         TaskMessage,
@@ -160,7 +152,7 @@ def facts(kind: type) -> dict[str, Any]:
 
 def reject(kind: type, text: Any) -> str:
     with pytest.raises(Rejected) as rejected:
-        READERS[kind](text)
+        decode_message(text, kind)
     assert rejected.value.reason is Reason.MALFORMED
     sentence = rejected.value.sentence
     assert sentence == str(rejected.value)
@@ -173,7 +165,7 @@ def reject(kind: type, text: Any) -> str:
 @given(NOTES)
 def test_a_note_that_is_written_can_be_read(note: Any) -> None:
     text = encode_message(note)
-    back = READERS[type(note)](text)
+    back = decode_message(text, type(note))
     assert back == note
     assert encode_message(back) == text
     assert text.isascii()
@@ -184,7 +176,7 @@ def test_a_note_has_all_its_fields_and_no_others(kind: type) -> None:
     for name in kind.__struct_fields__:  # type: ignore[attr-defined]
         rest = {key: value for key, value in facts(kind).items() if key != name}
         if name in ("work", "steps"):  # of a task that ends early
-            assert getattr(READERS[kind](json.dumps(rest)), name) is None
+            assert getattr(decode_message(json.dumps(rest), kind), name) is None
         else:
             assert name in reject(kind, json.dumps(rest))
     assert "`more`" in reject(kind, json.dumps(facts(kind) | {"more": 1}))
@@ -252,7 +244,7 @@ def test_text_that_is_no_note_is_rejected(kind: type, text: Any) -> None:
 @EVERY
 def test_a_long_note_is_rejected_before_it_is_read(kind: type) -> None:
     good = encode_message(GOOD[kind])
-    READERS[kind](good + " " * (MAX_MESSAGE_CHARS - len(good)))
+    decode_message(good + " " * (MAX_MESSAGE_CHARS - len(good)), kind)
     assert str(MAX_MESSAGE_CHARS) in reject(kind, good + " " * (MAX_MESSAGE_CHARS + 1 - len(good)))
 
 
@@ -260,20 +252,27 @@ def test_a_long_note_is_rejected_before_it_is_read(kind: type) -> None:
 def test_text_outside_ascii_is_rejected_though_it_would_be_json(kind: type) -> None:
     name = kind.__struct_fields__[0]  # type: ignore[attr-defined]
     spelt = json.dumps(facts(kind) | {name: "é"})
-    READERS[kind](spelt)
+    decode_message(spelt, kind)
     reject(kind, json.dumps(facts(kind) | {name: "é"}, ensure_ascii=False))
 
 
 def test_an_error_is_sent_on_one_line_and_cut() -> None:
     note = GOOD[UploadMessage]
     assert isinstance(note, UploadMessage)
-    told = decode_upload(encode_message(structs.replace(note, error="it\nbroke \x1b[31m\ud800")))
+    told = decode_message(
+        encode_message(structs.replace(note, error="it\nbroke \x1b[31m\ud800")), UploadMessage
+    )
     assert told.error == r"it broke \x1b[31m\ud800"
     assert (
-        len(decode_upload(encode_message(structs.replace(note, error="x" * 9999))).error or "")
+        len(
+            decode_message(encode_message(structs.replace(note, error="x" * 9999)), UploadMessage).error or ""
+        )
         == MAX_ERROR_CHARS
     )
-    assert decode_upload(encode_message(structs.replace(note, error=" \n"))).error == "it gave no reason."
+    assert (
+        decode_message(encode_message(structs.replace(note, error=" \n")), UploadMessage).error
+        == "it gave no reason."
+    )
 
 
 @pytest.mark.parametrize(
@@ -300,16 +299,16 @@ def test_a_note_that_its_reader_would_reject_is_not_sent(bad: Any) -> None:
     )
 )
 def test_no_json_does_anything_but_be_read_or_rejected(value: Any) -> None:
-    for kind, reader in READERS.items():
+    for kind in KINDS:
         for name in kind.__struct_fields__:
             text = json.dumps(facts(kind) | {name: value})
             try:
-                note = reader(text)
+                note = decode_message(text, kind)
             except Rejected as rejected:
                 assert rejected.reason is Reason.MALFORMED  # noqa: PT017
                 assert len(rejected.sentence) <= 200  # noqa: PT017
             else:
-                assert reader(encode_message(note)) == note
+                assert decode_message(encode_message(note), kind) == note
 
 
 def test_a_hello_may_carry_why_the_last_one_led_nowhere() -> None:

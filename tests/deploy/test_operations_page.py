@@ -14,7 +14,7 @@ FILES = (
     *("server/exchange", "flower/supervisor", "flower/server", "protocol/transport", "flower/superlink"),
 )
 CALLS = {"InputError", "message", "_refused", "_Refusal", "Rejected", "ValueError"}
-INNER = {"a site has no name", "its checksum does not match"}  # parts of other messages
+INNER = {"its checksum does not match"}  # a part of another message
 
 
 def messages(path: Path) -> set[str]:

@@ -161,7 +161,7 @@ def test_a_slow_network_leaves_less_time_for_the_work(place: Path) -> None:
 
     def meddle(letter: Letter, reply: Reply) -> list[Reply]:
         if letter.kind == "task":
-            asked = messages.decode_task(letter.note)
+            asked = messages.decode_message(letter.note, messages.TaskMessage)
             told.setdefault(asked.task.client, []).append(asked.work)
         return [reply]
 
@@ -194,7 +194,7 @@ def cut_to_one(letter: Letter, reply: Reply) -> Reply:
     """Whatever a site did, it says that it ended early."""
     if letter.kind != "task":
         return reply
-    upload = structs.replace(messages.decode_upload(reply.header), steps=1)
+    upload = structs.replace(messages.decode_message(reply.header, messages.UploadMessage), steps=1)
     return reply._replace(header=messages.encode_message(upload))
 
 
@@ -292,7 +292,7 @@ def test_steps_that_no_honest_site_would_tell_are_rejected(
     def meddle(letter: Letter, reply: Reply) -> list[Reply]:
         if letter.kind != "task" or run.log.count("rejected"):
             return [reply]
-        lie = structs.replace(messages.decode_upload(reply.header), steps=steps)
+        lie = structs.replace(messages.decode_message(reply.header, messages.UploadMessage), steps=steps)
         return [reply._replace(header=messages.encode_message(lie))]
 
     run.network.meddle = meddle
@@ -318,7 +318,9 @@ def asked(visit: int = 0, **options: Any) -> tuple[TaskMessage, bytes]:
 
 
 def answered(site: Site, task: TaskMessage, payload: bytes) -> messages.UploadMessage:
-    return messages.decode_upload(site.answer("task", messages.encode_message(task), payload)[0])
+    return messages.decode_message(
+        site.answer("task", messages.encode_message(task), payload)[0], messages.UploadMessage
+    )
 
 
 @pytest.mark.parametrize(

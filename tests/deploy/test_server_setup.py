@@ -12,8 +12,9 @@ from offbeat import Examples, LearningTask
 from offbeat.aggregate.mean import Mean
 from offbeat.aggregate.private import Private
 from offbeat.aggregate.secure import Secure
+from offbeat.data.population import Steps
 from offbeat.deploy.config import ServeConfig, frozen_weights_digest
-from offbeat.deploy.server.setup import set_up
+from offbeat.deploy.server.setup import pool_site_data, set_up
 from offbeat.deploy.site import site
 from offbeat.errors import InputError
 from offbeat.training.task import seeded_module
@@ -146,3 +147,12 @@ def test_what_cannot_be_is_one_sentence(made: ServeConfig, sentence: str) -> Non
     assert sentence in str(caught.value)
     assert "--" not in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_clients_whose_site_never_joined_have_no_examples_in_a_replay() -> None:
+    def load(name: str) -> Examples:
+        return Examples(torch.full((3, 1), float(name)), torch.zeros(3))
+
+    population = pool_site_data(load, ["1", None, "2", None], Steps(1, 1))
+    assert [len(population.parts[client]) for client in range(4)] == [3, 0, 3, 0]
+    assert population.data.gather(population.parts[2]).inputs.tolist() == [[2.0]] * 3

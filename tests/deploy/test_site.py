@@ -25,11 +25,11 @@ from offbeat.deploy.config import frozen_weights_digest
 from offbeat.deploy.keys import fingerprint, signed_statement, verify_signature
 from offbeat.deploy.protocol import messages
 from offbeat.deploy.protocol.messages import (
+    HelloReply,
     TaskMessage,
     UploadMessage,
     byte_size,
-    decode_hello,
-    decode_upload,
+    decode_message,
     pack,
     specs_of,
     unpack,
@@ -121,7 +121,7 @@ class BySites:
         intake = plain_validator(algorithm, self._x, start.statistics)
         _, leaves = validate_upload(text, payload, task, "run-1", intake, 10**6)
         self._committed[task.client] = task.visit
-        self.memories.append(decode_upload(text).memory)
+        self.memories.append(decode_message(text, UploadMessage).memory)
         uploads, statistics = trees.unflatten(intake.structure, leaves)
         return TaskResults(uploads, start.memory, statistics)
 
@@ -255,7 +255,7 @@ class Asking:
     def ask(self, payload: bytes | None = None, **more: Any) -> tuple[UploadMessage, bytes]:
         text = messages.encode_message(self.note(**more))
         answer, data = self.site.answer("task", text, self.payload() if payload is None else payload)
-        return decode_upload(answer), data
+        return decode_message(answer, UploadMessage), data
 
     def error(self, payload: bytes | None = None, **more: Any) -> str:
         upload, data = self.ask(payload, **more)
@@ -268,7 +268,7 @@ class Asking:
 def test_a_hello_tells_who_it_is_and_what_it_has(tmp_path: Path) -> None:
     asking = Asking(tmp_path)
     text, payload = asking.site.answer("hello", "", b"")
-    hello = decode_hello(text)
+    hello = decode_message(text, HelloReply)
     assert payload == b""
     assert (hello.name, hello.error, hello.key) == ("hospital-a", None, None)
     assert hello.site == asking.site.site_id
@@ -389,13 +389,13 @@ def test_a_plan_that_lacks_something_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "{}", "nonsense", "[" * 10_000, '{"run": NaN}', "\ud800"])
 def test_a_note_that_cannot_be_read_is_answered_all_the_same(text: str, tmp_path: Path) -> None:
     answer, payload = Asking(tmp_path).site.answer("task", text, b"\x00" * 9)
-    assert decode_upload(answer).error
+    assert decode_message(answer, UploadMessage).error
     assert payload == b""
 
 
 def test_another_kind_of_request_is_answered_with_an_error(tmp_path: Path) -> None:
     answer, _ = Asking(tmp_path).site.answer("dance", "{}", b"")
-    assert "hello, task and recall" in str(decode_upload(answer).error)
+    assert "hello, task and recall" in str(decode_message(answer, UploadMessage).error)
 
 
 def test_what_a_users_code_says_stays_in_the_sites_log(
@@ -531,7 +531,9 @@ def test_a_signed_upload_needs_the_sites_key_and_bears_its_signature(tmp_path: P
     assert verify_signature(
         key.public_key(), signed_statement(read_terms(secure), Task(2, 0, 0), sealed), signature
     )
-    assert decode_hello(asking.site.answer("hello", "", b"")[0]).key == fingerprint(key.public_key())
+    assert decode_message(asking.site.answer("hello", "", b"")[0], HelloReply).key == fingerprint(
+        key.public_key()
+    )
     asking.site.close()
     assert "--key" in Asking(tmp_path / "site", "fedbuff", **trust).error(secure=secure)
 
@@ -658,7 +660,7 @@ def test_a_site_runs_only_its_own_code_whatever_the_server_sends(
     for kind, header, payload in asked:
         answer, data = asking.site.answer(kind, header, payload)
         assert data == b""
-        assert kind == "hello" or decode_upload(answer).error
+        assert kind == "hello" or decode_message(answer, UploadMessage).error
     assert not marker.exists()
     assert "evil" not in sys.modules
     assert [each for each in executed if not each[1].startswith("<")] == []

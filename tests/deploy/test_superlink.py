@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from offbeat.deploy import keys
 from offbeat.deploy.flower import supervisor
@@ -15,6 +16,8 @@ from offbeat.deploy.flower.supervisor import ListenAddress, running_backend
 from offbeat.deploy.network import bind_socket, free_port
 from offbeat.deploy.protocol.transport import Backoff
 from offbeat.errors import InputError
+
+PEM = Encoding.PEM, PublicFormat.SubjectPublicKeyInfo
 
 
 class Process:
@@ -62,7 +65,8 @@ class World:
 
     def names(self, folder: Path) -> list[str]:
         """The sites that may connect."""
-        known = find_certificates(folder).public_keys()
+        paths = (folder / "sites").glob("*/key.pub")
+        known = {keys.read_public_key(path).public_bytes(*PEM): path.parent.name for path in paths}
         return sorted(known.get(key, "?") for key in self.keys)
 
     def _start(
@@ -154,7 +158,7 @@ def test_one_that_died_is_started_again(world: World, tmp_path: Path) -> None:
         backend.keep_alive()
         assert [process.lives for process in world.processes] == [False, True]
         assert len(set(world.places)) == 1  # where a server that outlived it looks for it
-        assert world.events == [b"open", b"open"]
+        assert world.events == [b"open"] * 3
 
 
 def test_one_that_starts_and_does_not_answer_is_ended_and_tried_again(world: World, tmp_path: Path) -> None:
@@ -167,7 +171,7 @@ def test_one_that_starts_and_does_not_answer_is_ended_and_tried_again(world: Wor
         world.now += 60
         backend.keep_alive()
         assert [process.lives for process in world.processes] == [False, False, True]
-        assert world.events == [b"open", b"open"]
+        assert world.events == [b"open"] * 2
 
 
 def test_keys_are_not_registered_with_one_that_is_away(
@@ -269,6 +273,34 @@ def test_a_renewed_certificate_is_used_without_a_new_run(
         assert [process.how for process in world.processes] == ["kill", ""]
         backend.keep_alive()
         assert len(world.processes) == 2
+
+
+def test_a_renewed_certificate_that_cannot_be_used_does_not_end_the_superlink(
+    world: World, tmp_path: Path, made: Certificates
+) -> None:
+    """As while the files are being copied, or if only one of them was."""
+    with running_backend(tmp_path, Path("s"), somewhere(), made) as backend:
+        for content in (b"", (tmp_path / "keys" / "helper.pem").read_bytes()):
+            (tmp_path / "keys" / "server.pem").write_bytes(content)
+            world.now += 60
+            backend.keep_alive()
+        assert [process.how for process in world.processes] == [""]
+
+
+def test_a_damaged_key_neither_locks_out_other_sites_nor_is_revoked(
+    world: World, tmp_path: Path, made: Certificates
+) -> None:
+    with running_backend(tmp_path, Path("s"), somewhere(), made) as backend:
+        (tmp_path / "keys" / "sites" / "a" / "key.pub").write_bytes(b"half a k")
+        keys.add_site_keys(tmp_path / "keys", "c")
+        for _ in range(3):
+            world.now += 60
+            backend.keep_alive()
+        assert len(world.keys) == 3  # of a, b and c
+        world.processes[0].lives, world.keys = False, {}
+        world.events.clear()
+        backend.keep_alive()
+        assert world.events == ["register", "register", b"open"]
 
 
 def test_keys_at_a_superlink_of_others_are_left_to_them(

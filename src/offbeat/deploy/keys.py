@@ -36,10 +36,7 @@ from offbeat.privacy.secure.terms import SecureTerms
 _MAX_DAYS = 3650
 _CLOCK_SKEW = timedelta(hours=1)  # a site's clock may be slow
 _TOKEN_BYTES = 32
-_LOOPBACK_HOSTS = (
-    "localhost",
-    "127.0.0.1",
-)  # for a SuperLink behind the gateway
+_LOOPBACK_HOSTS = ("localhost", "127.0.0.1")  # for a SuperLink behind the gateway
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _HOST = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(?:\.{_LABEL})*")
 _SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -321,15 +318,34 @@ def read_public_key(path: Path) -> ec.EllipticCurvePublicKey:
     return key
 
 
+class FolderKeys(NamedTuple):
+    """The public keys in a folder and its subfolders."""
+
+    keys: dict[str, ec.EllipticCurvePublicKey]  # by fingerprint
+    problems: list[str]  # a sentence for each file that is not the key of one more site
+
+
+def find_site_keys(folder: Path) -> FolderKeys:
+    """Read the public keys in a folder; a file that cannot be read does not affect the others."""
+    found = FolderKeys({}, [])
+    for path in sorted(folder.rglob("*.pub")):
+        try:
+            key = read_public_key(path)
+        except InputError as error:
+            found.problems.append(str(error))
+            continue
+        if found.keys.setdefault(fingerprint(key), key) is not key:
+            found.problems.append(f"the key in {path} appears twice: every site needs its own key.")
+    return found
+
+
 def read_site_keys(folder: Path) -> Mapping[str, ec.EllipticCurvePublicKey]:
-    """The public keys in a folder and its subfolders, by fingerprint."""
+    """The public keys in a folder and its subfolders, by fingerprint; all of its files must be right."""
     if not folder.is_dir():
         raise InputError(f"there is no folder {folder}: name the one that holds the sites' public keys.")
-    found: dict[str, ec.EllipticCurvePublicKey] = {}
-    for path in sorted(folder.rglob("*.pub")):
-        key = read_public_key(path)
-        if found.setdefault(fingerprint(key), key) is not key:
-            raise InputError(f"the key in {path} appears twice: every site needs its own key.")
+    found, problems = find_site_keys(folder)
+    if problems:
+        raise InputError(problems[0])
     if not found or len(found) > _MAX_KEYS:
         raise InputError(f"{folder} holds {len(found)} public keys: give 1 to {_MAX_KEYS}, as files *.pub.")
     return found

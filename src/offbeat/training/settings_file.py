@@ -85,7 +85,7 @@ def compare(folder: Path, settings: Mapping[str, Any]) -> None:
     if different:
         raise InputError(
             f"{folder} was started with other settings ({'; '.join(different)}): "
-            f"leave these out to resume it, or name another {setting_name('out')}."
+            f"give these as they were to resume it, or name another {setting_name('out')}."
         )
     origin = _origin()
     if any(known.get(name) != value for name, value in origin.items()):

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cryptography import x509
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from offbeat.deploy.keys import read_public_key
+from offbeat.deploy.keys import read_site_keys
 from offbeat.errors import InputError
 
 LOOPBACK = "127.0.0.1"  # where a SuperLink that is started here listens
@@ -55,7 +54,6 @@ class ChildProcess:
         log: Path,
         *,
         stdin: int | None = subprocess.DEVNULL,
-        stdout: int | None = None,
         pass_fds: Sequence[int] = (),
     ) -> None:
         with log.open("ab") as file:
@@ -63,14 +61,13 @@ class ChildProcess:
                 list(command),
                 env=dict(environment),
                 stdin=stdin,
-                stdout=file if stdout is None else stdout,
+                stdout=file,
                 stderr=file,
                 start_new_session=True,
                 pass_fds=pass_fds,
                 preexec_fn=_die_with_parent(os.getpid()),
             )
         self.returncode: int | None = None
-        self.started = time.monotonic()
 
     def is_alive(self) -> bool:
         """Whether it runs; once it has ended, everything left in its process group is killed."""
@@ -100,9 +97,8 @@ class ChildProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.returncode = self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                pipe.close()
+        if self.process.stdin is not None:
+            self.process.stdin.close()
 
 
 def _has_exited(pid: int) -> bool:
@@ -134,15 +130,17 @@ class Certificates(NamedTuple):
     authority: Path
     server: Path
     key: Path
-    sites: Path  # contains one folder for each site
+    sites: Path  # contains one folder for each site, with its public key
 
-    def public_keys(self) -> dict[bytes, str]:
-        """Return the sites' public keys as PEM, and the sites' names."""
-        encoding = Encoding.PEM, PublicFormat.SubjectPublicKeyInfo
-        return {
-            read_public_key(path).public_bytes(*encoding): path.parent.name
-            for path in sorted(self.sites.glob("*/key.pub"))
-        }
+    def match(self) -> bool:
+        """Whether a server could start with these files."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            context.load_cert_chain(self.server, self.key)
+            context.load_verify_locations(self.authority)
+        except (ssl.SSLError, OSError):
+            return False
+        return True
 
 
 def find_certificates(folder: Path) -> Certificates:
@@ -150,16 +148,13 @@ def find_certificates(folder: Path) -> Certificates:
     found = Certificates(folder / "ca.crt", folder / "server.pem", folder / "server.key", folder / "sites")
     for path in found[:3]:
         check_readable(path, "make them with 'offbeat keys'")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        context.load_cert_chain(found.server, found.key)
-        context.load_verify_locations(found.authority)
-    except (ssl.SSLError, OSError):
+    if not found.match():
         raise InputError(
             f"the certificates in {folder} do not match each other: make new ones with 'offbeat keys'."
-        ) from None
-    if not found.public_keys():
+        )
+    if not any(found.sites.rglob("*.pub")):
         raise InputError(f"{found.sites} has no key of any site: add one with 'offbeat keys --add-site'.")
+    read_site_keys(found.sites)
     return found
 
 

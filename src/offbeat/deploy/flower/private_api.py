@@ -130,6 +130,11 @@ class PendingMessage(NamedTuple):
     object_ids: list[str]
     metadata: Any  # all of this as Flower has it
 
+    @property
+    def node(self) -> int:
+        """The node that it was sent to."""
+        return int(self.metadata.dst_node_id)
+
 
 class _WaitHeader:
     """Tells the gateway how long it may keep a request for messages until there is one."""
@@ -143,6 +148,15 @@ class _WaitHeader:
         return call_next(context)
 
 
+def _connect(kind: Any, address: str, authority: Path | None, component: str, *interceptors: Any) -> Any:
+    """One of Flower's clients; a component says which version of Flower it has."""
+    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+    certificate = None if authority is None else authority.read_bytes()
+    version = RuntimeVersionHttpInterceptor(component_name=component)
+    return kind.from_server_address(address, certificate is None, certificate, [version, *interceptors])
+
+
 class MissingObjectError(Exception):
     """The SuperLink no longer holds an object of a message."""
 
@@ -153,23 +167,15 @@ class FleetClient:
     heartbeat_interval = _HEARTBEAT_INTERVAL
 
     def __init__(self, address: str, authority: Path | None, key: "EllipticCurvePrivateKey") -> None:
-        from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
         from flwr.supercore.primitives.asymmetric import public_key_to_bytes
         from flwr.supernode.fleet_http_client import FleetHttpClient
         from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-        certificate = None if authority is None else authority.read_bytes()
-        self._wait = _WaitHeader()
-        interceptors = [
-            self._wait,
-            RuntimeVersionHttpInterceptor(component_name="SuperNode"),
-            NodeAuthHttpInterceptor(key, key.public_key()),
-        ]
+        self._wait, signer = _WaitHeader(), NodeAuthHttpInterceptor(key, key.public_key())
         self._public_key = public_key_to_bytes(key.public_key())
-        self._client = FleetHttpClient.from_server_address(
-            address, certificate is None, certificate, interceptors
-        )
-        _keep_connections(self._client)
+        self._client = _connect(FleetHttpClient, address, authority, "SuperNode", self._wait, signer)
+        # Longer than httpx keeps idle connections: a TLS handshake costs more than a request.
+        self._client._client._transport._pool._keepalive_expiry = _KEEP_ALIVE
         self._node: Any = None
 
     def register(self) -> None:
@@ -285,7 +291,6 @@ def _object_tree(objects: Mapping[str, bytes]) -> Any:
 
 
 def _push_object(client: Any, node: Any, run_id: int, session: str, object_id: str, content: bytes) -> None:
-
     # Whether it was stored is not looked at: an object that is sent again, after a response was lost, is not.
     client.PushObject(
         _proto().PushObjectRequest(
@@ -301,16 +306,10 @@ def _object_ids(tree: Any) -> list[str]:
 
 
 def _pull_object(client: Any, node: Any, run_id: int, object_id: str) -> bytes | None:
-
     response = client.PullObject(_proto().PullObjectRequest(node=node, run_id=run_id, object_id=object_id))
     if not response.object_found:
         raise MissingObjectError("one of its objects is missing.")
     return bytes(response.object_content) if response.object_available else None
-
-
-def _keep_connections(client: Any) -> None:
-    """Keep idle connections for longer than httpx does: a TLS handshake costs more than a request."""
-    client._client._transport._pool._keepalive_expiry = _KEEP_ALIVE
 
 
 class PendingReply(NamedTuple):
@@ -382,7 +381,6 @@ class ServerTask:
         return found
 
     def _list_replies(self, message_ids: Sequence[str]) -> list[PendingReply]:
-
         with _flower_errors():
             response = self._client.PullMessages(_proto().PullAppMessagesRequest(message_ids=message_ids))
         replies = []
@@ -437,29 +435,20 @@ def acquire_server_task(address: str, authority: Path | None) -> ServerTask | No
     from flwr.supercore.constant import TaskType
     from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
     from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
+    from flwr.supercore.runtime import RuntimeHttpClient
 
-    with contextlib.closing(_runtime_client(address, authority, "SuperExec")) as client, _flower_errors():
+    asking = _connect(RuntimeHttpClient, address, authority, "SuperExec")
+    with contextlib.closing(asking) as client, _flower_errors():
         acquired = client.AcquireTask(_proto().AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
     if not acquired.token:
         return None
     token = RuntimeTokenHttpInterceptor(token=acquired.token)
-    client = _runtime_client(address, authority, "flwr-serverapp", token)
+    client = _connect(RuntimeHttpClient, address, authority, "flwr-serverapp", token)
     with _flower_errors():
         given = client.PullTaskInput(_proto().PullTaskInputRequest())
     heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
     heartbeat.start()
     return ServerTask(client, int(given.run.run_id), int(given.task_id), heartbeat)
-
-
-def _runtime_client(address: str, authority: Path | None, component: str, *interceptors: Any) -> Any:
-    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-    from flwr.supercore.runtime import RuntimeHttpClient
-
-    certificate = None if authority is None else authority.read_bytes()
-    version = RuntimeVersionHttpInterceptor(component_name=component)
-    return RuntimeHttpClient.from_server_address(
-        address, certificate is None, certificate, [version, *interceptors]
-    )
 
 
 def wrap_object(body: bytes, children: Sequence[str] = ()) -> bytes:
@@ -503,20 +492,18 @@ class SuperLink:
         sys.argv = ["flower-superlink", *fixed, "--disable-runtime-dependency-installation", *options]
         self._app: Any = create_app(_parse_superlink_lifespan_config(), SuperLinkLifespan)
         self._state = state = self._app.state.linkstate_factory.state()
-        self._fleet: dict[str, _Handler] = {
-            "pull-messages": lambda request, _: fleet.pull_messages(request, state, state.object_store),
-            "push-messages": lambda request, _: fleet.push_messages(request, state),
-            "push-object": lambda request, _: fleet.push_object(request, state),
-            "pull-object": lambda request, _: fleet.pull_object(request, state),
-            "send-node-heartbeat": lambda request, _: fleet.send_node_heartbeat(request, state),
-        }
-        self._runtime: dict[str, _Handler] = {
-            "push-messages": lambda request, task: runtime.push_messages(request, state, task),
-            "pull-messages": lambda request, task: runtime.pull_messages(request, state, task),
-            "push-object": lambda request, task: runtime.push_object(request, state, task),
-            "pull-object": lambda request, task: runtime.pull_object(request, state, task),
-            "confirm-message-received": lambda request, task: runtime.confirm_message_received(
-                request, state, task
+        self._handlers: dict[str, _Handler] = {  # of a request, and of whose it is
+            "/v1/fleet/pull-messages": lambda it, _: fleet.pull_messages(it, state, state.object_store),
+            "/v1/fleet/push-messages": lambda it, _: fleet.push_messages(it, state),
+            "/v1/fleet/push-object": lambda it, _: fleet.push_object(it, state),
+            "/v1/fleet/pull-object": lambda it, _: fleet.pull_object(it, state),
+            "/v1/fleet/send-node-heartbeat": lambda it, _: fleet.send_node_heartbeat(it, state),
+            "/v1/runtime/push-messages": lambda it, task: runtime.push_messages(it, state, task),
+            "/v1/runtime/pull-messages": lambda it, task: runtime.pull_messages(it, state, task),
+            "/v1/runtime/push-object": lambda it, task: runtime.push_object(it, state, task),
+            "/v1/runtime/pull-object": lambda it, task: runtime.pull_object(it, state, task),
+            "/v1/runtime/confirm-message-received": lambda it, task: runtime.confirm_message_received(
+                it, state, task
             ),
         }
 
@@ -525,32 +512,21 @@ class SuperLink:
 
     async def fleet(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request whose signature was verified."""
-        await self._answer("/v1/fleet/", self._fleet, self._check_node, scope, receive, send)
+        await self._answer("/v1/fleet/", self._check_node, scope, receive, send)
 
     async def runtime(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request of a server."""
-        await self._answer("/v1/runtime/", self._runtime, self._check_task, scope, receive, send)
+        await self._answer("/v1/runtime/", self._check_task, scope, receive, send)
 
-    async def _answer(
-        self,
-        prefix: str,
-        handlers: Mapping[str, _Handler],
-        check: _Handler,
-        scope: Any,
-        receive: Any,
-        send: Any,
-    ) -> None:
+    async def _answer(self, prefix: str, check: _Handler, scope: Any, receive: Any, send: Any) -> None:
         from flwr.supercore.error import http_error_translator
+        from flwr.supercore.protobuf import translation
         from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
-        from flwr.supercore.protobuf.translation import (
-            PROTOBUF_REQUEST_TYPES,
-            ProtobufTranslationMiddleware,
-        )
         from starlette.requests import Request
         from starlette.responses import Response
 
         path = scope.get("path", "")
-        handler = handlers.get(path.removeprefix(prefix)) if path.startswith(prefix) else None
+        handler = self._handlers.get(path) if path.startswith(prefix) else None
         if handler is None or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
@@ -558,8 +534,8 @@ class SuperLink:
         body = await request.body()
 
         async def handle(request: Any) -> Response:
-            kind = PROTOBUF_REQUEST_TYPES["POST", path]
-            message = ProtobufTranslationMiddleware._parse_request(body, kind)
+            kind = translation.PROTOBUF_REQUEST_TYPES["POST", path]
+            message = translation.ProtobufTranslationMiddleware._parse_request(body, kind)
             result = handler(message, check(request, message))
             return Response(result.SerializeToString(), media_type=PROTOBUF_MEDIA_TYPE)
 
@@ -587,15 +563,8 @@ class ControlClient:
 
     def __init__(self, address: str, authority: Path | None) -> None:
         from flwr.supercore.control.control_http_client import ControlHttpClient
-        from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
 
-        certificate = None if authority is None else authority.read_bytes()
-        self._client = ControlHttpClient.from_server_address(
-            address,
-            certificate is None,
-            certificate,
-            [RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
-        )
+        self._client = _connect(ControlHttpClient, address, authority, "flwr CLI")
 
     def registered_keys(self) -> dict[bytes, int]:
         """Return the public keys that may connect, as PEM, and the IDs of their nodes."""

@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,14 +55,6 @@ _RUN_FILE = "flower/run"  # in the folder of the run: Flower's ID of its run
 _LOG = logging.getLogger("offbeat")
 
 
-@dataclass
-class _Arriving:
-    """A reply whose objects are being fetched."""
-
-    reply: PendingReply
-    download: MessageDownload
-
-
 class FlowerTransport:
     """Flower as a transport; an upload has `max_bytes` bytes at most.
 
@@ -74,7 +65,8 @@ class FlowerTransport:
         self._task, self._bell = task, bell
         self._max_bytes = max_bytes
         self._keys: dict[int, bytes] = {}  # public keys of the nodes that were connected
-        self._arriving: dict[str, _Arriving] = {}  # by the ID of the message that is answered
+        # Replies whose objects are being fetched, by the ID of the message that each answers.
+        self._arriving: dict[str, tuple[PendingReply, MessageDownload]] = {}
         self._sent: set[str] = set()  # messages whose objects the SuperLink has
         self.backlog: frozenset[str] = frozenset()
         self._pool, self._deletions = ThreadPoolExecutor(PARALLEL_PULLS), ThreadPoolExecutor(1)
@@ -105,13 +97,13 @@ class FlowerTransport:
             self._delete(message_id)  # it was answered, or given up
         self._sent &= wanted
         for message_id in self._arriving.keys() - wanted:
-            self._delete(self._arriving.pop(message_id).reply.message_id)
+            self._delete(self._arriving.pop(message_id)[0].message_id)
         replies = self._list_replies([key for key in message_ids if key not in self._arriving])
         pulled, untried = 0, set(self._arriving)
         for message_id, arriving in list(self._arriving.items()):
             untried.remove(message_id)
             try:
-                reply = self._fetch(arriving)
+                reply = self._fetch(*arriving)
             except TransportError:
                 if not replies:
                     raise
@@ -139,18 +131,19 @@ class FlowerTransport:
             if error is None:
                 try:
                     download = MessageDownload(reply.message_id, reply.object_ids, self._max_bytes)
-                    self._arriving[reply.reply_to] = _Arriving(reply, download)
+                    self._arriving[reply.reply_to] = reply, download
                 except ContentError as problem:
                     error = str(problem)
+                    self._delete(reply.message_id)
             if error is not None:
                 errors.append(Reply(reply.reply_to, reply.node, "", b"", error))
         return errors
 
-    def _fetch(self, arriving: _Arriving) -> Reply | None:
+    def _fetch(self, reply: PendingReply, download: MessageDownload) -> Reply | None:
         """Return the reply, or None while its sender is still sending."""
-        content, error, reply = Content("", b""), None, arriving.reply
+        content, error = Content("", b""), None
         try:
-            found = arriving.download.fetch(self._pull_object, self._pool)
+            found = download.fetch(self._pull_object, self._pool)
             if found is None:
                 return None
             content = found
@@ -243,6 +236,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         error = outcome.error
         if error is not None:
             _LOG.error("%s", error)
+    except TransportClosedError as closed:  # as after a restart of the SuperLink
+        _LOG.error("%s: the server ends, and the run is resumed.", closed)
+        return 1
     except Exception:
         _LOG.exception("the server failed")
         return 1

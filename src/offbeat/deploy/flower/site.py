@@ -19,8 +19,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from offbeat.deploy.config import import_user_code
 from offbeat.deploy.flower.commands import SuperLinkAddress
@@ -55,6 +56,7 @@ _HEARTBEAT_SLACK = 3.0  # seconds that a heartbeat may wait for the end of a req
 _OBJECT_TIMEOUT = 60.0  # seconds for the SuperLink to have all objects of a message
 _GRACE = 5.0  # seconds after which a process that cannot restart itself is killed
 _LOG = logging.getLogger("offbeat")
+_T = TypeVar("_T")
 
 
 def run_site(
@@ -118,18 +120,43 @@ def _restart() -> None:
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
+class Background(Generic[_T]):
+    """A thread that makes one call at a time; nothing waits for it when the process ends."""
+
+    def __init__(self, name: str, call: Callable[..., _T], wake: Callable[[], None]) -> None:
+        self._call, self._wake = call, wake
+        self._calls: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[_T] = queue.SimpleQueue()
+        self.is_busy = False  # until the result was taken
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def start(self, *arguments: Any) -> None:
+        """Make the call."""
+        self.is_busy = True
+        self._calls.put(arguments)
+
+    def take(self) -> _T | None:
+        """Return what it gave, once."""
+        if self._results.empty():
+            return None
+        self.is_busy = False
+        return self._results.get()
+
+    def _run(self) -> None:
+        while True:
+            self._results.put(self._call(*self._calls.get()))
+            self._wake()
+
+
 class Worker:
-    """A thread that does one task at a time."""
+    """Does one task at a time, in a thread."""
 
     def __init__(
         self, answer: Callable[[str, str, bytes], tuple[str, bytes]], wake: Callable[[], None]
     ) -> None:
-        self._answer, self._wake = answer, wake
-        self._tasks: queue.SimpleQueue[Content] = queue.SimpleQueue()
-        self._result: tuple[str, bytes] | None = None
+        self._thread = Background("site-worker", answer, wake)
         self._started = self._deadline = 0.0
         self.task: PendingMessage | None = None
-        threading.Thread(target=self._run, name="site-worker", daemon=True).start()
 
     def start(self, task: PendingMessage, content: Content) -> None:
         """Begin a task; its header or its message says how long it may take."""
@@ -137,27 +164,21 @@ class Worker:
         self.task, self._started = task, time.monotonic()
         self._deadline = self._started + timeout
         _set_alarm(timeout + _GRACE)
-        self._tasks.put(content)
+        self._thread.start("task", content.header, content.payload)
 
     def take(self) -> tuple[PendingMessage, Content, float] | None:
         """Return the task, its answer and its seconds once it is done."""
-        result, task = self._result, self.task
+        result, task = self._thread.take(), self.task
         if result is None or task is None:
             return None
         _set_alarm(0)
-        self._result = self.task = None
+        self.task = None
         return task, Content(*result), time.monotonic() - self._started
 
     @property
     def is_late(self) -> bool:
         """Whether the task has taken longer than it may."""
         return self.task is not None and time.monotonic() > self._deadline
-
-    def _run(self) -> None:
-        while True:
-            content = self._tasks.get()
-            self._result = self._answer("task", content.header, content.payload)
-            self._wake()
 
 
 class Heard(NamedTuple):
@@ -169,41 +190,16 @@ class Heard(NamedTuple):
     was_kept: bool  # until there was a message, or the time was up
 
 
-class Listener:
-    """A thread that waits for messages, one request at a time."""
-
-    def __init__(self, pull: Callable[[float], PendingMessage | None], wake: Callable[[], None]) -> None:
-        self._pull, self._wake = pull, wake
-        self._requests: queue.SimpleQueue[tuple[int, float]] = queue.SimpleQueue()
-        self._heard: Heard | None = None
-        self.is_waiting = False
-        threading.Thread(target=self._run, name="site-listener", daemon=True).start()
-
-    def start(self, node: int, seconds: float) -> None:
-        """Ask for a message, for which the other side may wait so long."""
-        self.is_waiting = True
-        self._requests.put((node, seconds))
-
-    def take(self) -> Heard | None:
-        """Return what came of the request, once."""
-        heard, self._heard = self._heard, None
-        if heard is not None:
-            self.is_waiting = False
-        return heard
-
-    def _run(self) -> None:
-        while True:
-            node, seconds = self._requests.get()
-            begun = time.monotonic()
-            message, problem = None, None
-            try:
-                message = self._pull(seconds)
-            except FlowerError as error:
-                problem = error
-            except Exception as error:  # the response may be anything
-                problem = FlowerError(Refusal.OTHER, str(error))
-            self._heard = Heard(node, message, problem, time.monotonic() - begun > seconds / 2)
-            self._wake()
+def listen(pull: Callable[[float], PendingMessage | None], node: int, seconds: float) -> Heard:
+    """Ask for a message, for which the other side may wait so long."""
+    begun, message, problem = time.monotonic(), None, None
+    try:
+        message = pull(seconds)
+    except FlowerError as error:
+        problem = error
+    except Exception as error:  # the response may be anything
+        problem = FlowerError(Refusal.OTHER, str(error))
+    return Heard(node, message, problem, time.monotonic() - begun > seconds / 2)
 
 
 def _set_alarm(seconds: float) -> None:
@@ -243,7 +239,7 @@ class SiteConnection:
         self._active = time.monotonic()  # when the last message came
         self._news = threading.Event()  # a task is done, or a message came
         self._worker = Worker(site.answer, self._news.set)
-        self._listener = Listener(client.pull, self._news.set)
+        self._listener = Background("site-listener", partial(listen, client.pull), self._news.set)
         self._waiting: tuple[PendingMessage, Content] | None = None  # a task behind the one at work
         self._download: tuple[PendingMessage, MessageDownload, float] | None = None
         self._pool = ThreadPoolExecutor(PARALLEL_PULLS)
@@ -274,7 +270,7 @@ class SiteConnection:
                     return
                 self._connect()
             late = time.monotonic() - self._next_heartbeat
-            if late >= (_HEARTBEAT_SLACK if self._listener.is_waiting else 0.0):
+            if late >= (_HEARTBEAT_SLACK if self._listener.is_busy else 0.0):
                 self._send_heartbeat()
             self._exchange()
         except FlowerError as error:
@@ -292,7 +288,7 @@ class SiteConnection:
             self._take_heard(heard)
         else:
             until = self._next_heartbeat
-            if self._waiting is None and not self._listener.is_waiting:
+            if self._waiting is None and not self._listener.is_busy:
                 until = min(until, self._next_pull)
                 if time.monotonic() >= self._next_pull and self._node is not None:
                     # It ends when a heartbeat is due, which can then use the same connection.
@@ -302,10 +298,18 @@ class SiteConnection:
 
     def _finish(self, message: PendingMessage, answer: Content, seconds: float) -> None:
         """Begin the next task, if there is one, and send the answer to the last."""
-        if self._waiting is not None:
-            waiting, self._waiting = self._waiting, None
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None and self._is_current(waiting[0]):
             self._worker.start(*waiting)
-        self._send(message, answer, seconds)
+        if self._is_current(message):
+            self._send(message, answer, seconds)
+
+    def _is_current(self, message: PendingMessage) -> bool:
+        """Whether a message is for the node that this site is now.
+
+        A SuperLink that was restarted knows neither the node of before nor its messages.
+        """
+        return message.node == self._node
 
     def _take_heard(self, heard: Heard) -> None:
         if heard.error is not None:
@@ -329,6 +333,8 @@ class SiteConnection:
     def _fetch(self, message: PendingMessage, download: MessageDownload, deadline: float) -> None:
         """Fetch what the SuperLink has of a message; its sender may still be sending."""
         self._download = None
+        if not self._is_current(message):
+            return
         try:
             content = download.fetch(
                 lambda object_id: self._client.pull_object(message.run_id, object_id), self._pool
@@ -336,7 +342,8 @@ class SiteConnection:
         except FlowerError as error:
             if error.refusal is Refusal.RUN_ENDED:
                 return
-            self._download = message, download, deadline
+            if time.monotonic() < deadline:
+                self._download = message, download, deadline
             raise
         except Exception as error:  # the bytes come from outside and may cause any error
             self._ignore(message, f"it cannot be read ({error})")
@@ -371,7 +378,7 @@ class SiteConnection:
 
     def _take_end(self, header: str) -> None:
         try:
-            end = messages.decode_end(header)
+            end = messages.decode_message(header, messages.RunEnd)
         except Rejected:  # from a server of another version
             end = messages.RunEnd(False, "the server has ended.")
         self._ended = end.finished

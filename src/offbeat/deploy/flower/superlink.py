@@ -15,6 +15,7 @@ import collections
 import contextlib
 import json
 import logging
+import math
 import os
 import resource
 import socket
@@ -31,10 +32,9 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from starlette.requests import ClientDisconnect
 
 from offbeat.deploy.flower.private_api import SuperLink
-from offbeat.deploy.keys import fingerprint, read_site_keys
+from offbeat.deploy.keys import find_site_keys, fingerprint
 from offbeat.deploy.network import Connection, Doorbell, HttpLimits, TlsFiles, http_server, waits_for
 from offbeat.deploy.protocol.strict_json import quote
-from offbeat.errors import InputError
 
 _FLEET_METHODS = (
     *("register-node", "activate-node", "deactivate-node", "unregister-node", "send-node-heartbeat"),
@@ -95,9 +95,10 @@ class SiteKeys:
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
         self._folder, self._clock = folder, clock
-        self._files = self._list()
-        self._keys: Mapping[str, ec.EllipticCurvePublicKey] = read_site_keys(folder)
-        self._next = time.monotonic() + _KEY_INTERVAL
+        self._files: dict[Path, int] = {}
+        self._keys: Mapping[str, ec.EllipticCurvePublicKey] = {}
+        self._next = -math.inf
+        self._refresh()
 
     def identify(self, headers: Mapping[bytes, bytes]) -> str:
         """The fingerprint of the key that signed a request; a `ValueError` says why it is refused."""
@@ -129,15 +130,14 @@ class SiteKeys:
             return
         self._next = time.monotonic() + _KEY_INTERVAL
         try:
-            files = self._list()
-            if files != self._files:
-                self._keys = read_site_keys(self._folder) if files else {}
-                self._files = files
-        except (InputError, OSError) as error:  # the keys of before still count
+            files = {path: path.stat().st_mtime_ns for path in self._folder.rglob("*.pub")}
+        except OSError as error:  # one was removed meanwhile: look again
             _LOG.warning("%s", error)
-
-    def _list(self) -> dict[Path, int]:
-        return {path: path.stat().st_mtime_ns for path in self._folder.rglob("*.pub")}
+            return
+        if files != self._files:
+            self._files, (self._keys, problems) = files, find_site_keys(self._folder)
+            for problem in problems:
+                _LOG.warning("%s", problem)
 
 
 def _as_utc(time: datetime) -> datetime:
@@ -208,6 +208,9 @@ class Gateway:
             wanted = b"%s %s?%s" % (*request, scope["query_string"])
             self._log("forbidden", f"{quote(wanted.rstrip(b'?').decode('latin-1'))} from {peer}")
             return _Refusal(403, "the gateway of 'offbeat serve' forwards only what sites need.")
+        if len(headers) < len(scope["headers"]):  # the SuperLink might read the other one
+            self._log("malformed", f"a request from {peer} has a header twice")
+            return _Refusal(400, "a request has each header once.")
         length = headers.get(b"content-length", b"0" if request == HEALTH else None)
         if length is None or b"transfer-encoding" in headers:
             self._log("malformed", f"a request from {peer} has no content length")
@@ -241,6 +244,8 @@ class Gateway:
         """How many seconds a request for messages may be kept; 0 for every other request."""
         headers = dict(scope["headers"])
         if self._bell is None or scope["raw_path"] != _PULL_MESSAGES:
+            return 0.0
+        if int(headers[b"content-length"]) > _MAX_KEPT_BYTES:
             return 0.0
         try:
             base64.b64decode(headers[PUBLIC_KEY_HEADER], validate=True)
@@ -313,10 +318,10 @@ class Gateway:
         event, now = asyncio.Event(), asyncio.get_running_loop().time
         until, gone = now() + seconds, asyncio.ensure_future(receive())
         self._waiting.setdefault(node, set()).add(event)
-        connection.busy = False  # it makes room for another, if it has to
         try:
             while True:
                 event.clear()
+                connection.busy = False  # while it waits, it makes room for another, if it has to
                 if node in self._quiet:
                     ringing = asyncio.ensure_future(event.wait())
                     await asyncio.wait(
@@ -325,6 +330,7 @@ class Gateway:
                     ringing.cancel()
                 if gone.done():
                     raise ClientDisconnect
+                connection.busy = True  # a message that it is given must reach its site
                 self._quiet.add(node)  # before the SuperLink is asked, so that no ring is missed
                 response = await self._ask(scope, body)
                 if response[0]["status"] != 200 or any(each.get("body") for each in response):

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
 from offbeat.deploy.flower.commands import (
     LOOPBACK,
     Certificates,
@@ -24,14 +26,10 @@ from offbeat.deploy.flower.commands import (
     wait_for_superlink,
 )
 from offbeat.deploy.flower.private_api import ControlClient, FlowerError, Refusal
+from offbeat.deploy.keys import find_site_keys
 from offbeat.deploy.network import Doorbell, bind_socket, format_address
 from offbeat.deploy.protocol.transport import Backoff
-from offbeat.deploy.server.run import (
-    STOP_FILE,
-    ServeOutcome,
-    read_outcome,
-    remove_outcome,
-)
+from offbeat.deploy.server.run import STOP_FILE, ServeOutcome, read_outcome, remove_outcome
 from offbeat.errors import InputError
 from offbeat.files import JsonlTail, disk_full
 
@@ -43,6 +41,7 @@ _MAX_RETRIES = 20  # in a row without progress
 _MAX_RETRY_PAUSE = 30.0  # seconds
 _SPACE_INTERVAL = 5.0  # seconds between two looks whether the disk is full
 _SAVE_TIMEOUT = 120.0  # seconds for a server to save and end
+_KEY_FORMAT = Encoding.PEM, PublicFormat.SubjectPublicKeyInfo  # in which Flower knows keys
 
 
 class ListenAddress(NamedTuple):
@@ -63,7 +62,7 @@ class LocalSuperLink:
         self._listener, self._own = bind_socket(*listen), bind_socket(LOOPBACK, 0)
         self.bell, self._gateway_bell = Doorbell.pair()  # of the server, and of the gateway
         self._child: ChildProcess | None = None
-        self._certificate = 0
+        self._certificate: int | None = None  # its date
         self._backoff = Backoff(_FIRST_SUPERLINK_PAUSE, _MAX_SUPERLINK_PAUSE)
 
     @property
@@ -100,7 +99,8 @@ class LocalSuperLink:
 
     def keep_alive(self) -> bool:
         """Restart it if it has ended or has an old certificate; return whether it was restarted."""
-        if self._certificate_date() != self._certificate:
+        date = self._certificate_date()
+        if self._certificates and date not in (None, self._certificate) and self._certificates.match():
             self.kill()
         if self.is_alive() or not self._backoff.due:
             return False
@@ -127,12 +127,12 @@ class LocalSuperLink:
         for each in (self._listener, self._own, self.bell, self._gateway_bell):
             each.close()
 
-    def _certificate_date(self) -> int:
+    def _certificate_date(self) -> int | None:
         """When the certificate was issued, by its file; it is renewed while the run goes on."""
         try:
-            return 0 if self._certificates is None else self._certificates.server.stat().st_mtime_ns
+            return None if self._certificates is None else self._certificates.server.stat().st_mtime_ns
         except OSError:
-            return self._certificate
+            return None
 
 
 class SuperLinkBackend:
@@ -145,24 +145,19 @@ class SuperLinkBackend:
         self,
         folder: Path,
         settings: Path,
-        superlink: SuperLinkAddress | LocalSuperLink,
+        superlink: SuperLinkAddress | ListenAddress,
         certificates: Certificates | None,
     ) -> None:
-        self._folder = folder
-        self._settings = settings
-        self._superlink = superlink
-        self._local = superlink if isinstance(superlink, LocalSuperLink) else None
-        self._certificates = certificates
-        self._control: tuple[SuperLinkAddress, ControlClient] | None = None
+        self._folder, self._settings, self._certificates = folder, settings, certificates
+        self._local: LocalSuperLink | None = None
+        if isinstance(superlink, ListenAddress):
+            self._local = LocalSuperLink(superlink, folder / "flower", certificates)
+            superlink = self._local.link
+        self.link = superlink  # how this machine reaches the SuperLink
+        self._control: ControlClient | None = None
         self._server: ChildProcess | None = None
         self._next_key_search = 0.0
-        self._is_open = True  # a SuperLink that was restarted is opened once it knows the keys
         self._missing: set[bytes] = set()  # registered keys that the last search did not find
-
-    @property
-    def link(self) -> SuperLinkAddress:
-        """How this machine reaches the SuperLink."""
-        return self._local.link if self._local is not None else self._superlink  # type: ignore[return-value]
 
     def start(self) -> None:
         """Start it, or wait until it answers, and register all keys before sites can connect."""
@@ -174,24 +169,19 @@ class SuperLinkBackend:
             self._update_keys()
         except FlowerError as error:
             raise InputError(f"the keys of the sites cannot be registered: {error}.") from None
-        if self._local is not None:
-            self._local.open()
 
     def keep_alive(self) -> None:
         """Restart what was started here and has ended; register new keys and revoke those that are gone."""
         now = time.monotonic()
         if self._local is not None:
             if self._local.keep_alive():
-                self._next_key_search, self._is_open = now, False
+                self._next_key_search, self._control = now, None
             if not self._local.is_alive():
                 return
         if now >= self._next_key_search:
             self._next_key_search = now + _KEY_INTERVAL
-            with contextlib.suppress(InputError, FlowerError):  # it is tried again
+            with contextlib.suppress(FlowerError):  # it is tried again
                 self._update_keys()
-                if not self._is_open and self._local is not None:
-                    self._local.open()
-                    self._is_open = True
 
     def restart_superlink(self) -> None:
         """End a SuperLink that was started here: `keep_alive` starts it again."""
@@ -233,23 +223,27 @@ class SuperLinkBackend:
             self._local.stop()
 
     def _update_keys(self) -> None:
-        """Register the keys of all sites at once, and unregister those that are no longer in the folder."""
-        if self._certificates is None:
-            return
-        link, wanted = self.link, self._certificates.public_keys()
-        if self._control is None or self._control[0] != link:
-            self._control = link, ControlClient(link.address, link.authority)
-        control = self._control[1]
-        registered = control.registered_keys()
-        for key in wanted.keys() - registered.keys():
-            control.register_key(key)
-        # In a SuperLink of somebody else, other keys may be for other runs. Flower never accepts a key again
-        # that was revoked, so one that is missing only while files are copied must not be.
-        missing = registered.keys() - wanted.keys() if wanted and self._local is not None else set()
-        for key in missing & self._missing:
-            with contextlib.suppress(FlowerError):  # Flower fails for a node that was never connected
-                control.unregister_key(registered[key])
-        self._missing = set(missing)
+        """Register the keys of all sites at once, and unregister those that are no longer in the folder.
+
+        Then sites may connect.
+        """
+        if self._certificates is not None:
+            if self._control is None:
+                self._control = ControlClient(*self.link)
+            registered, found = self._control.registered_keys(), find_site_keys(self._certificates.sites)
+            wanted = {key.public_bytes(*_KEY_FORMAT) for key in found.keys.values()}
+            for key in wanted - registered.keys():
+                self._control.register_key(key)
+            # In a SuperLink of somebody else, other keys may be for other runs. Flower never accepts a key
+            # again that was revoked, so one that is missing only while files are copied must not be.
+            revoking = wanted and not found.problems and self._local is not None
+            missing = registered.keys() - wanted if revoking else set()
+            for key in missing & self._missing:
+                with contextlib.suppress(FlowerError):  # Flower fails for a node that was never connected
+                    self._control.unregister_key(registered[key])
+            self._missing = missing
+        if self._local is not None:
+            self._local.open()
 
 
 @contextmanager
@@ -260,11 +254,7 @@ def running_backend(
     certificates: Certificates | None,
 ) -> Iterator[SuperLinkBackend]:
     """Start a backend and stop it when the block is left; an exception kills it."""
-    if isinstance(superlink, ListenAddress):
-        started = LocalSuperLink(superlink, folder / "flower", certificates)
-        backend = SuperLinkBackend(folder, settings, started, certificates)
-    else:
-        backend = SuperLinkBackend(folder, settings, superlink, certificates)
+    backend = SuperLinkBackend(folder, settings, superlink, certificates)
     kill = True
     try:
         backend.start()

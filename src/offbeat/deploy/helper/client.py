@@ -21,7 +21,6 @@ from offbeat.deploy.helper.protocol import HelperRequest, answer_size, read_answ
 from offbeat.deploy.network import is_loopback
 from offbeat.deploy.protocol.transport import Backoff
 from offbeat.errors import InputError
-from offbeat.privacy.secure import terms
 from offbeat.privacy.secure.encoding import Residues
 from offbeat.privacy.secure.servers import SealedSeed, SumRequest
 from offbeat.privacy.secure.terms import RefusedError, SecureTerms
@@ -30,23 +29,7 @@ _CONNECT_TIMEOUT, _READ_TIMEOUT = 10.0, 300.0  # seconds; a sum of many long rep
 _FIRST_PAUSE, _MAX_PAUSE = 0.5, 30.0  # seconds between two attempts
 _MAX_ANSWER_BYTES = 8 << 20  # of an answer that is not a sum
 _LOG = logging.getLogger(__name__)
-_REFUSAL_TYPES = {
-    kind.__name__: kind
-    for kind in (
-        terms.RunError,
-        terms.LengthError,
-        terms.MalformedError,
-        terms.ReplayError,
-        terms.OverlapError,
-        terms.ShortBatchError,
-        terms.LongBatchError,
-        terms.WeightError,
-        terms.BindingError,
-        terms.MessageError,
-        terms.ParticipationError,
-        terms.SignatureError,
-    )
-}
+_REFUSAL_TYPES = {kind.__name__: kind for kind in RefusedError.__subclasses__()}
 
 
 class _UnavailableError(Exception):

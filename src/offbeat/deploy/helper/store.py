@@ -49,8 +49,6 @@ _TABLES = (
     "CREATE TABLE answered (run BLOB, digest BLOB, PRIMARY KEY (run, digest)) WITHOUT ROWID",
     "CREATE TABLE sites (run BLOB, client INTEGER, key TEXT NOT NULL, PRIMARY KEY (run, client),"
     " UNIQUE (run, key)) WITHOUT ROWID",
-)
-_TABLES_2 = (
     "CREATE TABLE messages (run BLOB, version INTEGER, digest BLOB, PRIMARY KEY (run, version, digest))"
     " WITHOUT ROWID",
     "CREATE INDEX digests ON messages (digest)",
@@ -264,13 +262,9 @@ class HelperStore:
             execute = self._connection.execute
             (version,) = execute("PRAGMA user_version").fetchone()
             if version == 0 and not execute("SELECT 1 FROM sqlite_master").fetchone():
-                for table in (*_TABLES, *_TABLES_2):
+                for table in _TABLES:
                     execute(table)
                 execute("INSERT INTO helper VALUES (?)", (key,))
-                execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
-            elif version == 1:
-                for table in _TABLES_2:
-                    execute(table)
                 execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
             elif version != _SCHEMA_VERSION:
                 raise InputError(f"{self.path} is not the store of a helper: name another file.")

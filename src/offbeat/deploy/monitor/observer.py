@@ -4,15 +4,14 @@ The session and the training loop call a monitor; the thread that serves the liv
 raises and waits for nothing but its own lock, so a run is the same with and without it.
 """
 
-import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from offbeat.core import Task
 from offbeat.deploy.monitor.state import EventLog, RunInfo, RunStatus, printable
@@ -77,95 +76,78 @@ _STALENESS_BUCKETS = (0, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144)
 _SECONDS_BUCKETS = (0.1, 0.3, 1, 3, 10, 30, 60, 180, 600, 1800, 7200)
 
 
-class Gauges(NamedTuple):
-    """The current values of the gauges; None is not shown."""
-
-    version: int
-    versions_asked: int
-    tasks_in_flight: int
-    tasks_in_flight_asked: int
-    nodes_present: int
-    clients_known: int
-    clients_aside: int
-    buffer_waiting: int
-    buffer_size: int
-    epsilon_spent: float | None
-    epsilon_version: int | None
-    epsilon_budget: float | None
-    scores: Mapping[str, float]  # accuracy, loss
-
-
-_HELP = {
-    "version": "Server steps taken",
-    "versions_asked": "Server steps that the run will take",
-    "tasks_in_flight": "Tasks at clients now",
-    "tasks_in_flight_asked": "Tasks that the run tries to keep at clients",
-    "nodes_present": "Nodes that are connected and were admitted",
-    "clients_known": "Clients that have joined at any time",
-    "clients_aside": "Clients that get no task for a while after a failure",
-    "buffer_waiting": "Uploads that wait for the next server step",
-    "buffer_size": "Uploads that make a server step",
-    "epsilon_spent": "Privacy spent up to the version of offbeat_epsilon_version, where it was counted last",
-    "epsilon_version": "Server steps up to which privacy spent was counted",
-    "epsilon_budget": "Privacy that may be spent",
-}
-
-
 class Metrics:
-    """Counters and histograms of one run; gauges are read on request."""
+    """The status of one run for Prometheus, read on request, and histograms."""
 
-    def __init__(self, gauges: Callable[[], Gauges], reasons: Iterable[str]) -> None:
+    def __init__(self, board: RunStatus, lock: Lock, now: Callable[[], float]) -> None:
+        self._board, self._lock, self._now = board, lock, now
         self._registry = CollectorRegistry()
-        self._registry.register(_GaugeCollector(gauges))
-
-        def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Any:
-            return Counter(f"offbeat_{name}", text, labels, registry=self._registry)
+        self._registry.register(self)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Any:
             return Histogram(f"offbeat_{name}", text, buckets=buckets, registry=self._registry)
 
-        self.accepted = counter("uploads_accepted", "Uploads that passed every check")
-        self.rejected = counter("rejections", "Uploads, greetings and tasks that failed", ("reason",))
-        self.sent = counter("tasks_sent", "Tasks sent to clients")
-        self.lost = counter("tasks_lost", "Tasks that brought no upload")
-        self.received_bytes = counter("received_bytes", "Bytes of accepted uploads")
-        self.sent_bytes = counter("sent_bytes", "Bytes of tasks")
-        self.checkpoints = counter("checkpoints", "Checkpoints in their place")
-        self.unreachable = counter("network_errors", "Times that the network could not be reached")
         self.staleness = histogram(
             "staleness_versions", "Versions between a task and its use", _STALENESS_BUCKETS
         )
         self.seconds = histogram("task_seconds", "Seconds from a task to its upload", _SECONDS_BUCKETS)
         self.work = histogram("work_seconds", "Seconds of local work, as the site reports", _SECONDS_BUCKETS)
-        for reason in reasons:
-            self.rejected.labels(reason)  # starts at 0, so that a rate can be computed
 
     def text(self) -> bytes:
         """Everything in Prometheus's text format."""
         text: bytes = generate_latest(self._registry)
         return text
 
-
-class _GaugeCollector:
-    """A collector of Prometheus's client library."""
-
-    def __init__(self, gauges: Callable[[], Gauges]) -> None:
-        self._gauges = gauges
-
     def describe(self) -> list[Any]:
-        return []
+        return []  # so that Prometheus's client library does not ask when this is registered
 
-    def collect(self) -> Iterator[Any]:
-        now = self._gauges()
-        for name, text in _HELP.items():
-            value = getattr(now, name)
-            if value is not None:
-                yield GaugeMetricFamily(f"offbeat_{name}", text, value=value)
-        scores = GaugeMetricFamily("offbeat_metric", "The model on the server's test data", labels=["name"])
-        for name, value in now.scores.items():
-            if math.isfinite(value):
+    def collect(self) -> list[Any]:
+        with self._lock:
+            board, run = self._board, self._board.outline
+            gauges = (
+                ("version", "Server steps taken", board.version),
+                ("versions_asked", "Server steps that the run will take", run.rounds),
+                ("tasks_in_flight", "Tasks at clients now", board.in_flight),
+                ("tasks_in_flight_asked", "Tasks that the run tries to keep at clients", run.concurrency),
+                ("nodes_present", "Nodes that are connected and were admitted", len(board.nodes)),
+                ("clients_known", "Clients that have joined at any time", len(board.clients)),
+                ("clients_aside", "Clients that get no task for a while", board.count_aside(self._now())),
+                ("buffer_waiting", "Uploads that wait for the next server step", board.waiting),
+                ("buffer_size", "Uploads that make a server step", run.buffer),
+                ("epsilon_spent", "Privacy spent up to offbeat_epsilon_version", board.epsilon),
+                ("epsilon_version", "Server steps up to which it was counted", board.epsilon_version),
+                ("epsilon_budget", "Privacy that may be spent", run.epsilon),
+            )
+            counters = (
+                ("uploads_accepted", "Uploads that passed every check", board.accepted),
+                ("tasks_sent", "Tasks sent to clients", board.sent),
+                ("tasks_lost", "Tasks that brought no upload", board.lost),
+                ("received_bytes", "Bytes of accepted uploads", board.bytes_in),
+                ("sent_bytes", "Bytes of tasks", board.bytes_out),
+                ("checkpoints", "Checkpoints in their place", board.checkpoints),
+                ("network_errors", "Times that the network could not be reached", board.network_errors),
+            )
+            text = "The model on the server's test data"
+            scores = GaugeMetricFamily("offbeat_metric", text, labels=["name"])
+            for name, value in board.scores.items():
                 scores.add_metric([name], value)
-        yield scores
+            text = "Uploads, greetings and tasks that failed"
+            rejections = CounterMetricFamily("offbeat_rejections", text, labels=["reason"])
+            for reason in Reason:  # each from 0 on, so that a rate can be computed
+                rejections.add_metric([reason.value], board.rejections[reason.value], board.since)
+        return [
+            *(
+                GaugeMetricFamily(f"offbeat_{name}", text, each)
+                for name, text, each in gauges
+                if each is not None
+            ),
+            *(
+                CounterMetricFamily(f"offbeat_{name}", text, each, created=board.since)
+                for name, text, each in counters
+            ),
+            scores,
+            rejections,
+        ]
 
 
 class Monitor(Observer):
@@ -178,7 +160,7 @@ class Monitor(Observer):
         self._lock = Lock()
         self._board = RunStatus(outline, now())
         self._events = EventLog(folder, outline.run, now)
-        self._metrics = Metrics(self._gauges, (reason.value for reason in Reason))
+        self._metrics = Metrics(self._board, self._lock, now)
         self._working: set[int] = set()  # clients, with one task each
         self._trips: int | None = None  # at the last server step
 
@@ -206,8 +188,6 @@ class Monitor(Observer):
             self._set_working(client, True)
             self._board.sent += 1
             self._board.bytes_out += size
-            self._metrics.sent.inc()
-            self._metrics.sent_bytes.inc(size)
             self._events.tell("sent", client=client, version=task.version, visit=task.visit, bytes=size)
 
     def recalled(self, client: int, task: Task) -> None:
@@ -228,8 +208,6 @@ class Monitor(Observer):
             if known:
                 known.done += 1
                 known.seen = now
-            self._metrics.accepted.inc()
-            self._metrics.received_bytes.inc(size)
             self._metrics.seconds.observe(seconds)
             self._metrics.work.observe(work)
             self._events.tell(
@@ -246,7 +224,6 @@ class Monitor(Observer):
     def rejected(self, node: int, client: int | None, reason: Reason, sentence: str) -> None:
         with self._lock:
             self._board.reject(node, client, reason, sentence, self._now())
-            self._metrics.rejected.labels(reason.value).inc()
             who = f"node {node}" if client is None else f"client {client}"
             self._events.tell_once(
                 (node, reason),
@@ -262,13 +239,11 @@ class Monitor(Observer):
         with self._lock:
             self._set_working(client, False)
             self._board.lost += 1
-            self._metrics.lost.inc()
             self._events.tell("lost", client=client, version=task.version, visit=task.visit)
 
     def set_aside(self, client: int, task: Task) -> None:
         with self._lock:
             self._board.lost += 1
-            self._metrics.lost.inc()
             sentence = f"the upload of client {client} from version {task.version} is set aside"
             self._events.tell("set_aside", sentence, client=client, version=task.version, visit=task.visit)
 
@@ -283,7 +258,7 @@ class Monitor(Observer):
     def unreachable(self, sentence: str) -> None:
         with self._lock:
             self._board.trouble = printable(f"the network is unreachable: {sentence}")
-            self._metrics.unreachable.inc()
+            self._board.network_errors += 1
             self._events.tell_once("unreachable", "unreachable", sentence, sentence=sentence)
 
     def reachable(self) -> None:
@@ -325,7 +300,7 @@ class Monitor(Observer):
         """The checkpoint of this version is on disk."""
         with self._lock:
             self._board.saved = version
-            self._metrics.checkpoints.inc()
+            self._board.checkpoints += 1
             self._events.tell("saved", version=version)
 
     def spent(self, epsilon: float | None) -> None:
@@ -364,22 +339,3 @@ class Monitor(Observer):
         known = self._board.clients.get(client)
         if known:
             known.working = working
-
-    def _gauges(self) -> Gauges:
-        with self._lock:
-            board, outline = self._board, self._board.outline
-            return Gauges(
-                version=board.version,
-                versions_asked=outline.rounds,
-                tasks_in_flight=board.in_flight,
-                tasks_in_flight_asked=outline.concurrency,
-                nodes_present=len(board.nodes),
-                clients_known=len(board.clients),
-                clients_aside=board.count_aside(self._now()),
-                buffer_waiting=board.waiting,
-                buffer_size=outline.buffer,
-                epsilon_spent=board.epsilon,
-                epsilon_version=None if board.epsilon is None else board.counted,
-                epsilon_budget=outline.epsilon,
-                scores=dict(board.scores),
-            )

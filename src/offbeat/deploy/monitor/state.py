@@ -247,8 +247,10 @@ class RunStatus:
     version: int = 0
     time: float = 0.0
     saved: int | None = None
+    checkpoints: int = 0
+    network_errors: int = 0
     epsilon: float | None = None
-    counted: int = 0  # the version that epsilon was computed for
+    epsilon_version: int | None = None  # that it was computed for
     ended: bool = False
     sentence: str | None = None  # why it ended
     trouble: str | None = None  # what the run waits for
@@ -308,7 +310,7 @@ class RunStatus:
 
     def spend(self, epsilon: float) -> None:
         """The privacy cost up to this version."""
-        self.epsilon, self.counted = epsilon, self.version
+        self.epsilon, self.epsilon_version = epsilon, self.version
 
     def count_aside(self, now: float) -> int:
         return sum(each.aside > now for each in self.clients.values())
@@ -352,7 +354,7 @@ class RunStatus:
             "clients": list(self._listed(now)),
             "privacy": {
                 "spent": _finite_or_none(self.epsilon),
-                "version": self.counted,
+                "version": self.epsilon_version or 0,
                 "budget": _finite_or_none(self.outline.epsilon),
                 "delta": _finite_or_none(self.outline.delta),
             },

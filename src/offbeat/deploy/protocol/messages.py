@@ -98,46 +98,30 @@ class _Greeting(Struct, frozen=True, forbid_unknown_fields=True):
     refused: _Error
 
 
-AnyMessage: TypeAlias = TaskMessage | UploadMessage | RecallMessage | HelloReply
+class RunEnd(Struct, frozen=True, forbid_unknown_fields=True):
+    """Server to client: the server ends."""
+
+    finished: bool  # whether the run is over; otherwise it may be resumed
+    sentence: _Error
+
+
+AnyMessage: TypeAlias = TaskMessage | UploadMessage | RecallMessage | HelloReply | RunEnd
 _OPTIONAL = ("work", "steps")  # are left out where they are None
+_SENTENCES = ("error", "sentence")
 _Kind = TypeVar("_Kind", bound=Struct)
 
 
 def encode_message(message: AnyMessage) -> str:
-    """A header that its decoder accepts; an error is put on one line and shortened."""
+    """A header that its decoder accepts; a sentence is put on one line and shortened."""
     fields = structs.asdict(message)
     fields = {name: each for name, each in fields.items() if each is not None or name not in _OPTIONAL}
-    if fields.get("error") is not None:
-        fields["error"] = _one_line(fields["error"])
+    fields |= {name: _one_line(fields[name]) for name in _SENTENCES if fields.get(name) is not None}
     try:
         text = json.dumps(fields, allow_nan=False, separators=(",", ":"))
-        _DECODERS[type(message)](text)
+        decode_message(text, type(message))
     except (Rejected, TypeError, ValueError) as error:
         raise InputError(f"a {type(message).__name__} cannot be sent: {error}") from None
     return text
-
-
-def decode_task(text: str) -> TaskMessage:
-    """What a server sent."""
-    message = _decode(text, TaskMessage)
-    if not -1 <= message.committed < message.task.visit:
-        raise malformed(f"the message's committed visit, {quote(message.committed)}, is out of range.")
-    return message
-
-
-def decode_upload(text: str) -> UploadMessage:
-    """What a site sent in reply to a task."""
-    return _decode(text, UploadMessage)
-
-
-def decode_recall(text: str) -> RecallMessage:
-    """Which task a server wants to end."""
-    return _decode(text, RecallMessage)
-
-
-def decode_hello(text: str) -> HelloReply:
-    """What a site sent in reply to a greeting."""
-    return _decode(text, HelloReply)
 
 
 def encode_greeting(refused: str | None) -> str:
@@ -147,35 +131,11 @@ def encode_greeting(refused: str | None) -> str:
 
 def decode_greeting(text: str) -> str | None:
     """Why the server refused this site last, if it did."""
-    return _decode(text, _Greeting).refused if text else None
+    return decode_message(text, _Greeting).refused if text else None
 
 
-class RunEnd(Struct, frozen=True, forbid_unknown_fields=True):
-    """Server to client: the server ends."""
-
-    finished: bool  # whether the run is over; otherwise it may be resumed
-    sentence: _Error
-
-
-def encode_end(end: RunEnd) -> str:
-    """The header of the message that ends a run."""
-    return json.dumps({"finished": end.finished, "sentence": _one_line(end.sentence)})
-
-
-def decode_end(text: str) -> RunEnd:
-    """How the server ended."""
-    return _decode(text, RunEnd)
-
-
-_DECODERS = {
-    TaskMessage: decode_task,
-    UploadMessage: decode_upload,
-    RecallMessage: decode_recall,
-    HelloReply: decode_hello,
-}
-
-
-def _decode(text: str, kind: type[_Kind]) -> _Kind:
+def decode_message(text: str, kind: type[_Kind]) -> _Kind:
+    """A header of this kind that the other side sent, or `Rejected`."""
     message = convert(decode_json(text, MAX_MESSAGE_CHARS), kind)
     for name, value in structs.asdict(message).items():
         if isinstance(value, str) and not value.isprintable():
@@ -187,6 +147,8 @@ def _decode(text: str, kind: type[_Kind]) -> _Kind:
         elif name == "form":
             for dtype, shape in value:
                 _check_spec(dtype, shape)
+    if isinstance(message, TaskMessage) and not -1 <= message.committed < message.task.visit:
+        raise malformed(f"the message's committed visit, {quote(message.committed)}, is out of range.")
     return message
 
 

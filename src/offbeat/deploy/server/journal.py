@@ -7,7 +7,6 @@ has a checksum. What is damaged or missing is an `InputError` that says how to c
 
 import json
 import os
-import re
 import secrets
 import zlib
 from collections.abc import Collection, Iterable
@@ -204,13 +203,12 @@ class Journal:
                 raise InputError(
                     f"{path} is missing, by which sites know this run: restore it from a backup."
                 )
-            run = secrets.token_hex(16)
-            files.write_atomic(path, [f"{run} {zlib.crc32(run.encode()):08x}".encode()])
-        # Earlier versions wrote no checksum.
-        found = re.fullmatch(r"([0-9a-f]{32})(?: ([0-9a-f]{8}))?", path.read_bytes().decode("latin-1"))
-        if found is None or found[2] not in (None, f"{zlib.crc32(found[1].encode()):08x}"):
+            drawn = secrets.token_hex(16).encode()
+            files.write_atomic(path, [b"%s %08x" % (drawn, zlib.crc32(drawn))])
+        run, _, checksum = path.read_bytes().partition(b" ")
+        if len(run) != 32 or checksum != b"%08x" % zlib.crc32(run):
             raise InputError(f"{path} is damaged, by which sites know this run: restore it from a backup.")
-        return found[1]
+        return run.decode()
 
 
 def _task_of(path: Path) -> Task:

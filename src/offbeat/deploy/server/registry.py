@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -93,7 +93,10 @@ class ClientRegistry:
 def _read_registry(path: Path, clients: int) -> dict[int, RegisteredSite]:
     try:
         known = files.without_checksum(json.loads(path.read_bytes()))
-        members = {int(client): _registered_site(each) for client, each in known.items()}
+        members = {
+            int(client): RegisteredSite(each["name"], each["site"], each["key"])
+            for client, each in known.items()
+        }
     except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
         raise InputError(
             f"{path}, which says which site is which client, cannot be read ({error}): restore it "
@@ -102,13 +105,6 @@ def _read_registry(path: Path, clients: int) -> dict[int, RegisteredSite]:
     if sorted(members) != list(range(len(members))) or len(members) > clients:
         raise InputError(f"{path} does not belong to a run of {clients} clients: restore it.")
     return members
-
-
-def _registered_site(each: dict[str, Any]) -> RegisteredSite:
-    if not isinstance(each["name"], str) or not isinstance(each["site"], str):
-        raise ValueError("a site has no name")
-    # A roster of before has Flower's number of the node, which changes with Flower's database.
-    return RegisteredSite(each["name"], each["site"], each.get("key"))
 
 
 @dataclass(frozen=True)
@@ -242,7 +238,7 @@ class ConnectedNodes:
                 raise Rejected(Reason.SIGNATURE, "its greeting was not signed with the key of its node.")
             if reply.node != node:
                 raise Rejected(Reason.TASK, "it answered a greeting that was sent to another node.")
-            hello = messages.decode_hello(reply.header)
+            hello = messages.decode_message(reply.header, messages.HelloReply)
             client = self._admit(node, hello)
         except Rejected as rejected:
             self._refuse(node, rejected)

@@ -32,16 +32,15 @@ from offbeat.deploy.server.exchange import SessionConfig
 from offbeat.deploy.server.registry import ClientRegistry
 from offbeat.deploy.server.session import DeployedEngine, StopRequested, max_upload_bytes
 from offbeat.deploy.server.setup import ServerSetup, secure_summation, set_up
-from offbeat.errors import DiskFullError, DivergedError, InputError
+from offbeat.errors import DiskFullError, DivergedError, InputError, naming_settings
 from offbeat.files import is_disk_full, replace_file, unwritable
 from offbeat.nn.problem import Problem
 from offbeat.training import checkpoint, settings_file
 from offbeat.training.build import resolved_settings
 from offbeat.training.checkpoint import Checkpoint
-from offbeat.training.experiment import Experiment, is_deployment
+from offbeat.training.experiment import is_deployment
 from offbeat.training.folder import RunFolder, check_free, read_jsonl
 from offbeat.training.runner import Progress, resumed_outcome, run_experiment
-from offbeat.training.schema import settings_of
 from offbeat.training.standardise import Scaling, sum_over_clients
 from offbeat.training.stopping import SETTINGS as STOP_SETTINGS
 
@@ -58,21 +57,10 @@ def check_run_folder(folder: Path | None, resume: bool, config: ServeConfig) -> 
         check_free(folder)
         return
     if (folder / "settings.json").exists():  # otherwise it was stopped before it began
-        known, now = settings_file.read(folder, verify=True), config.settings()
-        for name, each in settings_of(Experiment).items():  # runs of earlier versions
-            known.setdefault(name, each.default)
-        different = [
-            f"{name} was {known.get(name)} and is now {now[name]}"
-            for name in now
-            if known.get(name) != now[name] and name not in STOP_SETTINGS
-        ]
-        if not is_deployment(known):
+        if not is_deployment(settings_file.read(folder, verify=True)):
             raise InputError(f"the run in {folder} is a simulation: resume it with 'offbeat run'.")
-        if different:
-            raise InputError(
-                f"{folder} was started with other settings ({'; '.join(different)}): "
-                "restore them to resume it, or name another --out."
-            )
+        with naming_settings(lambda name: "--out" if name == "out" else name):
+            settings_file.compare(folder, config.settings())
     elif not (folder / "flower").is_dir():
         raise InputError(f"{folder} contains no run to resume: leave out --resume to start one there.")
 
@@ -331,7 +319,7 @@ def announce_end(
         sentence = f"the run is over after {outcome.version} server steps."
     else:
         sentence = "the server saved its run and ended; it can be resumed."
-    header = messages.encode_end(messages.RunEnd(finished, sentence))
+    header = messages.encode_message(messages.RunEnd(finished, sentence))
     with contextlib.suppress(TransportError):
         nodes = transport.nodes()
         waiting = {transport.push(node, "end", header, b"", _END_TIMEOUT) for node in nodes}
@@ -414,15 +402,9 @@ def _session_config(
     return SessionConfig(
         setup.site_plan,
         config.experiment.clients,
-        deadline=network.deadline,
-        partial_work=network.partial_work,
-        recall_stale=network.recall_stale,
-        poll=network.poll,
         first_poll=FIRST_POLL if bell is None else network.poll,
-        patience=network.patience,
-        max_upload_bytes=network.max_upload_bytes,
-        max_update_norm=network.max_update_norm,
-        bind_names=authenticated if network.bind_names is None else network.bind_names,
+        **dataclasses.asdict(network)
+        | {"bind_names": authenticated if network.bind_names is None else network.bind_names},
     )
 
 

@@ -22,7 +22,7 @@ from offbeat.deploy.keys import SIGNATURE_BYTES
 from offbeat.deploy.protocol.messages import (
     TensorSpecs,
     UploadMessage,
-    decode_upload,
+    decode_message,
     describe_difference,
     is_finite,
     specs_of,
@@ -236,7 +236,7 @@ def validate_upload(
     """The header and the leaves of the upload that answers a task, or `Rejected`; sizes are checked first."""
     if len(payload) > limit:
         raise Rejected(Reason.SIZE, f"the payload has {len(payload)} bytes, more than the limit of {limit}.")
-    message = decode_upload(header)
+    message = decode_message(header, UploadMessage)
     given = message.task
     if message.error is not None:  # first, because a site that cannot read a task cannot name it either
         raise Rejected(Reason.FAILED, message.error)

@@ -264,7 +264,7 @@ class Site:
                 raise InputError(
                     "a site answers only hello, task and recall: install the same version of offbeat on both."
                 )
-            request = messages.decode_task(header)
+            request = messages.decode_message(header, messages.TaskMessage)
             upload = structs.replace(upload, run=request.run, task=request.task)
             started = self._clock()
             result = self._run_task(request, payload, started)
@@ -306,7 +306,7 @@ class Site:
 
     def _recall(self, header: str) -> None:
         try:
-            self._recalled = messages.decode_recall(header)
+            self._recalled = messages.decode_message(header, messages.RecallMessage)
         except Rejected as rejected:
             _LOG.warning("a recall is ignored: %s", rejected)
 

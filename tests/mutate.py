@@ -5,10 +5,10 @@ that reach the mutated statement, and writes every outcome to `tests/mutations.j
 next call continues where the last one ended (`--minutes`). The draw depends on the text of a line alone, so
 that other changes of the source change few mutants. Which tests reach which lines is measured once for each
 test, with the package `coverage`, and kept in a folder for temporary files. `--again` repeats those
-that survived, after tests were added or with more `--seconds` of tests. `--chosen` runs the mutants of
-`CHOSEN` alone. `--table` writes `tests/mutations.md`, the score by package and the survivors. A mutant that
-survives is either a missing test or changes nothing that can be observed; `REASONS` says why for each that
-stays.
+that survived, after tests were added or with more `--seconds` of tests. `--check` repeats those that were
+caught, each with the recorded test alone. `--chosen` runs the mutants of `CHOSEN` alone. `--table` writes
+`tests/mutations.md`, the score by package and the survivors. A mutant that survives is either a missing test
+or changes nothing that can be observed; `REASONS` says why for each that stays.
 
 Most of the time would go into imports. So all tests are collected once, and each mutant is a forked process
 in which the mutated function is given its new code. A mutant that changes what happens on import, or that
@@ -49,6 +49,7 @@ TIMEOUT = 30.0  # seconds for the tests of one mutant besides three times those 
 MAX_SECONDS = 20.0  # of tests for one mutant
 FIRST_CASES = 4  # of a test with parameters, before its other cases
 MANY_CASES = 100  # of a test with parameters; of more, not all are used
+CAUGHT = ("caught", "timeout")  # a mutant that makes the tests hang is noticed
 
 # Without capture nothing is printed either, since the output of a forked process is closed.
 PYTEST: tuple[str, ...] = ("-q", "--capture=no", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "addopts=")
@@ -183,6 +184,10 @@ class Session:
                 found.setdefault(self._items[each[0]].path, []).extend(_spread(each, 2))
         return found
 
+    def missing(self, names: Iterable[str]) -> str:
+        """The first of these tests that could not be collected."""
+        return next((name for name in names if name not in self._items), "")
+
     def run(self, names: Iterable[str], watch: Callable[[str], object] = str) -> str:
         """Run tests until the first that fails, and return its name; only in a process that ends then."""
         items = [self._items[name] for name in names if name in self._items]
@@ -256,7 +261,7 @@ def forked(work: Callable[[], Any], folder: Path, copy: Path | None, seconds: fl
         os.setsid()
         os.close(reader)
         os.chdir(ROOT)
-        paths = [*([str(copy)] if copy else []), str(ROOT), str(ROOT / "tests")]
+        paths = [str(copy or PACKAGE.parent), str(ROOT), str(ROOT / "tests")]
         os.environ |= {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
         if copy:
             os.environ |= {"TMPDIR": str(folder), "PYTEST_DEBUG_TEMPROOT": str(folder)}
@@ -325,6 +330,8 @@ def replacements(mutant: Mutant) -> list[tuple[FunctionType, CodeType]]:
     changed = [pair for pair in zip(_codes(old), _codes(new), strict=True) if pair[0] != pair[1]]
     if len(changed) != 1:
         return []
+    if any(len(each.co_freevars) != len(code.co_freevars) for each, code in _pairs(*changed[0])):
+        return []
     codes = {(each.co_qualname, each.co_firstlineno): code for each, code in _pairs(*changed[0])}
     found: list[tuple[FunctionType, CodeType]] = []
     for each in gc.get_objects():
@@ -336,47 +343,70 @@ def replacements(mutant: Mutant) -> list[tuple[FunctionType, CodeType]]:
     return found if any(each.__code__.co_qualname == outer for each, _ in found) else []
 
 
-def outcome(mutant: Mutant, names: Sequence[str], seconds: float, session: Session | None) -> tuple[str, str]:
-    """Run tests on a mutant: caught with the test that failed, survived, timeout, or unreached.
+def outcome(
+    mutant: Mutant, names: Sequence[str], seconds: dict[str, float], session: Session | None
+) -> tuple[str, str]:
+    """Run tests on a mutant: caught with the test that failed, survived, timeout, unclear, or unreached.
 
     With a session the mutated function gets its new code in a process that has collected the tests, and
     "import" says that this does not suffice. Without one the tests are collected on a copy of the package.
+    A mutant is caught only if the same tests pass without it. One that seems to hang is given more time, so
+    that a busy machine is not taken for it.
     """
     if not names:
         return "unreached", ""
-    with tempfile.TemporaryDirectory(prefix="mutant") as name:
+    limit = TIMEOUT + 3 * sum(seconds[name] for name in names)
+    found, test = _attempt(mutant, names, limit, session)
+    if found == "timeout":
+        rest = names[names.index(test) :] if test in names else names
+        found, test = _attempt(mutant, rest, 3 * limit, session)
+    if found in CAUGHT:
+        until = names[: names.index(test) + 1] if test in names else names
+        without, failed = _attempt(None, until, 3 * limit, session)
+        if without != "survived":
+            return "unclear", f"{failed or test} without the mutant: {without}"
+    return found, test
+
+
+def _attempt(
+    mutant: Mutant | None, names: Sequence[str], limit: float, session: Session | None
+) -> tuple[str, str]:
+    """Run tests once, on a mutant or on the package as it is; the test is the first that fails or hangs."""
+    changes = replacements(mutant) if mutant and session else []
+    if mutant and session and not changes:
+        return "import", ""
+    with tempfile.TemporaryDirectory(prefix="mutant", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         copy = folder / "package"
         shutil.copytree(PACKAGE, copy / "offbeat")  # with its bytecode, which stays valid for other files
-        (copy / "offbeat" / mutant.path).write_text(mutant.text())
-        if session is None:
-            found = forked(lambda: _collect_and_run(copy, names), folder, copy, TIMEOUT + 3 * seconds)
-        else:
-            changes = replacements(mutant)
-            if not changes:
-                return "import", ""
+        if mutant:
+            (copy / "offbeat" / mutant.path).write_text(mutant.text())
+        running = folder / "running"
 
-            def work() -> str:
-                for function, code in changes:
-                    function.__code__ = code
-                return session.run(names)
+        def work() -> str:
+            if session is None:
+                return _collect_and_run(copy, names, running.write_text)
+            for function, code in changes:
+                function.__code__ = code
+            return session.run(names, running.write_text)
 
-            found = forked(work, folder, copy, TIMEOUT + 3 * seconds)
+        found = forked(work, folder, copy, limit)
+        last = running.read_text() if running.exists() else ""
     if found is None:
-        return "caught", "the process of the tests ends"
+        return "caught", last or "the process of the tests ends"
     if found == "timeout":
-        return "timeout", ""
+        return "timeout", last
     return ("caught", found) if found else ("survived", "")
 
 
-def _collect_and_run(copy: Path, names: Sequence[str]) -> str:
+def _collect_and_run(copy: Path, names: Sequence[str], watch: Callable[[str], object]) -> str:
     """The first test that fails with the package of a folder, in a process that has not imported it."""
     sys.path.insert(0, str(copy))
     sys.dont_write_bytecode = True
     found = ["the package cannot be imported"]
 
     def work(session: Session) -> None:
-        found[0] = session.run(names)
+        found[0] = session.missing(names) or session.run(names, watch)
 
     files = sorted({name.partition("::")[0] for name in names})
     pytest.main([*PYTEST, *files], plugins=[Session(work)])
@@ -395,11 +425,8 @@ class Record(TypedDict):
     test: str  # that failed
 
 
-CAUGHT = ("caught", "timeout")
-
-
 def table(records: Sequence[Record]) -> str:
-    """The score by package, at first and now; a mutant that makes the tests hang is noticed."""
+    """The score by package, at first and now."""
     lines = ["| package | mutants | caught at first | caught now | score | changes nothing | score without |"]
     lines.append("|---|---|---|---|---|---|---|")
     for target in (*TARGETS, "all"):
@@ -474,8 +501,8 @@ def run_mutants(mutants: Sequence[Mutant], options: argparse.Namespace, known: d
 
     def record(mutant: Mutant, found: str, test: str, begin: float) -> None:
         print(f"{time.monotonic() - begin:5.1f} s  {found:9} {mutant.name}  {test}", flush=True)
-        if options.tests and found not in CAUGHT:
-            return  # other tests may catch it
+        if found == "unclear" or (options.tests and found not in CAUGHT):
+            return  # another time, or other tests, may catch it
         known.update(_still(read_records(options.out), every))  # another process may write, too
         first = known[mutant.name]["first"] if mutant.name in known else found
         first = "survived" if mutant.name in missed else first
@@ -501,9 +528,11 @@ def run_mutants(mutants: Sequence[Mutant], options: argparse.Namespace, known: d
                 break
             begin = time.monotonic()
             names = reached.tests(mutant, options.seconds)
-            seconds = sum(reached.seconds[name] for name in names)
+            if options.check and known[mutant.name]["test"] in reached.seconds:
+                names = [known[mutant.name]["test"]]
+            seconds = {name: reached.seconds[name] for name in names}
             found, test = outcome(mutant, names, seconds, session)
-            os.write(told, json.dumps([place, found, test, names, seconds, begin]).encode() + b"\n")
+            os.write(told, json.dumps([place, found, test, seconds, begin]).encode() + b"\n")
             os.read(go, 1)
 
     reader, told = os.pipe()
@@ -525,9 +554,9 @@ def run_mutants(mutants: Sequence[Mutant], options: argparse.Namespace, known: d
     os.close(go)
     with os.fdopen(reader) as answers:
         for answer in answers:
-            place, found, test, names, seconds, begin = json.loads(answer)
+            place, found, test, seconds, begin = json.loads(answer)
             if found == "import" or (found == "survived" and not options.tests):
-                found, test = outcome(mutants[place], names, seconds, None)
+                found, test = outcome(mutants[place], list(seconds), seconds, None)
             record(mutants[place], found, test, begin)
             os.write(reply, b" ")
     if status := os.waitpid(child, 0)[1]:
@@ -539,6 +568,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--chosen", action="store_true", help="only those of `CHOSEN`")
     parser.add_argument("--again", action="store_true", help="those that survived")
+    parser.add_argument(
+        "--check", action="store_true", help="those that were caught, with the test that caught each alone"
+    )
     parser.add_argument("--table", action="store_true", help="write the report from the records")
     parser.add_argument("--of", default="", help="only mutants of files whose path begins so")
     parser.add_argument(
@@ -557,8 +589,12 @@ def main() -> None:
         for name in PRELOADED:
             importlib.import_module(name)  # once, before processes are forked
         wanted = chosen() if options.chosen else list(mutants.values())
-        again = {name for name, each in known.items() if options.again and each["outcome"] not in CAUGHT}
-        wanted = [each for each in wanted if each.name not in known or each.name in again]
+        caught = {name for name, each in known.items() if each["outcome"] in CAUGHT}
+        if options.check:
+            wanted = [each for each in wanted if each.name in caught]
+        else:
+            done = caught if options.again else known.keys()
+            wanted = [each for each in wanted if each.name not in done]
         run_mutants([each for each in wanted if each.path.startswith(options.of)], options, known)
     print(table(list(known.values())))
     print(f"{len(known)} of {len(mutants)} have been run.")

@@ -39,7 +39,7 @@ from typing import Any, TypedDict
 
 import pytest
 
-from mutants import MISSED, PACKAGE, SEED, TARGETS, Mutant, chosen, drawn, reason
+from mutants import DRAWS, MISSED, PACKAGE, PACKAGES, Mutant, chosen, drawn, reason
 
 ROOT = Path(__file__).parent.parent
 RECORDS = ROOT / "tests" / "mutations.json"
@@ -65,7 +65,10 @@ PRELOADED = (
     "sklearn.datasets",
 )
 
-TESTS: tuple[str, ...] = ("aggregate", "algorithms", "privacy", "schedule", "data/test_partition.py")
+TESTS: tuple[str, ...] = ("aggregate", "algorithms", "privacy", "schedule", "nn/test_problem.py")
+TESTS += tuple(
+    f"data/test_{name}.py" for name in ("client_store", "lazy_partition", "partition", "population")
+)
 TESTS += tuple(f"engines/test_{name}.py" for name in ("ahead", "engines"))
 TESTS += tuple(f"training/test_{name}.py" for name in ("buffer_sum", "checkpoint", "loop", "personal"))
 TESTS += tuple(f"training/test_{name}.py" for name in ("replay", "resume", "standardise", "stopping"))
@@ -241,7 +244,9 @@ def measure(session: Session, deadline: float) -> Reached:
             print(f"measuring {len(new)} tests of {path.relative_to(ROOT)}", flush=True)
             found = forked(partial(session.measure, new), ROOT, None, 600.0)
             if not isinstance(found, dict):
-                raise SystemExit(f"the tests of {path} did not run: {found}")
+                raise SystemExit(f"the tests of {path} did not run: {found or 'their process ends'}")
+            for name in found["failed"]:
+                print(f"it fails without a mutant: {name}", flush=True)
             known["seconds"] |= found["seconds"]
             known["failed"] += found["failed"]
             for source, lines in found["lines"].items():
@@ -254,7 +259,10 @@ def measure(session: Session, deadline: float) -> Reached:
 
 
 def forked(work: Callable[[], Any], folder: Path, copy: Path | None, seconds: float) -> Any:
-    """What a function returns in a forked process without output, "timeout", or None if the process ends."""
+    """What a function returns in a forked process without output.
+
+    It is "timeout" or "killed" where the process was ended, and None where it ended by itself before.
+    """
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -278,18 +286,22 @@ def forked(work: Callable[[], Any], folder: Path, copy: Path | None, seconds: fl
     os.close(writer)
     deadline = time.monotonic() + seconds
     answer = b""
-    try:
-        while select.select([reader], [], [], max(deadline - time.monotonic(), 0.0))[0]:
-            part = os.read(reader, 1 << 20)
-            if not part:
-                return json.loads(answer) if answer else None
-            answer += part
+    late = False
+    while not late:
+        late = not select.select([reader], [], [], max(deadline - time.monotonic(), 0.0))[0]
+        part = b"" if late else os.read(reader, 1 << 20)
+        if not part:
+            break
+        answer += part
+    os.close(reader)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+    status = os.waitpid(child, 0)[1]
+    if late:
         return "timeout"
-    finally:
-        os.close(reader)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+        return "killed"  # by a system without memory, not by what the process did
+    return json.loads(answer) if answer else None
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
@@ -360,6 +372,8 @@ def outcome(
     if found == "timeout":
         rest = names[names.index(test) :] if test in names else names
         found, test = _attempt(mutant, rest, 3 * limit, session)
+    if found == "killed":
+        return "unclear", "the system ended the process of the tests"
     if found in CAUGHT:
         until = names[: names.index(test) + 1] if test in names else names
         without, failed = _attempt(None, until, 3 * limit, session)
@@ -394,8 +408,8 @@ def _attempt(
         last = running.read_text() if running.exists() else ""
     if found is None:
         return "caught", last or "the process of the tests ends"
-    if found == "timeout":
-        return "timeout", last
+    if found in ("timeout", "killed"):
+        return found, last
     return ("caught", found) if found else ("survived", "")
 
 
@@ -429,7 +443,7 @@ def table(records: Sequence[Record]) -> str:
     """The score by package, at first and now."""
     lines = ["| package | mutants | caught at first | caught now | score | changes nothing | score without |"]
     lines.append("|---|---|---|---|---|---|---|")
-    for target in (*TARGETS, "all"):
+    for target in (*PACKAGES, "all"):
         own = [each for each in records if target in ("all", each["target"])]
         if own:
             first, now = (sum(each[key] in CAUGHT for each in own) for key in ("first", "outcome"))
@@ -459,7 +473,8 @@ def page(records: Sequence[Record]) -> str:
         "# Mutation testing\n\n`python tests/mutate.py --table` writes this page from `mutations.json`. Each "
         "mutant is one changed operator or constant, or a mistake that was made up; it is caught if one of "
         "the fast tests that reach its statement fails or hangs. "
-        f"{len(records) - len(own)} mutants were drawn with the seed {SEED}, and {len(own)} were chosen. "
+        f"{len(records) - len(own)} mutants were drawn with the seeds {' and '.join(map(str, DRAWS))}, and "
+        f"{len(own)} were chosen. "
         '"At first" is the outcome with the tests that there were when the mutant was drawn or chosen.\n\n'
         f"{table(records)}\n\n## Survivors\n\n{survivors(records)}\n\n## Chosen mistakes, and the test that "
         f"fails on each\n\n{missed}\n"
@@ -497,7 +512,7 @@ def run_mutants(mutants: Sequence[Mutant], options: argparse.Namespace, known: d
     """Run mutants until there is no time left, and record each; in a process without the package."""
     deadline = time.monotonic() + 60 * options.minutes
     missed = {mutant.name for mutant in chosen(MISSED)}
-    every = {mutant.name: mutant for mutant in chosen() + drawn(SEED)}
+    every = {mutant.name: mutant for mutant in chosen() + drawn()}
 
     def record(mutant: Mutant, found: str, test: str, begin: float) -> None:
         print(f"{time.monotonic() - begin:5.1f} s  {found:9} {mutant.name}  {test}", flush=True)
@@ -580,7 +595,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=MAX_SECONDS, help="of tests for one mutant")
     parser.add_argument("--out", type=Path, default=RECORDS)
     options = parser.parse_args()
-    mutants = {mutant.name: mutant for mutant in chosen() + drawn(SEED)}
+    mutants = {mutant.name: mutant for mutant in chosen() + drawn()}
     known = _still(read_records(options.out), mutants)
     if options.table:
         REPORT.write_text(page(list(known.values())))

@@ -18,11 +18,13 @@ survives, gets a process that imports the mutated package.
 import argparse
 import ast
 import contextlib
+import ctypes
 import gc
 import importlib
 import inspect
 import json
 import os
+import resource
 import select
 import shutil
 import signal
@@ -47,6 +49,8 @@ REPORT = ROOT / "tests" / "mutations.md"
 REACHED = Path(tempfile.gettempdir()) / "offbeat-mutants"  # which tests reach which lines
 TIMEOUT = 30.0  # seconds for the tests of one mutant besides three times those they take without it
 MAX_SECONDS = 20.0  # of tests for one mutant
+MAX_PROCESSES = 24  # that the tests of one mutant may have started at a time
+MAX_MEMORY = 6 << 30  # bytes of each of them
 FIRST_CASES = 4  # of a test with parameters, before its other cases
 MANY_CASES = 100  # of a test with parameters; of more, not all are used
 CAUGHT = ("caught", "timeout")  # a mutant that makes the tests hang is noticed
@@ -261,12 +265,14 @@ def measure(session: Session, deadline: float) -> Reached:
 def forked(work: Callable[[], Any], folder: Path, copy: Path | None, seconds: float) -> Any:
     """What a function returns in a forked process without output.
 
-    It is "timeout" or "killed" where the process was ended, and None where it ended by itself before.
+    It is "timeout" where the process had to be ended, since it took too long or started too many others;
+    "killed" where somebody else ended it; and None where it ended without an answer.
     """
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         os.setsid()
+        _hold_descendants()
         os.close(reader)
         os.chdir(ROOT)
         paths = [str(copy or PACKAGE.parent), str(ROOT), str(ROOT / "tests")]
@@ -285,23 +291,57 @@ def forked(work: Callable[[], Any], folder: Path, copy: Path | None, seconds: fl
             os._exit(0)
     os.close(writer)
     deadline = time.monotonic() + seconds
-    answer = b""
+    answer = part = b""
     late = False
     while not late:
-        late = not select.select([reader], [], [], max(deadline - time.monotonic(), 0.0))[0]
-        part = b"" if late else os.read(reader, 1 << 20)
-        if not part:
-            break
-        answer += part
+        if select.select([reader], [], [], 1.0)[0]:
+            part = os.read(reader, 1 << 20)
+            if not part:
+                break
+            answer += part
+        late = time.monotonic() > deadline or len(_descendants(child)) > MAX_PROCESSES
     os.close(reader)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)
+    _end(child)
     status = os.waitpid(child, 0)[1]
     if late:
         return "timeout"
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
         return "killed"  # by a system without memory, not by what the process did
     return json.loads(answer) if answer else None
+
+
+def _hold_descendants() -> None:
+    """Let this process inherit the orphans among its descendants, and bound the memory of each (Linux)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+    resource.setrlimit(resource.RLIMIT_DATA, (MAX_MEMORY, MAX_MEMORY))
+
+
+def _descendants(process: int) -> list[int]:
+    """The running processes that a process has started, and those that they have started (Linux)."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, parent = path.read_text().rpartition(")")[2].split()[:2]
+            if state != "Z":
+                children.setdefault(int(parent), []).append(int(path.parent.name))
+    found = list(children.get(process, ()))
+    for each in found:  # which grows meanwhile
+        found += children.get(each, ())
+    return found
+
+
+def _end(process: int) -> None:
+    """End a process, its group and its descendants, also those that start meanwhile."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, signal.SIGSTOP)
+    while rest := _descendants(process):
+        for each in rest:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(each, signal.SIGKILL)
+        time.sleep(0.02)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process, signal.SIGKILL)
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 PACKAGE = Path(__file__).parent.parent / "src" / "offbeat"
 
+_SERVER = tuple(f"deploy/server/{name}.py" for name in ("exchange", "journal", "registry", "validation"))
+
 # What is mutated: by seed and package, how many mutants are drawn, and the files that have them.
 DRAWS: dict[int, dict[str, tuple[int, tuple[str, ...]]]] = {
     22: {
@@ -18,6 +20,11 @@ DRAWS: dict[int, dict[str, tuple[int, tuple[str, ...]]]] = {
         "privacy": (30, ("privacy/*.py", "privacy/secure/*.py")),
         "data": (12, ("data/partition.py", "data/client_store.py", "data/population.py")),
         "training": (20, ("training/checkpoint.py", "training/loop.py", "training/replay.py")),
+    },
+    23: {
+        "privacy": (15, ("privacy/secure/*.py",)),
+        "training": (20, ("training/checkpoint.py", "training/folder.py", "training/replay.py")),
+        "deploy": (45, (*_SERVER, "deploy/protocol/*.py")),
     },
 }
 PACKAGES = ("core", "algorithms", "aggregate", "schedule", "privacy", "nn", "data", "engines", "training")

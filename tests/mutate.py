@@ -316,8 +316,9 @@ def forked(work: Callable[[], Any], folder: Path, copy: Path | None, seconds: fl
 
 
 def _hold_descendants() -> None:
-    """Let this process inherit the orphans among its descendants, and bound the memory of each (Linux)."""
+    """Let this process end with its parent, inherit orphans, and bound the memory of each process (Linux)."""
     with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
     resource.setrlimit(resource.RLIMIT_DATA, (MAX_MEMORY, MAX_MEMORY))
 

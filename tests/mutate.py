@@ -73,7 +73,7 @@ PRELOADED = (
 TESTS: tuple[str, ...] = ("aggregate", "algorithms", "privacy", "schedule", "test_amplification.py")
 for _folder, _names in {
     "cli": "tune",
-    "data": "client_store partition population",
+    "data": "client_store lazy_partition partition population",
     "deploy": "client_registry cooldown deployed_session deployed_sum journal messages name_binding "
     "norm_guard partial_work retrying_transport secure_attacks secure_encode secure_summation "
     "timed_deployment upload_validation wire",

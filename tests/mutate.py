@@ -47,7 +47,7 @@ ROOT = Path(__file__).parent.parent
 RECORDS = ROOT / "tests" / "mutations.json"
 REPORT = ROOT / "tests" / "mutations.md"
 REACHED = Path(tempfile.gettempdir()) / "offbeat-mutants"  # which tests reach which lines
-TIMEOUT = 30.0  # seconds for the tests of one mutant besides three times those they take without it
+TIMEOUT = 20.0  # seconds for the tests of one mutant besides three times those they take without it
 MAX_SECONDS = 20.0  # of tests for one mutant
 MAX_PROCESSES = 24  # that the tests of one mutant may have started at a time
 MAX_MEMORY = 6 << 30  # bytes of each of them
@@ -408,16 +408,18 @@ def outcome(
 
     With a session the mutated function gets its new code in a process that has collected the tests, and
     "import" says that this does not suffice. Without one the tests are collected on a copy of the package.
-    A mutant is caught only if the same tests pass without it. One that seems to hang is given more time, so
-    that a busy machine is not taken for it.
+    A mutant is caught only if the same tests pass without it. A test that seems to hang is given more time by
+    itself, so that a busy machine is not taken for a mutant that hangs.
     """
     if not names:
         return "unreached", ""
     limit = TIMEOUT + 3 * sum(seconds[name] for name in names)
     found, test = _attempt(mutant, names, limit, session)
     if found == "timeout":
-        rest = names[names.index(test) :] if test in names else names
-        found, test = _attempt(mutant, rest, 3 * limit, session)
+        if test in names:
+            found, test = _attempt(mutant, [test], 2 * TIMEOUT + 10 * seconds[test], session)
+        if found == "survived":
+            found, test = _attempt(mutant, names, 3 * limit, session)
     if found == "killed":
         return "unclear", "the system ended the process of the tests"
     if found in CAUGHT:

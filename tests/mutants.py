@@ -245,7 +245,8 @@ REASONS: dict[str, str] = {
     'zip(data["clients"], data["counts"], strict=False)': "both lists are written together",
     "_UPDATES_PER_CLIENT = 5000, 21": "how long to measure is a choice; figures move by less than chance",
     "_SETTLING, _MEASURED = 3, 3": "how long to settle is a choice; figures move by less than chance",
-    "min(_MAX_PIECE, self.clients * 20)": "how many uploads of the start are held at once changes no sum",
+    "if steps is not None or isinstance(self._session": "a task of None steps did all of them",
+    'text.rfind(b"\\n", 1': "no file of lines begins with an empty one",
     "started, time, True, *steps)": "nobody asks again whether an update that waits was lost",
 }
 

@@ -52,7 +52,7 @@ MAX_SECONDS = 20.0  # of tests for one mutant
 MAX_PROCESSES = 24  # that the tests of one mutant may have started at a time
 MAX_MEMORY = 6 << 30  # bytes of each of them
 FIRST_CASES = 4  # of a test with parameters, before its other cases
-MANY_CASES = 100  # of a test with parameters; of more, not all are used
+MANY_CASES = 300  # of a test with parameters; of more, not all are used
 CAUGHT = ("caught", "timeout")  # a mutant that makes the tests hang is noticed
 
 # Without capture nothing is printed either, since the output of a forked process is closed.

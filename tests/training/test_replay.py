@@ -230,6 +230,17 @@ def test_a_private_run_is_replayed_where_its_noise_can_be_drawn_again(noisy: flo
     assert torch.equal(first.again()[-1].x, first.shots[-1].x)
 
 
+def test_a_trace_of_one_step_has_the_noise_of_one_step() -> None:
+    """A client contributes once to it, and twice to two, which would need more noise."""
+    world = make_world()
+    engine = Sequential(world.problem, world.population, Exponential(1.0))
+    private = Private.of(made("fedbuff"), 0.3, 0.5, 1e-5, participation=Participation(2, 1), noise_seed=3)
+    first = Played(made("fedbuff"), engine, Asynchronous(5), aggregate=private, rounds=1)
+    again = first.again(rounds=None)[-1]
+    assert torch.equal(again.x, first.shots[-1].x)
+    assert again.spent() == first.shots[-1].spent()
+
+
 def test_a_private_run_whose_noise_is_secret_is_refused() -> None:
     world = make_world()
     engine = Sequential(world.problem, world.population, Exponential(1.0))
@@ -334,6 +345,16 @@ def change(trace: list[dict[str, Any]], line: int, place: int, value: object) ->
 def test_a_start_that_the_method_does_not_have_is_refused(whole: Played) -> None:
     with pytest.raises(InputError, match="this trace has a start of all clients and FedOpt has none"):
         next(replay(made("fedbuff"), whole.engine, whole.trace, **whole.how))
+
+
+@pytest.mark.parametrize("steps", [[0] * BUFFER, [True] * BUFFER, [1.5] * BUFFER, [2**70] * BUFFER, [3], "3"])
+def test_steps_that_tasks_cannot_have_done_are_refused_with_their_line(whole: Played, steps: object) -> None:
+    trace = copy.deepcopy(whole.trace)
+    trace[2]["steps"] = [3, None, 1]
+    assert read_trace(trace, 8, BUFFER, 2, None)[1][1].steps == (3, None, 1)
+    trace[2]["steps"] = steps
+    with pytest.raises(InputError, match="line 3 of the trace has steps that are not those of its tasks"):
+        read_trace(trace, 8, BUFFER, 2, None)
 
 
 @given(st.data())

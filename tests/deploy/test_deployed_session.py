@@ -21,6 +21,7 @@ from offbeat.deploy.protocol import messages
 from offbeat.deploy.protocol.messages import HelloReply, UploadMessage, byte_size, specs_of
 from offbeat.deploy.protocol.strict_json import Reason
 from offbeat.deploy.protocol.transport import Reply, TransportError
+from offbeat.deploy.server import exchange
 from offbeat.deploy.server.exchange import SessionConfig
 from offbeat.deploy.server.session import DeployedSession as Session
 from offbeat.deploy.server.session import StopRequested, max_upload_bytes
@@ -454,6 +455,19 @@ def test_nothing_is_set_aside_in_the_start_of_everybody(place: Path) -> None:
     (place / "set-aside").touch()
     with run.joined(), pytest.raises(InputError, match="which needs the upload of every client"):
         run.serve(set_aside=place / "set-aside")
+
+
+def test_of_messages_that_were_answered_the_oldest_is_forgotten_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(exchange, "_MAX_ANSWERED", 3)
+    in_flight = exchange.InFlightTasks()
+    for visit in range(5):
+        pending = exchange.InFlightTask(Task(0, 0, visit), 0.0, False)
+        in_flight.add(pending)
+        in_flight.mark_sent(pending, f"m{visit}", 1, 0.0)
+        in_flight.remove(pending)
+    assert [in_flight.was_answered(f"m{visit}") for visit in range(5)] == [False, False, True, True, True]
 
 
 def test_each_message_is_answered_once_by_the_node_it_went_to(place: Path) -> None:

@@ -230,17 +230,6 @@ def test_a_private_run_is_replayed_where_its_noise_can_be_drawn_again(noisy: flo
     assert torch.equal(first.again()[-1].x, first.shots[-1].x)
 
 
-def test_a_trace_of_one_step_has_the_noise_of_one_step() -> None:
-    """A client contributes once to it, and twice to two, which would need more noise."""
-    world = make_world()
-    engine = Sequential(world.problem, world.population, Exponential(1.0))
-    private = Private.of(made("fedbuff"), 0.3, 0.5, 1e-5, participation=Participation(2, 1), noise_seed=3)
-    first = Played(made("fedbuff"), engine, Asynchronous(5), aggregate=private, rounds=1)
-    again = first.again(rounds=None)[-1]
-    assert torch.equal(again.x, first.shots[-1].x)
-    assert again.spent() == first.shots[-1].spent()
-
-
 def test_a_private_run_whose_noise_is_secret_is_refused() -> None:
     world = make_world()
     engine = Sequential(world.problem, world.population, Exponential(1.0))

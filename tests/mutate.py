@@ -262,7 +262,8 @@ def measure(session: Session, deadline: float) -> Reached:
                 for text, reaching in lines.items():
                     own[text] = sorted({*own.get(text, ()), *reaching})
             file.write_text(json.dumps(known))
-        reached.add(known)
+        there = {name: known["seconds"][name] for name in names if name in known["seconds"]}
+        reached.add({**known, "seconds": there})  # some may have another name by now
     return reached
 
 

@@ -5,10 +5,10 @@ that reach the mutated statement, and writes every outcome to `tests/mutations.j
 next call continues where the last one ended (`--minutes`). The draw depends on the text of a line alone, so
 that other changes of the source change few mutants. Which tests reach which lines is measured once for each
 test, with the package `coverage`, and kept in a folder for temporary files. `--again` repeats those
-that survived, after tests were added or with more `--seconds` of tests. `--chosen` runs the mutants of
-`CHOSEN` alone. `--table` writes `tests/mutations.md`, the score by package and the survivors. A mutant that
-survives is either a missing test or changes nothing that can be observed; `REASONS` says why for each that
-stays.
+that survived, after tests were added or with more `--seconds` of tests. `--check` repeats those that were
+caught, each with the recorded test alone. `--chosen` runs the mutants of `CHOSEN` alone. `--table` writes
+`tests/mutations.md`, the score by package and the survivors. A mutant that survives is either a missing test
+or changes nothing that can be observed; `REASONS` says why for each that stays.
 
 Most of the time would go into imports. So all tests are collected once, and each mutant is a forked process
 in which the mutated function is given its new code. A mutant that changes what happens on import, or that
@@ -18,11 +18,13 @@ survives, gets a process that imports the mutated package.
 import argparse
 import ast
 import contextlib
+import ctypes
 import gc
 import importlib
 import inspect
 import json
 import os
+import resource
 import select
 import shutil
 import signal
@@ -39,16 +41,19 @@ from typing import Any, TypedDict
 
 import pytest
 
-from mutants import MISSED, PACKAGE, SEED, TARGETS, Mutant, chosen, drawn, reason
+from mutants import DRAWS, MISSED, PACKAGE, PACKAGES, Mutant, chosen, drawn, reason
 
 ROOT = Path(__file__).parent.parent
 RECORDS = ROOT / "tests" / "mutations.json"
 REPORT = ROOT / "tests" / "mutations.md"
 REACHED = Path(tempfile.gettempdir()) / "offbeat-mutants"  # which tests reach which lines
-TIMEOUT = 30.0  # seconds for the tests of one mutant besides three times those they take without it
+TIMEOUT = 20.0  # seconds for the tests of one mutant besides three times those they take without it
 MAX_SECONDS = 20.0  # of tests for one mutant
+MAX_PROCESSES = 24  # that the tests of one mutant may have started at a time
+MAX_MEMORY = 6 << 30  # bytes of each of them
 FIRST_CASES = 4  # of a test with parameters, before its other cases
-MANY_CASES = 100  # of a test with parameters; of more, not all are used
+MANY_CASES = 300  # of a test with parameters; of more, not all are used
+CAUGHT = ("caught", "timeout")  # a mutant that makes the tests hang is noticed
 
 # Without capture nothing is printed either, since the output of a forked process is closed.
 PYTEST: tuple[str, ...] = ("-q", "--capture=no", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "addopts=")
@@ -64,12 +69,19 @@ PRELOADED = (
     "sklearn.datasets",
 )
 
-TESTS: tuple[str, ...] = ("aggregate", "algorithms", "privacy", "schedule", "data/test_partition.py")
-TESTS += tuple(f"engines/test_{name}.py" for name in ("ahead", "engines"))
-TESTS += tuple(f"training/test_{name}.py" for name in ("buffer_sum", "checkpoint", "loop", "personal"))
-TESTS += tuple(f"training/test_{name}.py" for name in ("replay", "resume", "standardise", "stopping"))
-TESTS += tuple(f"deploy/test_secure_{name}.py" for name in ("attacks", "encode", "summation"))
-TESTS += ("cli/test_tune.py", "test_amplification.py")
+# The fast tests that are used: whole folders, and files of others.
+TESTS: tuple[str, ...] = ("aggregate", "algorithms", "privacy", "schedule", "test_amplification.py")
+for _folder, _names in {
+    "cli": "tune",
+    "data": "client_store lazy_partition partition population",
+    "deploy": "client_registry cooldown deployed_session deployed_sum journal messages name_binding "
+    "norm_guard partial_work retrying_transport secure_attacks secure_encode secure_summation "
+    "timed_deployment upload_validation wire",
+    "engines": "ahead engines",
+    "nn": "problem",
+    "training": "buffer_sum checkpoint folder loop personal replay resume standardise stopping",
+}.items():
+    TESTS += tuple(f"{_folder}/test_{_name}.py" for _name in _names.split())
 
 
 class Measured(TypedDict):
@@ -183,6 +195,10 @@ class Session:
                 found.setdefault(self._items[each[0]].path, []).extend(_spread(each, 2))
         return found
 
+    def missing(self, names: Iterable[str]) -> str:
+        """The first of these tests that could not be collected."""
+        return next((name for name in names if name not in self._items), "")
+
     def run(self, names: Iterable[str], watch: Callable[[str], object] = str) -> str:
         """Run tests until the first that fails, and return its name; only in a process that ends then."""
         items = [self._items[name] for name in names if name in self._items]
@@ -236,7 +252,9 @@ def measure(session: Session, deadline: float) -> Reached:
             print(f"measuring {len(new)} tests of {path.relative_to(ROOT)}", flush=True)
             found = forked(partial(session.measure, new), ROOT, None, 600.0)
             if not isinstance(found, dict):
-                raise SystemExit(f"the tests of {path} did not run: {found}")
+                raise SystemExit(f"the tests of {path} did not run: {found or 'their process ends'}")
+            for name in found["failed"]:
+                print(f"it fails without a mutant: {name}", flush=True)
             known["seconds"] |= found["seconds"]
             known["failed"] += found["failed"]
             for source, lines in found["lines"].items():
@@ -244,19 +262,25 @@ def measure(session: Session, deadline: float) -> Reached:
                 for text, reaching in lines.items():
                     own[text] = sorted({*own.get(text, ()), *reaching})
             file.write_text(json.dumps(known))
-        reached.add(known)
+        there = {name: known["seconds"][name] for name in names if name in known["seconds"]}
+        reached.add({**known, "seconds": there})  # some may have another name by now
     return reached
 
 
 def forked(work: Callable[[], Any], folder: Path, copy: Path | None, seconds: float) -> Any:
-    """What a function returns in a forked process without output, "timeout", or None if the process ends."""
+    """What a function returns in a forked process without output.
+
+    It is "timeout" where the process had to be ended, since it took too long or started too many others;
+    "killed" where somebody else ended it; and None where it ended without an answer.
+    """
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         os.setsid()
+        _hold_descendants()
         os.close(reader)
         os.chdir(ROOT)
-        paths = [*([str(copy)] if copy else []), str(ROOT), str(ROOT / "tests")]
+        paths = [str(copy or PACKAGE.parent), str(ROOT), str(ROOT / "tests")]
         os.environ |= {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
         if copy:
             os.environ |= {"TMPDIR": str(folder), "PYTEST_DEBUG_TEMPROOT": str(folder)}
@@ -271,20 +295,60 @@ def forked(work: Callable[[], Any], folder: Path, copy: Path | None, seconds: fl
         finally:
             os._exit(0)
     os.close(writer)
-    deadline = time.monotonic() + seconds
     answer = b""
-    try:
-        while select.select([reader], [], [], max(deadline - time.monotonic(), 0.0))[0]:
+    taken, late = 0.0, False
+    while not late:
+        begin = time.monotonic()
+        if select.select([reader], [], [], 1.0)[0]:
             part = os.read(reader, 1 << 20)
             if not part:
-                return json.loads(answer) if answer else None
+                break
             answer += part
+        taken += min(time.monotonic() - begin, 2.0)  # more is a pause of all processes, by whoever needs them
+        late = taken > seconds or len(_descendants(child)) > MAX_PROCESSES
+    os.close(reader)
+    _end(child)
+    status = os.waitpid(child, 0)[1]
+    if late:
         return "timeout"
-    finally:
-        os.close(reader)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+        return "killed"  # by a system without memory, not by what the process did
+    return json.loads(answer) if answer else None
+
+
+def _hold_descendants() -> None:
+    """Let this process end with its parent, inherit orphans, and bound the memory of each process (Linux)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+    resource.setrlimit(resource.RLIMIT_DATA, (MAX_MEMORY, MAX_MEMORY))
+
+
+def _descendants(process: int) -> list[int]:
+    """The running processes that a process has started, and those that they have started (Linux)."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, parent = path.read_text().rpartition(")")[2].split()[:2]
+            if state != "Z":
+                children.setdefault(int(parent), []).append(int(path.parent.name))
+    found = list(children.get(process, ()))
+    for each in found:  # which grows meanwhile
+        found += children.get(each, ())
+    return found
+
+
+def _end(process: int) -> None:
+    """End a process, its group and its descendants, also those that start meanwhile."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, signal.SIGSTOP)
+    while rest := _descendants(process):
+        for each in rest:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(each, signal.SIGKILL)
+        time.sleep(0.02)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process, signal.SIGKILL)
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
@@ -325,6 +389,8 @@ def replacements(mutant: Mutant) -> list[tuple[FunctionType, CodeType]]:
     changed = [pair for pair in zip(_codes(old), _codes(new), strict=True) if pair[0] != pair[1]]
     if len(changed) != 1:
         return []
+    if any(len(each.co_freevars) != len(code.co_freevars) for each, code in _pairs(*changed[0])):
+        return []
     codes = {(each.co_qualname, each.co_firstlineno): code for each, code in _pairs(*changed[0])}
     found: list[tuple[FunctionType, CodeType]] = []
     for each in gc.get_objects():
@@ -336,47 +402,74 @@ def replacements(mutant: Mutant) -> list[tuple[FunctionType, CodeType]]:
     return found if any(each.__code__.co_qualname == outer for each, _ in found) else []
 
 
-def outcome(mutant: Mutant, names: Sequence[str], seconds: float, session: Session | None) -> tuple[str, str]:
-    """Run tests on a mutant: caught with the test that failed, survived, timeout, or unreached.
+def outcome(
+    mutant: Mutant, names: Sequence[str], seconds: dict[str, float], session: Session | None
+) -> tuple[str, str]:
+    """Run tests on a mutant: caught with the test that failed, survived, timeout, unclear, or unreached.
 
     With a session the mutated function gets its new code in a process that has collected the tests, and
     "import" says that this does not suffice. Without one the tests are collected on a copy of the package.
+    A mutant is caught only if the same tests pass without it. A test that seems to hang is given more time by
+    itself, so that a busy machine is not taken for a mutant that hangs.
     """
     if not names:
         return "unreached", ""
-    with tempfile.TemporaryDirectory(prefix="mutant") as name:
+    limit = TIMEOUT + 3 * sum(seconds[name] for name in names)
+    found, test = _attempt(mutant, names, limit, session)
+    if found == "timeout":
+        if test in names:
+            found, test = _attempt(mutant, [test], 2 * TIMEOUT + 10 * seconds[test], session)
+        if found == "survived":
+            found, test = _attempt(mutant, names, 3 * limit, session)
+    if found == "killed":
+        return "unclear", "the system ended the process of the tests"
+    if found in CAUGHT:
+        until = names[: names.index(test) + 1] if test in names else names
+        without, failed = _attempt(None, until, 3 * limit, session)
+        if without != "survived":
+            return "unclear", f"{failed or test} without the mutant: {without}"
+    return found, test
+
+
+def _attempt(
+    mutant: Mutant | None, names: Sequence[str], limit: float, session: Session | None
+) -> tuple[str, str]:
+    """Run tests once, on a mutant or on the package as it is; the test is the first that fails or hangs."""
+    changes = replacements(mutant) if mutant and session else []
+    if mutant and session and not changes:
+        return "import", ""
+    with tempfile.TemporaryDirectory(prefix="mutant", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         copy = folder / "package"
         shutil.copytree(PACKAGE, copy / "offbeat")  # with its bytecode, which stays valid for other files
-        (copy / "offbeat" / mutant.path).write_text(mutant.text())
-        if session is None:
-            found = forked(lambda: _collect_and_run(copy, names), folder, copy, TIMEOUT + 3 * seconds)
-        else:
-            changes = replacements(mutant)
-            if not changes:
-                return "import", ""
+        if mutant:
+            (copy / "offbeat" / mutant.path).write_text(mutant.text())
+        running = folder / "running"
 
-            def work() -> str:
-                for function, code in changes:
-                    function.__code__ = code
-                return session.run(names)
+        def work() -> str:
+            if session is None:
+                return _collect_and_run(copy, names, running.write_text)
+            for function, code in changes:
+                function.__code__ = code
+            return session.run(names, running.write_text)
 
-            found = forked(work, folder, copy, TIMEOUT + 3 * seconds)
+        found = forked(work, folder, copy, limit)
+        last = running.read_text() if running.exists() else ""
     if found is None:
-        return "caught", "the process of the tests ends"
-    if found == "timeout":
-        return "timeout", ""
+        return "caught", last or "the process of the tests ends"
+    if found in ("timeout", "killed"):
+        return found, last
     return ("caught", found) if found else ("survived", "")
 
 
-def _collect_and_run(copy: Path, names: Sequence[str]) -> str:
+def _collect_and_run(copy: Path, names: Sequence[str], watch: Callable[[str], object]) -> str:
     """The first test that fails with the package of a folder, in a process that has not imported it."""
     sys.path.insert(0, str(copy))
     sys.dont_write_bytecode = True
     found = ["the package cannot be imported"]
 
     def work(session: Session) -> None:
-        found[0] = session.run(names)
+        found[0] = session.missing(names) or session.run(names, watch)
 
     files = sorted({name.partition("::")[0] for name in names})
     pytest.main([*PYTEST, *files], plugins=[Session(work)])
@@ -395,14 +488,11 @@ class Record(TypedDict):
     test: str  # that failed
 
 
-CAUGHT = ("caught", "timeout")
-
-
 def table(records: Sequence[Record]) -> str:
-    """The score by package, at first and now; a mutant that makes the tests hang is noticed."""
+    """The score by package, at first and now."""
     lines = ["| package | mutants | caught at first | caught now | score | changes nothing | score without |"]
     lines.append("|---|---|---|---|---|---|---|")
-    for target in (*TARGETS, "all"):
+    for target in (*PACKAGES, "all"):
         own = [each for each in records if target in ("all", each["target"])]
         if own:
             first, now = (sum(each[key] in CAUGHT for each in own) for key in ("first", "outcome"))
@@ -432,7 +522,8 @@ def page(records: Sequence[Record]) -> str:
         "# Mutation testing\n\n`python tests/mutate.py --table` writes this page from `mutations.json`. Each "
         "mutant is one changed operator or constant, or a mistake that was made up; it is caught if one of "
         "the fast tests that reach its statement fails or hangs. "
-        f"{len(records) - len(own)} mutants were drawn with the seed {SEED}, and {len(own)} were chosen. "
+        f"{len(records) - len(own)} mutants were drawn with the seeds {' and '.join(map(str, DRAWS))}, and "
+        f"{len(own)} were chosen. "
         '"At first" is the outcome with the tests that there were when the mutant was drawn or chosen.\n\n'
         f"{table(records)}\n\n## Survivors\n\n{survivors(records)}\n\n## Chosen mistakes, and the test that "
         f"fails on each\n\n{missed}\n"
@@ -470,12 +561,12 @@ def run_mutants(mutants: Sequence[Mutant], options: argparse.Namespace, known: d
     """Run mutants until there is no time left, and record each; in a process without the package."""
     deadline = time.monotonic() + 60 * options.minutes
     missed = {mutant.name for mutant in chosen(MISSED)}
-    every = {mutant.name: mutant for mutant in chosen() + drawn(SEED)}
+    every = {mutant.name: mutant for mutant in chosen() + drawn()}
 
     def record(mutant: Mutant, found: str, test: str, begin: float) -> None:
         print(f"{time.monotonic() - begin:5.1f} s  {found:9} {mutant.name}  {test}", flush=True)
-        if options.tests and found not in CAUGHT:
-            return  # other tests may catch it
+        if found == "unclear" or (options.tests and found not in CAUGHT):
+            return  # another time, or other tests, may catch it
         known.update(_still(read_records(options.out), every))  # another process may write, too
         first = known[mutant.name]["first"] if mutant.name in known else found
         first = "survived" if mutant.name in missed else first
@@ -501,9 +592,11 @@ def run_mutants(mutants: Sequence[Mutant], options: argparse.Namespace, known: d
                 break
             begin = time.monotonic()
             names = reached.tests(mutant, options.seconds)
-            seconds = sum(reached.seconds[name] for name in names)
+            if options.check and known[mutant.name]["test"] in reached.seconds:
+                names = [known[mutant.name]["test"]]
+            seconds = {name: reached.seconds[name] for name in names}
             found, test = outcome(mutant, names, seconds, session)
-            os.write(told, json.dumps([place, found, test, names, seconds, begin]).encode() + b"\n")
+            os.write(told, json.dumps([place, found, test, seconds, begin]).encode() + b"\n")
             os.read(go, 1)
 
     reader, told = os.pipe()
@@ -525,9 +618,9 @@ def run_mutants(mutants: Sequence[Mutant], options: argparse.Namespace, known: d
     os.close(go)
     with os.fdopen(reader) as answers:
         for answer in answers:
-            place, found, test, names, seconds, begin = json.loads(answer)
+            place, found, test, seconds, begin = json.loads(answer)
             if found == "import" or (found == "survived" and not options.tests):
-                found, test = outcome(mutants[place], names, seconds, None)
+                found, test = outcome(mutants[place], list(seconds), seconds, None)
             record(mutants[place], found, test, begin)
             os.write(reply, b" ")
     if status := os.waitpid(child, 0)[1]:
@@ -539,6 +632,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--chosen", action="store_true", help="only those of `CHOSEN`")
     parser.add_argument("--again", action="store_true", help="those that survived")
+    parser.add_argument(
+        "--check", action="store_true", help="those that were caught, with the test that caught each alone"
+    )
     parser.add_argument("--table", action="store_true", help="write the report from the records")
     parser.add_argument("--of", default="", help="only mutants of files whose path begins so")
     parser.add_argument(
@@ -548,7 +644,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=MAX_SECONDS, help="of tests for one mutant")
     parser.add_argument("--out", type=Path, default=RECORDS)
     options = parser.parse_args()
-    mutants = {mutant.name: mutant for mutant in chosen() + drawn(SEED)}
+    mutants = {mutant.name: mutant for mutant in chosen() + drawn()}
     known = _still(read_records(options.out), mutants)
     if options.table:
         REPORT.write_text(page(list(known.values())))
@@ -557,8 +653,12 @@ def main() -> None:
         for name in PRELOADED:
             importlib.import_module(name)  # once, before processes are forked
         wanted = chosen() if options.chosen else list(mutants.values())
-        again = {name for name, each in known.items() if options.again and each["outcome"] not in CAUGHT}
-        wanted = [each for each in wanted if each.name not in known or each.name in again]
+        caught = {name for name, each in known.items() if each["outcome"] in CAUGHT}
+        if options.check:
+            wanted = [each for each in wanted if each.name in caught]
+        else:
+            done = caught if options.again else known.keys()
+            wanted = [each for each in wanted if each.name not in done]
         run_mutants([each for each in wanted if each.path.startswith(options.of)], options, known)
     print(table(list(known.values())))
     print(f"{len(known)} of {len(mutants)} have been run.")

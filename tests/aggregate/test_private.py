@@ -166,6 +166,19 @@ def test_the_noise_has_the_promised_standard_deviation(nominal: int | None) -> N
     assert ("SIMULATION: the noise is scaled by 5/50" in made.spent()().terms) == (nominal is not None)
 
 
+def test_a_nominal_cohort_of_one_leaves_the_noise_of_a_buffer_of_one_as_it_is() -> None:
+    means = []
+    for nominal in (None, 1):
+        private = Private.of(
+            UNIT, {"shift": 0.2}, 1.5, 1e-5, participation=BOUNDED, noise_seed=1, nominal=nominal
+        )
+        made = opened(private, dataclasses.replace(UNIT, lazy=True), buffer=1)
+        zeros = TwoVectors(torch.zeros(1, 20), torch.zeros(1, 20))
+        means.append(made.release(made.collect(zeros, tasks(1), cohort(1)), cohort(1)))
+    assert torch.equal(means[0].shift, means[1].shift)
+    assert means[0].shift.std() > 0
+
+
 def test_stamps_are_noised_as_equations_16_to_19_have_it() -> None:
     algorithm = build("ma-fedavgm", Setting(3, 3, 10), {})
     sigma = 0.9

@@ -14,6 +14,7 @@ from offbeat.algorithms.registry import check_ranges, discover
 from offbeat.algorithms.scaffold import Scaffold
 from offbeat.core import Traits, traits_of
 from offbeat.errors import InputError
+from offbeat.schedule.staleness import parse_weights
 from offbeat.training.experiment import present_settings
 from oracles.cases import load_cases
 
@@ -108,6 +109,13 @@ def test_defaults_are_those_of_the_papers() -> None:
     assert CATALOGUE["fadas"].parameters()["server_lr"].default == 3e-4
     assert CATALOGUE["fadas-da"].parameters()["server_lr"].default == 1e-3
     assert CATALOGUE["dude"].buffer == CATALOGUE["fedasync"].buffer == 1
+
+
+def test_fedasync_without_delay_gives_a_model_its_whole_weight_and_no_pull() -> None:
+    """Both differ from the paper, which counts the staleness from 1 and has a pull of 0.005."""
+    method = CATALOGUE["fedasync"]
+    assert method.parameters()["rho"].default == 0
+    assert parse_weights(method.weights)(0) == 1
 
 
 def test_the_theory_of_ca2fl_has_rates_without_delay() -> None:

@@ -427,6 +427,11 @@ def test_no_more_ram_is_free_than_there_is() -> None:
     assert 0 < free_ram() <= there
 
 
+def test_a_system_that_does_not_say_what_is_free_counts_all_its_ram(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_store, "_read_number", lambda path, start: None)
+    assert free_ram() == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 SMALL = Experiment.of(
     algorithm="adamasfl",
     clients=12,

@@ -5,6 +5,7 @@ import json
 import struct
 import tracemalloc
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from offbeat.deploy.protocol import messages
 from offbeat.deploy.protocol.messages import HelloReply, UploadMessage, byte_size, specs_of
 from offbeat.deploy.protocol.strict_json import Reason
 from offbeat.deploy.protocol.transport import Reply, TransportError
+from offbeat.deploy.server import exchange
 from offbeat.deploy.server.exchange import SessionConfig
 from offbeat.deploy.server.session import DeployedSession as Session
 from offbeat.deploy.server.session import StopRequested, max_upload_bytes
@@ -192,6 +194,26 @@ def test_a_site_that_comes_back_by_another_node_is_the_same_client_and_has_its_m
     agree(run)
 
 
+def test_a_node_that_leaves_before_it_has_said_who_it_is_is_forgotten(place: Path) -> None:
+    run = Deployment(place, terms={"grace": 10.0})
+    silent = []
+
+    def meddle(letter: Letter, reply: Reply) -> list[Reply]:
+        if letter.node == 6:
+            run.network.hidden.add(6)
+            silent.append(letter.kind)
+            return []
+        return [reply]
+
+    run.network.meddle = meddle
+    with run.joined():
+        run.network.join(another(run, "x", "x"))
+        run.serve()
+    assert silent == ["hello"]
+    assert ("left", 6, None) in run.log.events
+    agree(run)
+
+
 def test_a_node_that_leaves_loses_its_task_long_before_the_deadline(place: Path) -> None:
     run = Deployment(place, terms={"deadline": 5000.0, "grace": 10.0})
 
@@ -205,6 +227,7 @@ def test_a_node_that_leaves_loses_its_task_long_before_the_deadline(place: Path)
     with run.joined():
         run.serve()
     assert run.log.reasons() == [Reason.GONE]
+    assert [event[1] for event in run.log.events if event[0] == "rejected"] == list(run.network.hidden)
     assert run.clock.now < 1100
     agree(run)
 
@@ -238,6 +261,18 @@ def test_a_task_has_a_deadline_of_its_own(place: Path) -> None:
         run.serve()
     assert run.log.reasons() == [Reason.LATE]
     agree(run)
+
+
+def test_the_list_of_nodes_is_asked_for_every_two_seconds_and_not_at_every_look(place: Path) -> None:
+    run = Deployment(place, terms={"poll": 0.5})
+    times: dict[str, list[float]] = {"nodes": [], "pull": []}
+    run.network.trouble = lambda call: times.setdefault(call, []).append(run.clock.now)
+    with run.joined():
+        run.serve()
+    asked, looked = ([b - a for a, b in pairwise(times[call])] for call in ("nodes", "pull"))
+    assert min(asked) >= 2.0
+    assert max(asked) < 2.5
+    assert min(looked) <= 0.5
 
 
 def test_a_network_that_is_away_for_a_while_costs_time_alone(place: Path) -> None:
@@ -422,21 +457,39 @@ def test_nothing_is_set_aside_in_the_start_of_everybody(place: Path) -> None:
         run.serve(set_aside=place / "set-aside")
 
 
+def test_of_messages_that_were_answered_the_oldest_is_forgotten_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(exchange, "_MAX_ANSWERED", 3)
+    in_flight = exchange.InFlightTasks()
+    for visit in range(5):
+        pending = exchange.InFlightTask(Task(0, 0, visit), 0.0, False)
+        in_flight.add(pending)
+        in_flight.mark_sent(pending, f"m{visit}", 1, 0.0)
+        in_flight.remove(pending)
+    assert [in_flight.was_answered(f"m{visit}") for visit in range(5)] == [False, False, True, True, True]
+
+
 def test_each_message_is_answered_once_by_the_node_it_went_to(place: Path) -> None:
     run = Deployment(place, rounds=3)
     done: list[int] = []
 
     def meddle(letter: Letter, reply: Reply) -> list[Reply]:
-        if letter.kind != "task" or done:
+        if letter.kind != "task" or done or run.log.count("joined") < 5:
             return [reply]
         done.append(1)
         other = next(node for node in run.network.sites if node != letter.node)
-        return [reply._replace(node=other), reply._replace(message_id="m0"), reply, reply]
+        stranger = reply._replace(node=99)
+        return [reply._replace(node=other), stranger, reply._replace(message_id="m0"), reply, reply]
 
     run.network.meddle = meddle
     with run.joined():
         run.serve()
-    assert run.log.reasons() == [Reason.TASK, Reason.TASK, Reason.REPEATED]
+    assert run.log.reasons() == [Reason.TASK, Reason.TASK, Reason.TASK, Reason.REPEATED]
+    clients = {node: client for kind, node, *_, client in run.log.events if kind == "joined"}
+    refused = [event[1:3] for event in run.log.events if event[0] == "rejected"]
+    assert refused == [(node, clients.get(node)) for node, _ in refused]
+    assert [client is None for _, client in refused] == [False, True, False, False]
     assert not run.log.count("lost")
     agree(run)
 

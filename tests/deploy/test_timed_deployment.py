@@ -63,6 +63,22 @@ def test_releases_are_made_by_the_clock_of_what_arrived_in_time(place: Path, dis
     assert len(visited) == len(tasks)
 
 
+def test_a_site_is_given_nine_tenths_of_the_time_until_its_release(place: Path) -> None:
+    run = deployment(place, TimedPoisson(PERIOD, 0.5), terms={"deadline": 1000.0})
+    push, shares = run.network.push, []
+
+    def watched(node: int, kind: str, header: str, payload: bytes, timeout: float) -> str:
+        if kind == "task":
+            shares.append(json.loads(header)["seconds"] / timeout)
+        return push(node, kind, header, payload, timeout)
+
+    run.network.push = watched  # type: ignore[method-assign]
+    with run.joined():
+        run.serve()
+    assert len(shares) > 12
+    assert shares == pytest.approx([0.9] * len(shares))
+
+
 def test_a_site_contributes_once_to_an_epoch(place: Path) -> None:
     run = deployment(place)
     with run.joined():

@@ -121,3 +121,9 @@ def test_what_a_stranger_sent_is_quoted_on_one_short_plain_line(value: object) -
     assert quoted.isascii()
     assert quoted.isprintable()
     assert len(quoted) < 50
+
+
+def test_a_short_value_is_quoted_whole_and_a_long_one_is_cut() -> None:
+    assert quote("x" * 40) == f"'{'x' * 40}'"
+    assert quote(10**41) == str(10**41)
+    assert quote(10**42) == f"1{'0' * 39}..."

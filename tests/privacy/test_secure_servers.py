@@ -20,10 +20,12 @@ from offbeat.privacy.secure.servers import (
     SealedSeed,
     SeenReportRanges,
     SumRequest,
+    add_noise,
     effective_cohort,
 )
 from offbeat.privacy.secure.terms import (
     BindingError,
+    HelperNoise,
     LengthError,
     LongBatchError,
     MalformedError,
@@ -249,6 +251,16 @@ def test_the_leader_refuses_what_it_cannot_add() -> None:
         leader.take(good)
     with pytest.raises(MalformedError, match="visit 0 of client 2 has not reported"):
         leader.total(tasks(1, 2, 3), 0)
+
+
+def test_the_fields_of_a_sum_get_noise_of_their_own() -> None:
+    """If two had the same, their difference would be free of noise."""
+    noise = HelperNoise(((500, 40.0), (500, 40.0)), max_participations=1, min_separation=1)
+    first, second = (
+        add_noise(np.zeros(1000, np.uint32), noise, b"key", b"sum").astype(np.int32).reshape(2, 500)
+    )
+    assert abs(np.corrcoef(first, second)[0, 1]) < 5 / np.sqrt(500)
+    assert (first - second).std() == pytest.approx(40 * np.sqrt(2), rel=0.2)
 
 
 def test_a_helper_that_was_saved_as_json_and_loaded_remembers() -> None:

@@ -1,5 +1,6 @@
 """Timed releases: who contributes to which, when they are made, and that clients do not affect each other."""
 
+import hashlib
 import json
 from dataclasses import dataclass
 from math import inf
@@ -175,6 +176,16 @@ def test_a_saved_schedule_goes_on_alike(dispatch: Dispatch) -> None:
     again.load(saved[0])
     assert [again.fill(version) for version in range(13, 30)] == expected
     assert again.counts == steps.counts
+
+
+def test_what_is_drawn_in_secret_follows_from_shake_256_alone() -> None:
+    """So that a saved run is resumed with the same draws by every later version."""
+    draws = TimedPoisson(1.0, 0.5).source(1)
+    draws.hide(3**160)
+    given = (3**160).to_bytes(32, "little") + (7).to_bytes(8, "little") + b"poisson"
+    words = hashlib.shake_256(given).digest(8 * 5)
+    expected = [(int.from_bytes(words[8 * k : 8 * k + 8], "little") >> 11) / 2**53 for k in range(5)]
+    assert draws.many_uniform("poisson", 7, 5).tolist() == expected
 
 
 def test_all_of_a_secret_decides_who_is_drawn() -> None:

@@ -336,6 +336,16 @@ def test_a_start_that_the_method_does_not_have_is_refused(whole: Played) -> None
         next(replay(made("fedbuff"), whole.engine, whole.trace, **whole.how))
 
 
+@pytest.mark.parametrize("steps", [[0] * BUFFER, [True] * BUFFER, [1.5] * BUFFER, [2**70] * BUFFER, [3], "3"])
+def test_steps_that_tasks_cannot_have_done_are_refused_with_their_line(whole: Played, steps: object) -> None:
+    trace = copy.deepcopy(whole.trace)
+    trace[2]["steps"] = [3, None, 1]
+    assert read_trace(trace, 8, BUFFER, 2, None)[1][1].steps == (3, None, 1)
+    trace[2]["steps"] = steps
+    with pytest.raises(InputError, match="line 3 of the trace has steps that are not those of its tasks"):
+        read_trace(trace, 8, BUFFER, 2, None)
+
+
 @given(st.data())
 def test_a_damaged_trace_is_read_or_refused_and_nothing_else(whole: Played, data: st.DataObject) -> None:
     """Whatever a value is replaced by, either an `InputError` names a line, or it did no harm."""

@@ -31,7 +31,10 @@ class Upload(NamedTuple):
 
 @dataclass(frozen=True)
 class DuDe:
-    """Asynchronous SGD along the mean of all latest gradients."""
+    """Asynchronous SGD along the mean of all latest gradients.
+
+    In the paper a task is one local step, each arrival is a server step, and all clients are always at work.
+    """
 
     local_lr: float
     server_lr: float

@@ -51,10 +51,12 @@ class Model(NamedTuple):
 class FedAsync:
     """Mixing of the server's model with arriving models.
 
+    A model that was trained from the server's current version has staleness 0; the paper counts from 1.
+
     Attributes:
         local_lr: The local learning rate.
         alpha: The weight of a fresh model in the mixture, above 0 and at most 1.
-        rho: The strength of the pull towards the model that was sent.
+        rho: The strength of the pull towards the model that was sent; the paper has 0.005.
     """
 
     local_lr: float

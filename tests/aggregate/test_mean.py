@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbeat.aggregate.mean import MeanAggregation, PlainSum, PrivacyCost
-from offbeat.core import Cohort
+from offbeat.aggregate.uploads import ConstantGradient
+from offbeat.core import Batch, Cohort
 from offbeat.trees import Tree
 
 
@@ -53,3 +54,10 @@ def test_the_json_of_a_privacy_cost_has_null_for_infinity_alone() -> None:
     assert cost.as_json() == {
         "epsilon": None, "delta": 1e-5, "releases": 3, "terms": "no noise", "unamplified": 2.5
     }  # fmt: skip
+
+
+def test_a_constant_gradient_descends_by_its_own_value() -> None:
+    gradient, x, batch = ConstantGradient(3.0), torch.tensor([1.0, -2.0]), Batch((torch.zeros(1),))
+    assert gradient.descend(x, batch, 0.5).tolist() == [-0.5, -3.5]
+    assert torch.equal(gradient.descend(x, batch, 0.5), x - 0.5 * gradient(x, batch))
+    assert float(gradient.with_loss(x, batch)[1]) == 3.0

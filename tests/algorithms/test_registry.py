@@ -37,6 +37,7 @@ def test_a_hyperparameter_does_not_opt_in_by_its_name() -> None:
     assert traits_of(Odd()) == Traits()  # type: ignore[arg-type]
     assert traits_of(Scaffold(0.1, whole=True)) == Traits(full_pass=True)
     assert traits_of(Scaffold(0.1)) == Traits()
+    assert [name for name, value in Traits()._asdict().items() if value] == []  # the default asks for nothing
 
 
 def test_traits_that_are_something_else_are_refused() -> None:

@@ -262,6 +262,9 @@ def test_rates_of_theory_are_those_of_the_oracles() -> None:
     assert scaffold_rates.local_lr == pytest.approx(0.25 / (24 * 3 * 4 * 2))
     with pytest.raises(InputError, match="needs more than 100 rounds"):
         MasFL.tuned(10, 10, 100, 1.0, 3)
+    with pytest.raises(InputError, match="needs more than 1 rounds"):
+        MasFL.tuned(1, 1, 1, 1.0, 0)  # the theorem's margin is exactly 0
+    assert 0 < MasFL.tuned(1, 1, 2, 1.0, 0).local_lr < 0.1  # and here it is 2 - sqrt(2)
 
 
 def test_the_runs_above_meet_staleness_and_a_client_twice_in_one_buffer() -> None:

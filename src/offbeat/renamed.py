@@ -46,6 +46,18 @@ VALUES: Mapping[str, Mapping[str, str]] = MappingProxyType(  # of settings, by t
 )
 PARTS_OF_TASK = frozenset({"data", "module", "losses", "test"})  # each was given by itself
 RECORD_FIELDS: Mapping[str, str] = MappingProxyType({"trips": "client_updates"})
+_AGGREGATORS = {  # classes and fields in the `repr` of an aggregator, which checkpoints contain
+    "Independent": "IndependentNoise",
+    "Banded": "BandedNoise",
+    "Tree": "TreeNoise",
+    "Pld": "PldAccountant",
+    "Rdp": "RdpAccountant",
+    "Quantile": "AdaptiveClipping",
+    "Distant": "RemoteSecure",
+    "amplified": "simulate_amplification",
+    "most": "max_participations",
+    "apart": "min_separation",
+}
 
 
 class FormerModules(MetaPathFinder):
@@ -101,3 +113,11 @@ def _present_option(option: str) -> str:
 def present_record(record: Mapping[str, Any]) -> dict[str, Any]:
     """A record of an earlier run under its present names."""
     return {RECORD_FIELDS.get(name, name): value for name, value in record.items()}
+
+
+def current_repr(text: str) -> str:
+    """The `repr` of an aggregator in a checkpoint of an earlier version, with the present names."""
+    current = re.sub(r"\b(\w+)(?=[(=])", lambda found: _AGGREGATORS.get(found[1], found[1]), text)
+    if current.startswith("Private(") and "noise_source=" not in current:
+        return f"{current[:-1]}, noise_source='server')"
+    return current

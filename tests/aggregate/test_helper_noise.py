@@ -30,6 +30,7 @@ from offbeat.core import AnyAlgorithm, Cohort, Task
 from offbeat.privacy.accountant import PldAccountant, RdpAccountant
 from offbeat.privacy.correlated import BandedNoise
 from offbeat.privacy.mechanism import AdaptiveClipping
+from offbeat.renamed import current_repr
 from offbeat.schedule.participation import Participation
 from offbeat.schedule.staleness import Equal, StalenessWeights
 from worlds import make_world
@@ -287,3 +288,10 @@ def test_a_start_of_everybody_and_no_noise_at_all_are_refused() -> None:
         opened(made, 1, algorithm=start)
     with pytest.raises(InputError, match="no noise for the helper to add"):
         dataclasses.replace(private(), noise=0.0)
+
+
+def test_a_checkpoint_of_before_has_noise_from_the_server() -> None:
+    made = private(source="server")
+    before = repr(made).replace(", noise_source='server')", ")")
+    assert before != repr(made)
+    assert current_repr(before) == current_repr(repr(made)) == repr(made)

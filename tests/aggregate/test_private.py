@@ -42,6 +42,7 @@ from offbeat.privacy.accountant import PldAccountant, RdpAccountant, Releases
 from offbeat.privacy.clipping import clip
 from offbeat.privacy.correlated import BandedNoise, IndependentNoise, NoiseCorrelation, TreeNoise
 from offbeat.privacy.mechanism import AdaptiveClipping, seeded_key, subkey
+from offbeat.renamed import current_repr
 from offbeat.schedule.availability import Availability
 from offbeat.schedule.dispatch import Dispatch, Phases, Queues
 from offbeat.schedule.participation import Participation
@@ -469,14 +470,20 @@ def test_amplification_is_not_claimed_with_a_buffer_of_fixed_size() -> None:
     ).simulate_amplification
 
 
-def test_a_checkpoint_with_former_names_is_refused_in_a_sentence() -> None:
-    private = Private.of(PLAIN, 0.5, 2.0, 1e-5, noise_seed=1, simulate_amplification=True)
-    options: dict[str, Any] = {"dispatch": Poisson(0.3), "buffer": 3, "rounds": 6, "aggregate": private}
-    saved = next(train(PLAIN, engine(), **options)).checkpoint()
-    former = saved.facts["settings"]["aggregate"].replace("simulate_amplification=", "amplified=")
-    facts = saved.facts | {"settings": saved.facts["settings"] | {"aggregate": former}}
-    with pytest.raises(InputError, match=r"of another run: aggregate was Private\(.*amplified=True"):
-        next(train(PLAIN, engine(), resume=saved._replace(facts=facts), **options))
+def test_a_checkpoint_of_before_goes_on_whichever_name_its_setting_had() -> None:
+    for claims in ({"simulate_amplification": True}, {"participation": BOUNDED}):
+        private = Private.of(PLAIN, 0.5, 2.0, 1e-5, noise_seed=1, **claims)
+        options: dict[str, Any] = {"dispatch": Poisson(0.3), "buffer": 3, "rounds": 6, "aggregate": private}
+        whole, saved = [], None
+        for shot in train(PLAIN, engine(), **options):
+            whole.append(shot)
+            saved = shot.checkpoint() if shot.version == 3 else saved
+        assert saved is not None
+        named = saved.facts["settings"]["aggregate"].replace("simulate_amplification=", "amplified=")
+        assert "amplified=" in named
+        facts = saved.facts | {"settings": saved.facts["settings"] | {"aggregate": named}}
+        rest = list(train(PLAIN, engine(), resume=saved._replace(facts=facts), **options))
+        assert torch.equal(rest[-1].x, whole[-1].x)
 
 
 def test_the_budget_of_a_simulation_stops_it_at_the_last_step_that_fits() -> None:
@@ -707,3 +714,15 @@ def test_who_is_drawn_is_a_secret_where_that_is_simulated_to_amplify_and_goes_on
     rest = list(train(PLAIN, engine(), **setting, resume=saved[0]))
     assert tasks_of(whole)[3:] == tasks_of(rest)
     assert torch.equal(whole[-1].x, rest[-1].x)
+
+
+def test_the_names_of_earlier_checkpoints_are_read_as_the_present_ones() -> None:
+    """As 0.4 wrote them."""
+    before = (
+        "Private(bounds=(('delta', 0.5),), noise=1.0, delta=1e-05, epsilon=None, amplified=False, "
+        "participation=Participation(max_participations=50, apart=1), shares=(), correlation=Independent(), "
+        "accountant=Pld(cells=100000), adaptive=Quantile(quantile=0.5, rate=0.2, noise=None), nominal=None, "
+        "summation=PlainSum(), noise_seed=None)"
+    )
+    now = Private((("delta", 0.5),), 1.0, 1e-5, participation=BOUNDED, adaptive=AdaptiveClipping())
+    assert current_repr(before) == repr(now) == current_repr(repr(now))

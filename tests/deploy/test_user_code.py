@@ -86,7 +86,7 @@ def test_a_function_that_is_missing_or_is_none_is_refused(here: Path) -> None:
     (here / "clinic_f.py").write_text(TASK)
     with pytest.raises(InputError, match="has no 'laod'"):
         import_function("clinic_f:laod", "--task")
-    with pytest.raises(InputError, match="is a int, not a function"):
+    with pytest.raises(InputError, match="is an int, not a function"):
         import_function("clinic_f:value", "--task")
 
 

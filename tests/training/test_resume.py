@@ -107,8 +107,9 @@ def test_a_checkpoint_is_of_its_snapshot_or_refused() -> None:
 
 def test_a_checkpoint_after_a_failed_step_is_refused() -> None:
     world = make_world()
+    world.population.data.inputs.fill_(torch.nan)
     engine = Sequential(world.problem, world.population)
-    shots = train(FedOpt(1e200, 1e200), engine, dispatch=Asynchronous(5), buffer=3, rounds=9)
+    shots = train(FedOpt(0.1, 1.0), engine, dispatch=Asynchronous(5), buffer=3, rounds=9)
     first = next(shots)
     with pytest.raises(ArithmeticError):
         list(shots)

@@ -40,6 +40,7 @@ from offbeat.errors import (
     setting_name,
 )
 from offbeat.nn.problem import Statistics, mean_statistics
+from offbeat.renamed import current_repr
 from offbeat.schedule.dispatch import Dispatch, Phases, RoundRefill, TimedDispatch
 from offbeat.schedule.parsing import check_number
 from offbeat.schedule.scheduler import Buffer, BufferSource, TaskBook, TaskCounts
@@ -442,7 +443,7 @@ class RunState:
 
     def load(self, checkpoint: Checkpoint) -> None:
         facts, tensors = checkpoint
-        known = facts["settings"]
+        known = facts["settings"] | {"aggregate": current_repr(facts["settings"]["aggregate"])}
         differing = [
             f"{name} was {known[name]}, now {now}"
             for name, now in self._settings.items()

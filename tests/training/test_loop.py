@@ -103,15 +103,30 @@ def test_another_aggregate_may_take_the_place_of_the_mean() -> None:
     assert torch.equal(shots[0].x, shots[-1].x)
 
 
-def test_an_update_that_is_not_finite_stops_the_run_and_names_the_client_and_the_step() -> None:
+def poisoned_engine() -> Sequential:
+    """Client 2 has inputs that are not numbers."""
     world = make_world()
     poisoned = world.population.data.inputs.clone()
     poisoned[world.population.parts[2]] = float("nan")
     data = world.population.data._replace(inputs=poisoned)
-    made = Sequential(world.problem, Population(data, world.population.parts, Steps(3, 4)), Constant(1.0))
-    shots = train(FedOpt(0.1, 1.0), made, dispatch=Synchronous(8), buffer=8, rounds=50)
+    return Sequential(world.problem, Population(data, world.population.parts, Steps(3, 4)), Constant(1.0))
+
+
+def test_an_update_that_is_not_finite_stops_the_run_and_names_the_client_and_the_step() -> None:
+    shots = train(FedOpt(0.1, 1.0), poisoned_engine(), dispatch=Synchronous(8), buffer=8, rounds=50)
     assert next(shots).version == 0
     with pytest.raises(DivergedError, match="update of client 2 became NaN or infinite at server step 1"):
+        next(shots)
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["at once", "asynchronously"])
+def test_an_update_of_the_start_that_is_not_finite_stops_the_run_before_version_zero(
+    later: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "works_asynchronously", lambda device: later)
+    method = build("padamfed-vr", Setting(3, 3, 8), {})
+    shots = train(method, poisoned_engine(), dispatch=Synchronous(3), buffer=3, rounds=8)
+    with pytest.raises(DivergedError, match="update of client 2 became NaN or infinite in the start"):
         next(shots)
 
 

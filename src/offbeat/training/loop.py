@@ -542,7 +542,7 @@ class BufferSum:
 
     def _collect(self, uploads: Tree, tasks: tuple[Task, ...]) -> None:
         self.check.add_uploads(uploads, tasks)
-        if not self._run.checks_later:
+        if self._where is not None or not self._run.checks_later:  # nothing settles the check of a start
             self.check.check_uploads(self._where)
         cohort = describe_cohort(tasks, self._version, self._run.clients, self._weights)
         self.total = self._run.aggregation.collect(uploads, tasks, cohort, self.total)

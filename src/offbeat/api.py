@@ -189,7 +189,8 @@ def run(
     Returns:
         The records and the folder. An interrupt saves the current step and raises `KeyboardInterrupt`.
     """
-    settings = _checked_settings("run", task, algorithm, settings)
+    _check_task("run", task)
+    settings = _checked_settings(algorithm, settings)
     if parameters is not None:
         settings["parameters"] = _checked_parameters(algorithm, parameters)
     options = RunOptions(save_every, TrackerOptions(tensorboard, wandb, mlflow), progress)
@@ -209,10 +210,13 @@ def run(
     return result
 
 
-def _checked_settings(what: str, task: Any, algorithm: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that were given beside a task; others than those of `Experiment` are rejected."""
+def _check_task(what: str, task: object) -> None:
     if not isinstance(task, LearningTask):
         raise InputError(f"{what} needs an offbeat.LearningTask, not a {type(task).__name__}.")
+
+
+def _checked_settings(algorithm: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that were given beside a task; others than those of `Experiment` are rejected."""
     if not isinstance(algorithm, str):
         raise InputError(
             f"the algorithm must be the name of a method, not a {type(algorithm).__name__}: register it "
@@ -281,10 +285,12 @@ def tune(
         The trials, the best of them, and their cost. An interrupt saves the trials that are running and
         raises `KeyboardInterrupt`.
     """
+    settings = _checked_settings(algorithm, settings)
     name = task if isinstance(task, str) else getattr(task, "name", None)
     if isinstance(task, str):
-        task = load_task(task, settings.get("seed", Experiment.seed))
-    settings = _checked_settings("tune", task, algorithm, settings)
+        own = StudyPlan.read(Path(out)).experiment.seed if resume and out is not None else Experiment.seed
+        task = load_task(task, settings.get("seed", own))
+    _check_task("tune", task)
     names = {"sampler": sampler, "pruner": pruner, "baseline": baseline}
     options = {name: value for name, value in names.items() if value is not None}
     ranges = None if search is None else _search_ranges(algorithm, search)
@@ -353,6 +359,11 @@ def run_study(
         if value is not None and value < 1:
             raise InputError(f"{setting_name(name)} must be at least 1, not {value}.")
     check_process_count(setting_name("jobs"), jobs)
+    if jobs > 1 and plan.experiment.task is not None and ":" not in plan.experiment.task:
+        raise InputError(
+            f"several {setting_name('jobs')} need a task that is given by its name: write "
+            "PACKAGE.MODULE:FUNCTION."
+        )
     load_optuna()
     check_trials(plan, task, Path(out or "runs"))
     name = f"tune-{plan.experiment.algorithm}-{plan.experiment.subject}"

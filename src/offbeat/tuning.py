@@ -435,11 +435,6 @@ class _Workers:
     """Processes that run several trials at a time; only the parent process writes to the study."""
 
     def __init__(self, study: Study, jobs: int) -> None:
-        if study.plan.experiment.task is not None and ":" not in study.plan.experiment.task:
-            raise InputError(
-                f"several {setting_name('jobs')} need a task that is given by its name: write "
-                "PACKAGE.MODULE:FUNCTION."
-            )
         self._study = study
         context = multiprocessing.get_context("spawn")
         self._processes: dict[Connection, Any] = {}

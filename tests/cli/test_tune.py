@@ -459,14 +459,46 @@ def test_bad_input_from_python_is_one_sentence_and_nothing_is_written(
         offbeat.tune(3, "fedbuff")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="task 'digits' does not name a function"):
         offbeat.tune("digits", "fedbuff")
+    with pytest.raises(InputError, match="seed must be a whole number, not 'x'"):
+        offbeat.tune("own_task:make", "fedbuff", **small, seed="x")
+    with pytest.raises(InputError, match="need a task that is given by its name"):
+        offbeat.tune(task, "fedbuff", **small, jobs=2, out=there / "b")
     assert not list(there.iterdir())
     offbeat.tune(task, "fedbuff", **small, trials=1, out=there / "a", baseline="none")
     with pytest.raises(InputError, match="is of the task 'task', not of 'other'"):
         offbeat.tune(replace(task, name="other"), "fedbuff", out=there / "a", resume=True)
     with pytest.raises(InputError, match=r"another rounds \(2, not 3\)"):
         offbeat.tune(task, "fedbuff", rounds=3, out=there / "a", resume=True)
-    with pytest.raises(InputError, match="need a task that is given by its name"):
-        offbeat.tune(replace(task, name="other"), "fedbuff", **small, jobs=2, out=there / "b")
+
+
+def test_a_resumed_study_loads_its_task_with_its_own_seed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_task(tmp_path, monkeypatch)  # whose module draws its weights
+    small: dict[str, Any] = {"rounds": 2, "buffer": 2, "concurrency": 3, "baseline": "none", "seed": 5}
+    whole = offbeat.tune("own_task:make", "fedbuff", **small, trials=2, out=tmp_path / "whole")
+    offbeat.tune("own_task:make", "fedbuff", **small, trials=1, out=tmp_path / "parts")
+    parts = offbeat.tune("own_task:make", "fedbuff", trials=2, out=tmp_path / "parts", resume=True)
+    assert outline(parts.as_dict()) == outline(whole.as_dict())
+
+
+def test_the_command_resumes_a_study_of_a_method_that_its_task_registers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registers = """
+def make_and_register():
+    import offbeat
+    offbeat.register("own", lambda *, local_lr=0.1: offbeat.FedOpt(local_lr, 1.0))
+    return make()
+"""
+    (tmp_path / "own_method.py").write_text(TASK + registers)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    words = "--task own_method:make_and_register --rounds 2 --buffer 2 --concurrency 3 --baseline none"
+    out = ["--out", str(tmp_path / "study")]
+    monkeypatch.setattr(offbeat.CATALOGUE, "_added", {})
+    tune(capsys, "tune", "own", *words.split(), "--trials", "1", *out)
+    monkeypatch.setattr(offbeat.CATALOGUE, "_added", {})  # as in a new process
+    assert len(tune(capsys, "tune", "--resume", "--trials", "2", *out)["trials"]) == 2
 
 
 @pytest.mark.slow

@@ -26,16 +26,17 @@ def tune_command(given: argparse.Namespace) -> int:
     if given.resume:
         if given.out is None:
             raise InputError("--resume needs --out, the folder of the study to resume.")
-        algorithm = algorithm or StudyPlan.read(Path(given.out)).experiment.algorithm
+        known = StudyPlan.read(Path(given.out)).experiment
+        if known.task is not None and ":" not in known.task:
+            raise InputError(
+                f"the study in {given.out} was started from Python with the task '{known.task}': "
+                "resume it with offbeat.tune(task, ..., resume=True)."
+            )
+        task = None if known.task is None else named_task(known)  # which may register the method
+        algorithm = algorithm or known.algorithm
         own = dict(parse_parameters(algorithm, given.set)) if given.set else None
         ranges = parse_search(algorithm, given.search) if given.search else None
         plan = resumed_plan(Path(given.out), settings, own, ranges, options)
-        task = None
-        if plan.experiment.task is not None and ":" not in plan.experiment.task:
-            raise InputError(
-                f"the study in {given.out} was started from Python with the task '{plan.experiment.task}': "
-                "resume it with offbeat.tune(task, ..., resume=True)."
-            )
     else:
         if algorithm is None:
             raise InputError("tune needs the name of a method: see 'offbeat algorithms'.")

@@ -87,6 +87,18 @@ VALUES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "slots": (lambda: offbeat.OpenSlots(3, 0), "the number of open slots is 0: give a whole number"),
     "slots, a text": (lambda: offbeat.OpenSlots("3"), "the concurrency is '3': give a whole number"),  # type: ignore[arg-type]
+    "release period": (
+        train(dispatch=offbeat.TimedPoisson("x", 0.5)),  # type: ignore[arg-type]
+        "the release period is 'x': give a number.",
+    ),
+    "values to compare": (
+        lambda: offbeat.advise("constant:1", 9, concurrency=iter([4])),  # type: ignore[arg-type]
+        "give a list of the values to compare.",
+    ),
+    "setting": (
+        lambda: offbeat.run(offbeat.LearningTask(module=nn.Linear(3, 2), data={"a": DATA}), seed=None),
+        "seed must be a whole number, not None.",
+    ),
     "devices": (lambda: offbeat.Devices([3]), "a device is 3: give an offbeat.DeviceProfile."),  # type: ignore[list-item]
     "device": (
         lambda: offbeat.Devices([offbeat.DeviceProfile("a", 1, 1)]),  # type: ignore[arg-type]

@@ -232,7 +232,7 @@ def _checked_settings(algorithm: Any, given: Mapping[str, Any]) -> dict[str, Any
             raise unknown_name("setting", name, known)
         if name.endswith("_schedule") and callable(value):
             settings[name] = value = function_name(value, name)
-        if value is not None and not settings_of(Experiment)[name].accepts(value):
+        if not settings_of(Experiment)[name].accepts(value):
             kind = settings_of(Experiment)[name].kind.value
             raise InputError(f"{name} must be {kind}, not {value!r}.")
     return settings

@@ -33,6 +33,7 @@ from offbeat import (
 )
 from offbeat.aggregate.mean import Aggregator
 from offbeat.aggregate.robust import RobustAggregation, RobustRule, parse_aggregate
+from offbeat.algorithms.rates import LocallyOptimized
 from offbeat.core import Cohort
 from offbeat.schedule.dispatch import Dispatch
 from offbeat.training.build import build_run
@@ -192,6 +193,10 @@ def test_a_rule_has_a_name(text: str, value: Aggregator) -> None:
         ({"buffer": 4}, "a share of 0.2 of a buffer of 4 is less than one update"),
         ({"algorithm": build("scaffold", Setting(3, 3, 8), {})}, "Scaffold has no robust aggregation"),
         ({"algorithm": build("adamasfl", Setting(3, 3, 8), {})}, "AdaMasFL has no robust aggregation"),
+        (
+            {"algorithm": LocallyOptimized(build("adamasfl", Setting(3, 3, 8), {}), max_norm=1.0)},
+            "AdaMasFL has no robust aggregation",
+        ),
         ({"dispatch": TimedPoisson(1.0, 0.5)}, "releases by a clock have any number of updates"),
         ({"buffer": 2, "aggregate": Median()}, "a median of 2 updates protects against no attacker"),
         (

@@ -21,6 +21,7 @@ from torch import Tensor
 from offbeat import trees
 from offbeat.aggregate.mean import AggregationContext, Aggregator, Mean
 from offbeat.aggregate.uploads import upload_fields
+from offbeat.algorithms.rates import unwrapped
 from offbeat.core import Cohort, SavedState, Task
 from offbeat.errors import InputError
 from offbeat.privacy import clipping
@@ -84,7 +85,7 @@ class RobustAggregation:
 
 def _open(rule: RobustRule, context: AggregationContext) -> RobustAggregation:
     """Begin a run; raises if its method or dispatch needs a mean."""
-    name = type(context.algorithm).__name__
+    name = type(unwrapped(context.algorithm)).__name__
     if trees.leaves(context.algorithm.memory(torch.zeros(1))) or context.algorithm.warmup() is not None:
         # the server adds up changes of the clients' memory, and a robust aggregate is not their mean
         raise InputError(

@@ -4,7 +4,7 @@ Each combination is simulated by the scheduler that training uses, for the same 
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -217,8 +217,8 @@ def advise(
 
 
 def _check_values(name: str, values: object, least: int | None = 1, *, none: bool = False) -> None:
-    """Refuse what is not a list of such whole numbers, or of numbers where `least` is None."""
-    if isinstance(values, str) or not isinstance(values, Iterable):
+    """Reject what is not a list of whole numbers from `least` on, or of numbers if `least` is None."""
+    if isinstance(values, str) or not isinstance(values, Collection):
         raise InputError(f"{setting_name(name)} is {values!r}: give a list of the values to compare.")
     for value in values:
         if value is None and none:

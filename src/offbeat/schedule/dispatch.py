@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from offbeat.core import SamplingEvent
 from offbeat.errors import InputError, check_whole, setting_name, unknown_name
-from offbeat.schedule.parsing import check_number
+from offbeat.schedule.parsing import check_kind, check_number
 from offbeat.schedule.pool import AnyClientPool, ClientPool, IdleClientPool, RepeatedCohortPool
 from offbeat.schedule.rng import FadasScriptRng, KeyedRng, Rng
 
@@ -367,6 +367,7 @@ def _check_timed(dispatch: TimedDispatch, buffer: int, population: int) -> None:
         raise InputError(
             f"the nominal cohort of {buffer} is not between 1 and the {population} clients: change one."
         )
+    check_kind("the release period", dispatch.period)
     if not 0 < dispatch.period < math.inf:
         raise InputError(f"the release period is {dispatch.period}: give a finite number of seconds above 0.")
 

@@ -53,7 +53,7 @@ def format_number(value: float) -> str:
 
 
 def check_kind(name: str, value: object) -> None:
-    """Refuse what is not a number."""
+    """Reject a value that is not a number."""
     if not is_number(value):
         raise InputError(f"{name} is {value!r}: give a number.")
 

@@ -87,7 +87,7 @@ def test_weights_in_another_order_or_of_the_other_sign_take_the_same_steps(
 @pytest.fixture
 def plain(monkeypatch: pytest.MonkeyPatch) -> Cadence:
     """The core that the proofs are about: one local step, no control variates, coordinates as they are."""
-    monkeypatch.setattr(cadence_module, "_EVENED", 0.0)
+    monkeypatch.setattr(cadence_module, "_EQUALISED", 0.0)
     return Cadence.tuned(1, variates=False)
 
 
@@ -115,7 +115,7 @@ def test_a_smooth_function_falls_wherever_its_slope_is_above_the_bound(
 ) -> None:
     """Of the sum of log(1 + (a x)^2), which is not convex; its gradient changes by at most 2 a^2 a unit."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cadence_module, "_EVENED", 0.0)
+        patch.setattr(cadence_module, "_EQUALISED", 0.0)
         method = Cadence.tuned(1, variates=False)
         rng = torch.Generator().manual_seed(seed)
         x = torch.randn(6, generator=rng, dtype=torch.float64)
@@ -134,7 +134,7 @@ def test_a_smooth_function_falls_wherever_its_slope_is_above_the_bound(
 def test_while_a_client_is_at_work_the_server_goes_no_further_than_four_times_the_clients_way(
     late: int,
 ) -> None:
-    """With control variates and evened coordinates, too, for gradients that are nothing but noise."""
+    """With control variates and equalised coordinates, too, for gradients that are nothing but noise."""
     rng = torch.Generator().manual_seed(late)
     steps = 4
     x, noise = (torch.randn(shape, generator=rng, dtype=torch.float64) for shape in ((9,), (80, steps, 9)))

@@ -66,9 +66,9 @@ def cadence(run: Run, *, local_steps: int, variates: bool = True, noisy: bool = 
         )
         squares = 0.99 * squares + 0.01 * descent**2
         usual = np.sqrt(squares / (1 - 0.99 ** (t + 1)))
-        evened = descent / np.sqrt(usual + 1e-3 * np.sqrt(np.mean(usual**2)) + 1e-12)
-        evened *= np.linalg.norm(descent) / max(float(np.linalg.norm(evened)), 1e-12)
-        path.append(path[-1] - rate * units_of[-1] * evened)
+        equalised = descent / np.sqrt(usual + 1e-3 * np.sqrt(np.mean(usual**2)) + 1e-12)
+        equalised *= np.linalg.norm(descent) / max(float(np.linalg.norm(equalised)), 1e-12)
+        path.append(path[-1] - rate * units_of[-1] * equalised)
         since.append((len(step), descent))
         tasks = sum(count for count, _ in since)
         unit = units_of[-1]

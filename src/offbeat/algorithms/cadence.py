@@ -8,18 +8,18 @@ In a task of K steps from x_0, with minibatches B_k, a client computes
 and uploads d, the mean of s_k u_k / |u_k|, and the change of its control variate c_i, which becomes the mean
 of v_k. With D the mean of d over a buffer, the server computes, from version t,
 
-    p <- p - r U even(D),   r = min(4 x 0.12 sqrt(K) / (1 + age), 0.75 / (sqrt(t + 1) length), 1),
+    p <- p - r U equal(D),   r = min(4 x 0.12 sqrt(K) / (1 + age), 0.75 / (sqrt(t + 1) length), 1),
     x <- x + 9 / (t + 10) (p - x),
     U <- min(U (1 + clip(A / 1.3^2 - 1, 0, 2) b / (b + age)), 2 n).
 
-p is what clients are sent, and x, a running mean of it, the model. U begins at 0.02 n, n being the first
-model's norm, or 1 where that is less. A is the square of the sum of all d since the last look, by what
-unrelated steps would give: (1 + 1 / (1 + age)^2) / K for each task. There is a look when the b buffers since
-the last one hold 20 local steps or more. age is the mean staleness lately, and length the norm of D lately:
-each new one has a weight of 0.1, but as long as every buffer has a client of the first model, age is the
-staleness of the last buffer. c is the mean of all c_i, and seen the part of the clients that came at least
-once, as if all came equally often. even(D) has the length of D, and each coordinate divided by the root of
-its root mean square lately (a weight of 0.01 for each new square).
+p is what clients are sent, and x, a running mean of it, the model. U begins at 0.02 n, where n is the norm of
+the first model, or 1 if that norm is less. A is the square of the sum of all d since U was last adapted,
+divided by what unrelated steps would give: (1 + 1 / (1 + age)^2) / K for each task. U is adapted when the b
+buffers since then hold 20 local steps or more. age is the recent mean staleness, and length the recent norm
+of D: each new value has a weight of 0.1, but as long as every buffer has a client of the first model, age is
+the staleness of the last buffer. c is the mean of all c_i, and seen the share of the clients that took part
+at least once, as if all took part equally often. equal(D) has the length of D, and each coordinate divided by
+the root of its recent root mean square (a weight of 0.01 for each new square).
 
 With `noisy`, for noise that is added for privacy, U is always n. Without `variates` there is no c, clients
 keep nothing, step along v_k as it is, and upload the mean of that alone. All that is uploaded is bounded: d
@@ -44,8 +44,8 @@ _FITTED, _FOLLOWED = (
     10,
 )  # u that is shorter has steps that are, too, if a task has more of them than that
 _DEGREE = 8  # of the weights of the path
-_LATELY = 0.1  # weight of a new staleness, or length
-_EVENED = 0.5  # 0: coordinates as they are, 1: all about as long
+_RECENT = 0.1  # weight of a new staleness, or length
+_EQUALISED = 0.5  # 0: coordinates as they are, 1: all about as long
 _SECOND = 0.01  # weight of a new square
 _LEAST = 1e-3  # of the root mean square over all coordinates, added to each one's own
 
@@ -57,15 +57,15 @@ class State(NamedTuple):
     path: Vector  # what clients are sent
     c: Vector | tuple[()]  # mean of the clients' control variates
     seen: Tensor  # () part of the clients
-    age: Tensor  # () mean staleness, lately
+    age: Tensor  # () recent mean staleness
     early: Tensor  # () 1: every buffer so far had a client of the first model, 0: no longer
     size: Tensor  # () norm of the first model, or 1
     unit: Tensor  # () of length
     gathered: Vector  # sum of the tasks' mean steps, as weighted, since the unit was last looked at
     tasks: Tensor  # () how many those are, each by the square of its weight
     buffers: Tensor  # () that they came in
-    length: Tensor  # () of the clients' mean steps, lately
-    second: Vector  # mean square of the clients' mean steps, lately, not yet corrected for its start at zero
+    length: Tensor  # () recent length of the clients' mean steps
+    second: Vector  # recent mean square of the clients' mean steps, not yet corrected for its start at zero
 
 
 class Message(NamedTuple):
@@ -187,14 +187,14 @@ class Cadence:
     def step(self, state: State, mean: Upload | Descent, cohort: Cohort) -> State:
         stale = sum(cohort.staleness) / len(cohort.staleness)
         early = state.early * (max(cohort.staleness) == cohort.version)
-        age = state.age + (stale - state.age) * (_LATELY + (1 - _LATELY) * early)
+        age = state.age + (stale - state.age) * (_RECENT + (1 - _RECENT) * early)
         seen = state.seen + cohort.share * (1 - state.seen)
-        length = state.length + (mean.descent.norm() - state.length) * (_LATELY if cohort.version else 1.0)
+        length = state.length + (mean.descent.norm() - state.length) * (_RECENT if cohort.version else 1.0)
         longest = self.stride / (cohort.version + 1) ** 0.5
         rate = (self.leap / (1 + age)).minimum(longest / length.clamp_min(_TINY)).clamp_max(1.0)
         second = state.second + _SECOND * (mean.descent.square() - state.second)
-        evened = _evened(mean.descent, second / (1 - (1 - _SECOND) ** (cohort.version + 1)))
-        path = state.path - rate * state.unit * evened
+        equalised = _equalise(mean.descent, second / (1 - (1 - _SECOND) ** (cohort.version + 1)))
+        path = state.path - rate * state.unit * equalised
         grown = self._grown(state, mean.descent, cohort, age)
         c = state.c
         if isinstance(mean, Upload) and not isinstance(c, tuple):
@@ -237,12 +237,12 @@ def _add_step(total: Vector, u: Vector, least: float) -> Vector:
     return total.addcmul(u, (norm / _FITTED).clamp(least, 1) / norm)
 
 
-def _evened(step: Vector, squares: Vector) -> Vector:
-    """Its coordinates nearer to each other, its length the same."""
+def _equalise(step: Vector, squares: Vector) -> Vector:
+    """A step with coordinates of more equal size and of the same length."""
     usual = squares.sqrt() + _LEAST * squares.mean().sqrt() + _TINY
-    made = step / usual**_EVENED
-    evened: Vector = made * (step.norm() / made.norm().clamp_min(_TINY))
-    return evened
+    made = step / usual**_EQUALISED
+    equalised: Vector = made * (step.norm() / made.norm().clamp_min(_TINY))
+    return equalised
 
 
 def cadence(setting: Setting, *, variates: bool = True, noisy: bool = False) -> Cadence:

@@ -177,7 +177,7 @@ def nominal_cohort(
     The server's step uses it in place of the actual cohort, which would reveal who was drawn.
     """
     oldest = version - dispatch.first_version(version + 1)
-    staleness = tuple(min(oldest, place % dispatch.lead) for place in range(buffer))
+    staleness = tuple(min(oldest, index % dispatch.lead) for index in range(buffer))
     return Cohort(version, population, staleness, tuple(weights(age) for age in staleness))
 
 

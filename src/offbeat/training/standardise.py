@@ -351,8 +351,8 @@ def _limbs(numbers: Matrix) -> Matrix:
     rest, found = np.asarray(numbers, np.float64), []
     if not (np.abs(rest) < 2.0 ** (_LOWEST + LIMB_BITS * LIMBS - 2)).all():
         raise _too_large()
-    for place in reversed(range(LIMBS)):
-        unit = 2.0 ** (_LOWEST + LIMB_BITS * place)
+    for index in reversed(range(LIMBS)):
+        unit = 2.0 ** (_LOWEST + LIMB_BITS * index)
         limb = np.trunc(rest / unit)
         found.append(limb)
         rest = rest - limb * unit
@@ -362,8 +362,8 @@ def _limbs(numbers: Matrix) -> Matrix:
 def _carried(limbs: Any) -> Matrix:
     """The same numbers with each limb within 2^15 of 0."""
     found, carry = [], 0.0
-    for place in range(LIMBS):
-        value = limbs[:, place] + carry
+    for index in range(LIMBS):
+        value = limbs[:, index] + carry
         carry = np.floor(value / 2**LIMB_BITS + 0.5)
         found.append(value - carry * 2**LIMB_BITS)
     if np.any(carry):
@@ -372,7 +372,7 @@ def _carried(limbs: Any) -> Matrix:
 
 
 def _decode(limbs: Sequence[float]) -> Fraction:
-    total = sum(int(limb) << (LIMB_BITS * place) for place, limb in enumerate(limbs))
+    total = sum(int(limb) << (LIMB_BITS * index) for index, limb in enumerate(limbs))
     return Fraction(total, 1 << -_LOWEST)
 
 

@@ -106,10 +106,10 @@ def test_a_median_reads_all_uploads_of_a_buffer_at_once(place: Path, gathered: l
     assert [size for size, _ in gathered] == [BUFFER] * 3
 
 
-def test_a_damaged_upload_is_found_before_the_sum_is_used(
+def test_a_resumed_server_reads_all_uploads_of_its_buffer_again(
     place: Path, gathered: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Even one whose piece was added before the server was killed: all of the buffer is read again."""
+    """Also those whose piece was added before it was stopped, with their checksums."""
     run = Deployment(place, "fedbuff", buffer=BUFFER, clients=8, dispatch=Asynchronous(7))
     with run.joined():
         with pytest.raises(StopRequested):

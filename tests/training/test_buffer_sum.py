@@ -1,5 +1,6 @@
 """Sums to which the uploads of a buffer are added in pieces, whoever computes them."""
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from offbeat import (
     Setting,
     build,
 )
-from offbeat.aggregate.mean import Mean, PlainSum
+from offbeat.aggregate.mean import FiniteCheck, Mean, PlainSum
 from offbeat.algorithms import CATALOGUE
 from offbeat.core import Task
 from offbeat.engines.engine import ClientUpdates
@@ -27,6 +28,7 @@ from offbeat.engines.simulation import Simulation
 from offbeat.errors import DivergedError
 from offbeat.privacy.mechanism import AdaptiveClipping
 from offbeat.schedule.staleness import Polynomial
+from offbeat.training import loop
 from worlds import CLASSES, FEATURES, make_world, play
 
 PARAMETERS = (FEATURES + 1) * CLASSES
@@ -134,6 +136,27 @@ def test_an_upload_that_is_not_finite_is_named_in_whichever_piece_it_is(
     monkeypatch.setattr(Simulation, "gather", gather)
     with pytest.raises(DivergedError, match=r"the update of client \d became NaN .* at server step 3"):
         models("fedbuff")
+
+
+def test_no_more_than_two_pieces_are_held_on_a_device_that_works_asynchronously(
+    monkeypatch: pytest.MonkeyPatch, gathered: list[int]
+) -> None:
+    """Their checks are read late, but not later than when the next piece has been computed."""
+    monkeypatch.setattr(loop, "works_asynchronously", lambda device: True)
+    alive: list[weakref.ref[torch.Tensor]] = []
+    most = 0
+    whole = FiniteCheck.add_uploads
+
+    def add_uploads(self: FiniteCheck, uploads: Any, tasks: tuple[Task, ...]) -> None:
+        nonlocal most
+        alive.append(weakref.ref(uploads.delta))
+        most = max(most, sum(each() is not None for each in alive))
+        whole(self, uploads, tasks)
+
+    monkeypatch.setattr(FiniteCheck, "add_uploads", add_uploads)
+    models("fedbuff")
+    assert len(alive) == len(gathered) == 6 * 3
+    assert most <= 2
 
 
 def test_a_piece_has_about_four_million_numbers_and_at_least_one_upload() -> None:

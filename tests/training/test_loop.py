@@ -173,6 +173,18 @@ def test_on_a_device_that_works_asynchronously_a_failure_is_found_before_it_is_u
             use()
 
 
+def test_an_update_that_is_not_finite_is_named_each_time_that_its_model_is_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loop, "works_asynchronously", lambda device: True)
+    shots = train(FedOpt(0.1, 1.0), poisoned_engine(), dispatch=Synchronous(8), buffer=8, rounds=3)
+    assert next(shots).version == 0
+    snapshot = next(shots)
+    for _ in range(2):
+        with pytest.raises(DivergedError, match="update of client 2 became NaN or infinite at server step 1"):
+            _ = snapshot.x
+
+
 def test_checks_that_are_read_late_change_nothing_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     def last() -> torch.Tensor:
         return play(AdaMasFL(0.02, 0.05, 0.5), engine(), Asynchronous(4))[-1].x

@@ -286,16 +286,17 @@ class FiniteCheck:
                 continue
             each = torch.isfinite(rows).all(1).tolist()
             bad |= {task for task, good in zip(tasks, each, strict=True) if not good}
-        self._rows, self._finite = [], []
         if bad:
             where = where or f"at server step {self._step}: lower the rates"
             raise DivergedError(f"the update of {client_names(bad)} became NaN or infinite {where}.")
+        self._rows, self._finite = [], []
 
     def settle(self) -> None:
         """Wait for the result, and raise if something was not finite."""
         if self._copied is not None:
             self._copied.synchronize()
         if bool(self._flags.all()):
+            self._rows, self._finite = [], []  # which a snapshot would hold as long as it is kept
             return
         self.check_uploads()
         if not self._flags[-1]:

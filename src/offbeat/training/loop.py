@@ -522,7 +522,9 @@ class BufferSum:
         """Gather and add the tasks that were not added yet."""
         at_once = self._run.gathered_at_once or len(tasks)
         while some := tasks[self._added : self._added + at_once]:
-            self._take(self._run.session.gather(some, self._version), some)
+            updates = self._run.session.gather(some, self._version)
+            self.check.check_uploads(self._where)  # of earlier pieces, which are then no longer held
+            self._take(updates, some)
             self._added += len(some)
 
     def _take(self, updates: ClientUpdates, tasks: tuple[Task, ...]) -> None:

@@ -19,7 +19,7 @@ from offbeat.algorithms import Setting, build, find
 from offbeat.data.client_store import Anywhere, make_client_store
 from offbeat.engines.local import ClientMemory
 from offbeat.engines.process_pool import check_process_count
-from offbeat.errors import DivergedError, InputError, setting_name, unknown_name
+from offbeat.errors import DivergedError, InputError, describe, setting_name, unknown_name
 from offbeat.files import replace_file
 from offbeat.nn.problem import Problem, Statistics
 from offbeat.renamed import check_name
@@ -239,11 +239,21 @@ def _checked_settings(algorithm: Any, given: Mapping[str, Any]) -> dict[str, Any
 
 
 def _checked_parameters(algorithm: str, given: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    _check_parameter_names(algorithm, given)
+    for name, value in given.items():
+        if not isinstance(value, bool | int | float | str | list | tuple | None):
+            raise InputError(
+                f"the parameter {name} of {algorithm} is {describe(value)}, which cannot be saved with the "
+                "run: give a number or a text, or register a function that sets it."
+            )
+    return tuple(sorted(given.items()))
+
+
+def _check_parameter_names(algorithm: str, names: Iterable[str]) -> None:
     known = find(algorithm).parameters()
-    for name in given:
+    for name in names:
         if name not in known:
             raise unknown_name(f"parameter of {algorithm}", name, known)
-    return tuple(sorted(given.items()))
 
 
 def tune(
@@ -319,7 +329,7 @@ def _search_ranges(algorithm: str, search: Any) -> list[SearchRange]:
             f"search takes a dictionary of at least one hyperparameter of {algorithm}, not {search!r}: leave "
             "it out to search the learning rates."
         )
-    _checked_parameters(algorithm, search)
+    _check_parameter_names(algorithm, search)
     found = []
     for name, given in search.items():
         pair: Any = given if isinstance(given, tuple) and len(given) == 2 else ("", "")

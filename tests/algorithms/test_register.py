@@ -5,6 +5,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -104,6 +105,27 @@ def forget() -> Iterator[None]:
 def problems(method: type, **facts: Any) -> dict[str, str]:
     offbeat.register("mine", method, **facts)
     return {each.check: each.problem for each in check_method("mine") if each.problem is not None}
+
+
+def test_a_hyperparameter_that_is_an_object_is_recorded_by_its_repr_and_not_taken_as_a_setting(
+    tmp_path: Path,
+) -> None:
+    offbeat.register("mine", offbeat.FedOpt)  # whose momentum is an object
+    x = torch.randn(12, 3)
+    part = x, (x[:, 0] > 0).long()
+    task = offbeat.LearningTask(module=torch.nn.Linear(3, 2), data={"a": part, "b": part})
+    settings: dict[str, Any] = {"rounds": 2, "buffer": 2, "concurrency": 2, "local_steps": 1}
+    rates: dict[str, Any] = {"local_lr": 0.1, "server_lr": 1.0}
+    momentum = offbeat.FedOpt(**rates).momentum
+    given = rates | {"momentum": momentum}
+    with pytest.raises(InputError, match="the parameter momentum of mine is a value of type Plain, which"):
+        offbeat.run(task, "mine", parameters=given, out=tmp_path / "refused", **settings)
+    assert not (tmp_path / "refused").exists()
+    done = offbeat.run(task, "mine", parameters=rates, out=tmp_path / "run", **settings)
+    assert done.finished
+    resolved = json.loads((done.folder / "settings.json").read_text())["resolved"]["hyperparameters"]
+    assert resolved["local_lr"] == 0.1
+    assert resolved["momentum"] == repr(momentum)
 
 
 def test_a_method_that_keeps_the_contract_passes() -> None:

@@ -504,10 +504,12 @@ def resolved_settings(experiment: Experiment, spec: RunSpec) -> dict[str, Any]:
     values = {
         name: given.get(name, each.default) for name, each in find(experiment.algorithm).parameters().items()
     }
+    computed = {name: getattr(unwrapped(spec.algorithm), name, None) for name in values}
+    values = {name: computed[name] if value is None else value for name, value in values.items()}
     own = {} if spec.scaling is None else {"standardise": spec.scaling.as_json()}
     return own | {
         "hyperparameters": {
-            name: getattr(unwrapped(spec.algorithm), name, None) if value is None else value
+            name: value if isinstance(value, bool | int | float | str | None) else repr(value)
             for name, value in values.items()
         },
         "model_size": spec.problem.size,

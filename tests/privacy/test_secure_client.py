@@ -189,8 +189,8 @@ def test_terms_that_cannot_work_are_refused(wrong: dict[str, object], sentence: 
 
 def test_terms_at_the_edge_work() -> None:
     assert SecureTerms(b"run", 1, max_reports=2**31 - 1).max_units == 1
-    one = HelperNoise(((1, 5.0),), max_participations=1, min_separation=1)
-    assert SecureTerms(b"run", 1, 10, noise=one).max_units == (2**31 - 1 - 60) // 10  # 12 deviations of room
+    one = HelperNoise(((1, 50.0),), max_participations=1, min_separation=1)
+    assert SecureTerms(b"run", 1, 10, noise=one).max_units == (2**31 - 1 - 600) // 10  # 12 deviations of room
     for fields in (((0, 5.0), (1, 5.0)), ((2, 5.0),), ()):
         with pytest.raises(InputError, match="not for sums of 1 numbers"):
             SecureTerms(b"run", 1, 10, noise=one._replace(fields=fields))

@@ -369,8 +369,8 @@ class Simulation:
 
     def gather_growing(self, tasks: Sequence[Task], version: int) -> Iterator[ClientUpdates]:
         executor, repeated = self._executor, len({task.client for task in tasks}) < len(tasks)
-        together = not isinstance(executor, GrowingExecutor) or not executor.grows
-        if together or self._ahead or (self._remembers and repeated):
+        together = self._ahead or (self._remembers and repeated)
+        if together or not isinstance(executor, GrowingExecutor) or not executor.grows:
             yield self.gather(tasks, version)
             return
         starts = [self._task_start(task, version) for task in tasks]

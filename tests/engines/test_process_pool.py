@@ -1,5 +1,6 @@
 """Client work in other processes: the sequential engine's results, whoever dies on the way."""
 
+import contextlib
 import logging
 import os
 import random
@@ -8,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,15 @@ from offbeat import (
     Visit,
     trees,
 )
+from offbeat.aggregate.mean import PlainSum
 from offbeat.cli import main
 from offbeat.engines import shared_memory
+from offbeat.engines.engine import ClientUpdates
 from offbeat.engines.execution import Serial, Vmap
 from offbeat.engines.local import ClientMemory, TaskResults, TaskStart
 from offbeat.engines.process_pool import ProcessPool, Workers
 from offbeat.engines.shared_memory import SegmentPool, TensorSlot
+from offbeat.engines.simulation import Simulation
 from offbeat.engines.worker_pool import (
     PoolExecutor,
     WorkDone,
@@ -54,6 +58,7 @@ from offbeat.engines.worker_pool import (
 from offbeat.errors import DivergedError
 from offbeat.training.build import build_run, resolved_settings
 from offbeat.training.experiment import Experiment
+from offbeat.training.loop import BufferSum
 from worlds import CLASSES, FEATURES, World, make_world, play
 
 
@@ -77,6 +82,32 @@ def test_workers_give_the_sequential_trajectory_and_repeat_it_to_the_bit(
     first, second = (play(METHODS[method], engine, Asynchronous(5)) for _ in range(2))
     same(one, first)
     identical(first, second)
+
+
+def test_uploads_that_are_added_while_others_are_computed_give_the_bits_of_a_whole_buffer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = ragged()
+    engine = Lasting(world, ProcessPool(pack_worker(world.problem, world.population, Serial()), 1))
+    monkeypatch.setattr(PlainSum, "piece", lambda self, numbers: 2)
+    taken: list[int] = []
+    take = BufferSum._take
+
+    def counted(self: BufferSum, updates: ClientUpdates, tasks: tuple[Task, ...]) -> None:
+        taken.append(len(tasks))
+        take(self, updates, tasks)
+
+    def together(self: Simulation, tasks: Sequence[Task], version: int) -> Iterator[ClientUpdates]:
+        yield self.gather(tasks, version)
+
+    monkeypatch.setattr(BufferSum, "_take", counted)
+    with contextlib.closing(engine.pool):
+        growing = [play(method, engine, Synchronous(5), buffer=5, rounds=4) for method in METHODS.values()]
+        assert taken[-12:] == [2, 2, 1] * 4  # of orders of 2, 1, 1 and 1 tasks
+        monkeypatch.setattr(Simulation, "gather_growing", together)
+        for method, shots in zip(METHODS.values(), growing, strict=True):
+            identical(shots, play(method, engine, Synchronous(5), buffer=5, rounds=4))
+        assert taken[-4:] == [5] * 4
 
 
 @pytest.mark.slow
@@ -367,6 +398,10 @@ class Clumsy:
     def expect(self, tasks: int) -> None:
         pass
 
+    @property
+    def in_place(self) -> bool:
+        return False
+
     def join(self, done: list[WorkDone]) -> Any:
         return join_orders(done)
 
@@ -378,19 +413,24 @@ def orders(count: int) -> list[WorkOrder]:
 @given(st.integers(1, 4), st.dictionaries(st.integers(0, 9), st.integers(0, 7)), st.integers(0, 10))
 def test_every_order_is_done_once_and_in_its_place(workers: int, deaths: dict[int, int], count: int) -> None:
     pool = Clumsy(workers, deaths)
-    assert [done.number for done in run_orders(pool, orders(count))] == list(range(count))  # type: ignore[arg-type]
+    last = 0
+    for done in run_orders(pool, orders(count)):  # type: ignore[arg-type]
+        assert [each.number for each in done] == list(range(len(done)))
+        assert last < len(done) == next((n for n in range(count) if n not in pool.seen), count)
+        last = len(done)
+    assert last == count
     assert sorted(pool.seen) == list(range(count))
 
 
 def test_an_order_that_kills_whoever_has_it_is_given_up_with_one_sentence() -> None:
     with pytest.raises(InputError, match=r"8 workers died in turn at the tasks of client 0 \(signal 9\)"):
-        run_orders(Clumsy(2, {1: 100}), orders(3))  # type: ignore[arg-type]
+        list(run_orders(Clumsy(2, {1: 100}), orders(3)))  # type: ignore[arg-type]
 
 
 def test_the_first_failure_is_raised_when_nobody_is_at_work() -> None:
     pool = Clumsy(3, {}, frozenset({1, 2}))
     with pytest.raises(ValueError, match="1"):
-        run_orders(pool, orders(9))  # type: ignore[arg-type]
+        list(run_orders(pool, orders(9)))  # type: ignore[arg-type]
     assert not pool.given
 
 

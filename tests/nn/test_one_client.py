@@ -11,6 +11,7 @@ from offbeat.nn.layers import (
     ChannelsLastConv2d,
     ChannelsLastMaxPool2d,
     FactoredLinear,
+    PoolingFirst,
     SameLayoutDropout,
     collect_factors,
     for_one_client,
@@ -45,6 +46,44 @@ def test_max_pooling_gives_the_bits_of_torch_and_keeps_the_layout(
     for expected, got in zip(*found, strict=True):
         assert torch.equal(expected, got)
         assert got.is_contiguous(memory_format=layout)
+
+
+@pytest.mark.parametrize("pool", POOLS, ids=str)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("inplace", [False, True])
+def test_relu_after_max_pooling_gives_the_bits_of_relu_before_it(
+    pool: nn.MaxPool2d, layout: torch.memory_format, inplace: bool
+) -> None:
+    module = nn.Sequential(nn.Identity(), nn.ReLU(inplace), pool, nn.MaxPool2d(1), nn.Flatten())
+    own = for_one_client(module)
+    assert type(own) is PoolingFirst
+    # rounded, so that some windows have their maximum twice
+    images = (2 * torch.randn(4, 3, 13, 11)).round().contiguous(memory_format=layout)
+    images[1, :, 3:9, 3:8] = -1.0  # windows without a positive number
+    images[2, 0, 6, 6] = torch.nan
+    images.requires_grad_()
+    found = []
+    for each in (module, own):
+        outputs = each(images.clone())
+        weights = torch.arange(float(outputs.numel())).view(outputs.shape)
+        found.append((outputs, torch.autograd.grad((outputs * weights).sum(), images)[0]))
+    for expected, got in zip(*found, strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
+    assert (found[0][0] == 0).any()
+
+
+def test_relu_stays_before_max_pooling_where_what_it_returns_is_observed() -> None:
+    shapes: list[torch.Size] = []
+    watched = nn.ReLU()
+    watched.register_forward_hook(lambda layer, inputs, outputs: shapes.append(outputs.shape))
+    images = torch.randn(2, 3, 8, 6)
+    for module in (nn.Sequential(watched, nn.MaxPool2d(2)), nn.Sequential(nn.ReLU(), nn.MaxPool2d(2))):
+        own = for_one_client(module)
+        assert torch.equal(own(images), module(images))
+        assert torch.equal(own[0](images), images.relu())
+    assert shapes == [images.shape] * 3
+    indices = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2, return_indices=True))
+    assert all(map(torch.equal, for_one_client(indices)(images), indices(images)))
 
 
 def _channels_last(shape: tuple[int, ...]) -> Tensor:

@@ -1,6 +1,6 @@
 """The protocols of an engine, simulated or deployed, as the training loop uses them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from offbeat.aggregate.mean import SecureEncoding
@@ -67,6 +67,15 @@ class StreamingSession(Protocol):
     @property
     def streams(self) -> bool:
         """Whether it does; not if the tasks of a buffer are computed together."""
+        ...
+
+
+@runtime_checkable
+class GrowingSession(Protocol):
+    """A session that can hand over the first uploads of a buffer while it computes the others."""
+
+    def gather_growing(self, tasks: Sequence[Task], version: int) -> Iterator[ClientUpdates]:
+        """As `gather`, for the first of the tasks, for more of them each time, and at last for all."""
         ...
 
 

@@ -97,6 +97,20 @@ class PrefersLargeGroups(Protocol):
 
 
 @runtime_checkable
+class GrowingExecutor(Protocol):
+    """An executor that may hand over results while it computes others."""
+
+    @property
+    def grows(self) -> bool: ...
+
+    def growing(
+        self, algorithm: AnyAlgorithm, tasks: Sequence[Task], starts: Sequence[TaskStart], seed: int
+    ) -> Iterator[TaskResults]:
+        """The results of the first tasks, of more each time, and at last of all; nothing is copied."""
+        ...
+
+
+@runtime_checkable
 class PlansAhead(Protocol):
     """An executor that prepares for the groups of tasks that a run has."""
 

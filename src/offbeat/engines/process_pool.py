@@ -146,6 +146,7 @@ class ProcessPool:
         self._packed = self._segments.put(packed)
         self._placed: dict[int, Segment] = {}
         self._tasks = 0  # of the orders that are given
+        self._sizes: dict[int, int] = {}  # the tasks of each order
         self._row: Tree | None = None  # what the results of one task take, once it is known
         self._results: _Results | None = None
         self._adapted = False  # whether a worker has said what these results take
@@ -164,7 +165,7 @@ class ProcessPool:
         return [alive[worker.number] for worker in self._workers]
 
     def expect(self, tasks: int) -> None:
-        self._tasks, self._results, self._adapted = tasks, None, False
+        self._tasks, self._sizes, self._results, self._adapted = tasks, {}, None, False
         if self._row is not None:
             self._place_results(self._row)
 
@@ -180,6 +181,7 @@ class ProcessPool:
         target = self._workers[worker]
         target.memories, slots = self._segments.put(list(order.memories))
         target.rows = order.first, len(order.tasks)
+        self._sizes[order.number] = len(order.tasks)
         with contextlib.suppress(OSError):  # the worker is gone, which `wait` reports
             for message in order.messages:
                 target.channel.share(self._placed[message.segment])
@@ -202,10 +204,17 @@ class ProcessPool:
     def replace(self, worker: int) -> None:
         self._workers[worker] = self._start()
 
+    @property
+    def in_place(self) -> bool:
+        return True
+
     def join(self, done: Sequence[WorkDone]) -> Tree:
         assert self._results is not None
-        results, self._results = self._results, None
-        return read_packed(results.slots, results.memory)
+        rows = sum(self._sizes[each.number] for each in done)
+        slots, memory = select_rows(self._results.slots, 0, rows), self._results.memory
+        if rows == self._tasks:
+            self._results = None
+        return read_packed(slots, memory)
 
     def close(self) -> None:
         self._stop()

@@ -181,6 +181,10 @@ class RayPool:
     def expect(self, tasks: int) -> None:
         pass
 
+    @property
+    def in_place(self) -> bool:
+        return False
+
     def join(self, done: Sequence[WorkDone]) -> Tree:
         return join_orders(done)
 

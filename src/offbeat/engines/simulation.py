@@ -33,6 +33,7 @@ from offbeat.engines.execution import Autotune, AutotuneExecutor, Execution
 from offbeat.engines.local import (
     ClientMemory,
     Executor,
+    GrowingExecutor,
     PlansAhead,
     PrefersLargeGroups,
     ReportsExecution,
@@ -365,6 +366,18 @@ class Simulation:
         self._copy_sparse_groups()
         self._launch(self._upcoming(), version)
         return ClientUpdates(whole.uploads, whole.statistics)
+
+    def gather_growing(self, tasks: Sequence[Task], version: int) -> Iterator[ClientUpdates]:
+        executor, repeated = self._executor, len({task.client for task in tasks}) < len(tasks)
+        together = self._ahead or (self._remembers and repeated)
+        if together or not isinstance(executor, GrowingExecutor) or not executor.grows:
+            yield self.gather(tasks, version)
+            return
+        starts = [self._task_start(task, version) for task in tasks]
+        for results in executor.growing(self._algorithm, tasks, starts, self._seed):
+            yield ClientUpdates(results.uploads, results.statistics)
+        self._store.write([task.client for task in tasks], results.memories)
+        self.forget(tasks)
 
     def forget(self, tasks: Sequence[Task]) -> None:
         self._references.subtract(task.version for task in tasks)

@@ -10,7 +10,7 @@ import logging
 import pickle
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Protocol
 
@@ -103,8 +103,13 @@ class WorkerPool(Protocol):
         """Start another worker in the place of a lost one."""
         ...
 
+    @property
+    def in_place(self) -> bool:
+        """Whether `join` copies nothing, so that it may be called while other orders are in work."""
+        ...
+
     def join(self, done: Sequence[WorkDone]) -> Tree:
-        """The results of all these orders, stacked over their tasks."""
+        """The results of these orders, which are the first of a buffer, stacked over their tasks."""
         ...
 
     def close(self) -> None: ...
@@ -135,22 +140,43 @@ class PoolExecutor:
     def __call__(
         self, algorithm: AnyAlgorithm, tasks: Sequence[Task], starts: Sequence[TaskStart], seed: int
     ) -> TaskResults:
-        self._calls += 1
-        chunks = self._split(len(tasks), self._pool.workers)
-        orders = [self._order(algorithm, tasks, starts, seed, chunk) for chunk in chunks]
-        self._pool.expect(len(tasks))
-        done = run_orders(self._pool, orders)
-        for warning in (warning for each in done for warning in each.warnings):
-            if warning not in self._warned:
-                self._warned.add(warning)
-                log.warning("%s", warning)
-        results: TaskResults = trees.map(lambda leaf: leaf.to(self._device), self._pool.join(done))
-        self._remove_unused()
-        return results
+        *_, done = self._run(algorithm, tasks, starts, seed)
+        return self._join(done)
+
+    @property
+    def grows(self) -> bool:
+        return self._pool.in_place
+
+    def growing(
+        self, algorithm: AnyAlgorithm, tasks: Sequence[Task], starts: Sequence[TaskStart], seed: int
+    ) -> Iterator[TaskResults]:
+        for done in self._run(algorithm, tasks, starts, seed):
+            yield self._join(done)
 
     def close(self) -> None:
         self._messages = {}
         self._pool.close()
+
+    def _run(
+        self, algorithm: AnyAlgorithm, tasks: Sequence[Task], starts: Sequence[TaskStart], seed: int
+    ) -> Iterator[list[WorkDone]]:
+        """Have all tasks done; yields the first orders, more each time, and at last all."""
+        self._calls += 1
+        chunks = self._split(len(tasks), self._pool.workers)
+        orders = [self._order(algorithm, tasks, starts, seed, chunk) for chunk in chunks]
+        self._pool.expect(len(tasks))
+        done: list[WorkDone] = []
+        for done in run_orders(self._pool, orders):
+            yield done
+        for warning in (warning for each in done for warning in each.warnings):
+            if warning not in self._warned:
+                self._warned.add(warning)
+                log.warning("%s", warning)
+        self._remove_unused()
+
+    def _join(self, done: Sequence[WorkDone]) -> TaskResults:
+        results: TaskResults = trees.map(lambda leaf: leaf.to(self._device), self._pool.join(done))
+        return results
 
     def _order(
         self,
@@ -205,13 +231,17 @@ def _message_id(start: TaskStart) -> tuple[int, int]:
     return id(start.message), id(start.statistics)
 
 
-def run_orders(pool: WorkerPool, orders: Sequence[WorkOrder]) -> list[WorkDone]:
-    """Have all orders done; the first failure is raised once no worker is busy."""
+def run_orders(pool: WorkerPool, orders: Sequence[WorkOrder]) -> Iterator[list[WorkDone]]:
+    """Have all orders done; yields those before the first that is not done, each time that there are more.
+
+    The first failure is raised once no worker is busy.
+    """
     waiting = deque(orders)
     held: dict[int, WorkOrder] = {}
     deaths: Counter[int] = Counter()
     done: dict[int, WorkDone] = {}
     failed: dict[int, Exception] = {}
+    leading: list[WorkDone] = []
 
     def feed(worker: int) -> None:
         if waiting and not failed:
@@ -238,9 +268,13 @@ def run_orders(pool: WorkerPool, orders: Sequence[WorkOrder]) -> list[WorkDone]:
             else:
                 done[answer.number] = answer
             feed(worker)
+        before = len(leading)
+        while len(leading) < len(orders) and orders[len(leading)].number in done:
+            leading.append(done[orders[len(leading)].number])
+        if len(leading) > before and not failed:
+            yield list(leading)
     if failed:
         raise failed[min(failed)]
-    return [done[order.number] for order in orders]
 
 
 def _check_deaths(deaths: int, order: WorkOrder, reason: str) -> None:

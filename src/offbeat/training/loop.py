@@ -25,6 +25,7 @@ from offbeat.core import AnyAlgorithm, Cohort, SavedState, Task, Vector, traits_
 from offbeat.engines.engine import (
     ClientUpdates,
     Engine,
+    GrowingSession,
     PersistentSession,
     PersonalSession,
     SecureEncodingSession,
@@ -520,6 +521,15 @@ class BufferSum:
 
     def _gather(self, tasks: tuple[Task, ...]) -> None:
         """Gather and add the tasks that were not added yet."""
+        session, piece = self._run.session, self._run.piece
+        if piece and not self._run.gathered_at_once and isinstance(session, GrowingSession):
+            for updates in session.gather_growing(tasks, self._version):
+                ready = len(trees.leaves(updates.uploads)[0])
+                rows = slice(self._added, ready if ready == len(tasks) else ready - ready % piece)
+                if some := tasks[rows]:
+                    self._take(trees.map(lambda leaf, rows=rows: leaf[rows], updates), some)
+                    self._added = rows.stop
+            return
         at_once = self._run.gathered_at_once or len(tasks)
         while some := tasks[self._added : self._added + at_once]:
             updates = self._run.session.gather(some, self._version)

@@ -116,6 +116,22 @@ def kill_started(number: int, word: str) -> Act:
     return act
 
 
+def freeze(word: str) -> Act:
+    """One that offbeat serve has started is stopped, and nobody lets it continue."""
+
+    def act(world: World, name: str) -> Seen:
+        begun, before = time.time(), len(world.processes["serve"].said)
+        frozen = [pid for pid in world.pids(word) if world.trial.kill(pid, signal.SIGSTOP)]
+        if not frozen:
+            return Seen("there was none to stop", None)
+        said = lambda: world.processes["serve"].said[before:]  # noqa: E731
+        told = awaited(world, lambda: "had been stopped by a signal" in said() or None)
+        words = "named, and continued by offbeat serve" if told else "was not named"
+        return Seen(words, accepted(world, None, time.time(), begun), stuck=not told and not world.is_over())
+
+    return act
+
+
 def kill_serve(number: int) -> Act:
     """The command itself, and a person who resumes."""
 
@@ -271,6 +287,8 @@ def kinds() -> Iterator[tuple[str, str, Act, int, int]]:
             1,
         )
         yield f"{name} of the secure-sum helper", "helper", kill_helper(number), 0, 2
+    yield "SIGSTOP of the server", "server", freeze("offbeat.deploy.flower.server"), 1, 0
+    yield "SIGSTOP of the SuperLink", "server", freeze("offbeat.deploy.flower.superlink"), 1, 0
     yield "200 silent connections", "server", connect_silently, 1, 0
     for file in HARMED_FILES:
         for harm in FILE_HARMS:

@@ -49,6 +49,24 @@ def said(log: Path) -> str:
     return log.read_text()
 
 
+def test_a_child_that_a_signal_stopped_is_known_and_continues(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    child = start("import time\nwhile True: time.sleep(0.05); print(flush=True)", log)
+    try:
+        assert not child.is_stopped()
+        os.kill(child.process.pid, signal.SIGSTOP)
+        until(child.is_stopped)
+        assert child.is_stopped()  # which looking at it does not change
+        assert child.is_alive()
+        child.resume()
+        until(lambda: not child.is_stopped())
+        written = log.stat().st_size
+        until(lambda: log.stat().st_size > written)
+    finally:
+        child.kill()
+    assert not child.is_stopped()
+
+
 def test_a_child_ends_when_told_and_gives_its_code(tmp_path: Path) -> None:
     child = start("import time; time.sleep(60)", tmp_path / "log")
     assert child.is_alive()

@@ -1,6 +1,7 @@
 """A site's own connection to a SuperLink, which is scripted here."""
 
 import json
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -336,7 +337,25 @@ def test_a_task_that_hangs_is_ended_with_the_process(world: World) -> None:
     assert world.restarts == 1
     assert world.client.calls[-1] == "deactivate 77"
     assert "longer than it may" in world.said[-1]
-    connection._set_alarm(0)
+
+
+def test_no_alarm_ends_a_site_that_signs_off_slowly_or_the_process_that_takes_its_place(world: World) -> None:
+    release, alarms, sign_off = threading.Event(), [], world.client.deactivate
+
+    def deactivate(node: int) -> None:
+        alarms.append(signal.getitimer(signal.ITIMER_REAL))
+        sign_off(node)
+
+    world.client.deactivate = deactivate  # type: ignore[method-assign]
+    world.site.work = lambda header: release.wait(20) and None
+    world.client.queue = [("train.task", Content('{"seconds": 0.1}', b""))]
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            world.connection.run()
+        assert alarms == [(0.0, 0.0)]
+    finally:
+        release.set()
+        connection._set_alarm(0)
 
 
 def test_heartbeats_and_messages_do_not_wait_for_the_work(

@@ -28,10 +28,36 @@ def rejects(lengths: NormGuard, given: UploadNorms) -> bool:
     return False
 
 
-def test_before_ten_are_known_only_what_is_far_from_any_model_is_rejected() -> None:
-    lengths = knowing(9)
+def test_before_one_is_known_only_what_is_far_from_any_model_is_rejected() -> None:
+    lengths = knowing(0)
     assert not rejects(lengths, norms(4e6))
     assert rejects(lengths, norms(4.1e6))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 9])
+def test_before_ten_are_known_a_thousand_times_their_median_is_the_most(count: int) -> None:
+    lengths = knowing(count)
+    assert not rejects(lengths, norms(2000.0, statistic=1000.0))
+    assert rejects(lengths, norms(2001.0))
+    assert rejects(lengths, norms(2.0, statistic=1001.0))
+
+
+def test_a_huge_first_one_does_not_let_another_in_once_an_honest_one_is_known() -> None:
+    lengths = NormGuard(None, model_norm=3.0)
+    for norm in (4e6, 2.0):
+        lengths.check(norms(norm))
+        lengths.add(norms(norm))
+    assert rejects(lengths, norms(2001.0))
+
+
+def test_zeros_at_first_do_not_keep_out_a_hundred_times_the_model() -> None:
+    lengths = knowing(2, norm=0.0)
+    assert not rejects(lengths, norms(400.0))
+    assert rejects(lengths, norms(401.0))
+
+
+def test_known_ones_never_raise_the_first_limit() -> None:
+    assert rejects(knowing(1, norm=4e6), norms(4.1e6))
 
 
 def test_from_ten_on_a_hundred_times_the_median_is_the_most() -> None:

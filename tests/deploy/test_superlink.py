@@ -23,11 +23,18 @@ PEM = Encoding.PEM, PublicFormat.SubjectPublicKeyInfo
 class Process:
     def __init__(self, events: list[Any]) -> None:
         self.lives, self.how = True, ""
-        self.process = SimpleNamespace(stdin=self)
+        self.process = SimpleNamespace(stdin=self, pid=id(self))
+        self.stopped = False
         self.write, self.flush = events.append, lambda: None
 
     def is_alive(self) -> bool:
         return self.lives
+
+    def is_stopped(self) -> bool:
+        return self.stopped
+
+    def resume(self) -> None:
+        self.stopped = False
 
     def stop(self) -> None:
         self.lives, self.how = False, "stop"
@@ -47,6 +54,8 @@ class World:
         self.answers = True
         self.now = 100.0
         self.commands: list[list[str]] = []
+        self.health: str | None = None  # what is wrong with it
+        monkeypatch.setattr(supervisor, "superlink_problem", lambda link: self.health)
         monkeypatch.setattr(supervisor, "wait_for_superlink", self._await)
         monkeypatch.setattr(supervisor, "Backoff", lambda *given: Backoff(*given, clock=lambda: self.now))
         monkeypatch.setattr(supervisor.time, "monotonic", lambda: self.now)
@@ -309,3 +318,49 @@ def test_keys_at_a_superlink_of_others_are_left_to_them(
     world.keys[b"another run's"] = 77
     with running_backend(tmp_path, Path("s"), SuperLinkAddress("server:8000", None), made):
         assert world.names(tmp_path / "keys") == ["?", "a", "b"]
+
+
+def test_a_process_that_a_signal_stopped_is_continued_when_it_is_seen_twice(
+    world: World, tmp_path: Path
+) -> None:
+    with running_backend(tmp_path, Path("s"), somewhere(), None) as backend:
+        [process] = world.processes
+        for _ in range(2):  # stopped for a moment, as by a backup
+            process.stopped = True
+            assert backend.thaw() == []
+            process.stopped = False
+            assert backend.thaw() == []
+        process.stopped = True
+        world.health = "timed out"
+        assert backend.thaw() == []
+        assert backend.thaw() == ["the SuperLink had been stopped by a signal, and is continued."]
+        assert not process.stopped
+        assert process.lives
+
+
+def test_a_superlink_that_leaves_four_requests_unanswered_is_started_again(
+    world: World, tmp_path: Path
+) -> None:
+    with running_backend(tmp_path, Path("s"), somewhere(), None) as backend:
+        for health in ("timed out", "timed out", "timed out", None, "timed out", "timed out", "timed out"):
+            world.health = health
+            assert backend.thaw() == []
+        [said] = backend.thaw()
+        assert said.startswith("the SuperLink hangs")
+        backend.keep_alive()
+        assert [process.how for process in world.processes] == ["kill", ""]
+        assert backend.thaw() == []  # the count begins again
+
+
+@pytest.mark.parametrize("health", ["it answers with HTTP status 500", "the certificate has expired"])
+def test_a_superlink_with_another_problem_does_not_hang(world: World, tmp_path: Path, health: str) -> None:
+    world.health = health
+    with running_backend(tmp_path, Path("s"), somewhere(), None) as backend:
+        assert [backend.thaw() for _ in range(9)] == [[]] * 9
+        assert len(world.processes) == 1
+
+
+def test_a_superlink_of_others_is_not_ended(world: World, tmp_path: Path, made: Certificates) -> None:
+    world.health = "timed out"
+    with running_backend(tmp_path, Path("s"), SuperLinkAddress("server:8000", None), made) as backend:
+        assert [backend.thaw() for _ in range(9)] == [[]] * 9

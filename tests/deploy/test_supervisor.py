@@ -43,8 +43,12 @@ class Acted:
     ended: list[bool] = field(default_factory=list)  # whether each server had to be ended
     alive: bool = False
     restarted: int = 0  # times that the SuperLink was
+    frozen: list[str] = field(default_factory=list)  # what is said of it
 
     def keep_alive(self) -> None: ...
+
+    def thaw(self) -> list[str]:
+        return [self.frozen.pop(0)] if self.frozen else []
 
     def start_server(self, *, resume: bool) -> None:
         self.resumed.append(resume)
@@ -185,6 +189,15 @@ def test_a_server_that_does_not_answer_to_a_stop_is_ended(tmp_path: Path) -> Non
     assert flower.ended == [True]
     assert 120 < time.now < 130
     assert "did not react to the stop request" in seen.said[0]
+
+
+def test_what_was_frozen_is_named_every_half_minute(tmp_path: Path) -> None:
+    def computes_for_long(flower: Acted) -> None:
+        flower.time.later(100, lambda: ends(flower, ServeOutcome(7)))
+
+    outcome, flower, seen, _ = watch(tmp_path, computes_for_long, frozen=["one", "two", "three", "four"])
+    assert (outcome, len(flower.resumed)) == (ServeOutcome(7), 1)
+    assert seen.said == ["one", "two", "three"]
 
 
 def test_a_stop_between_two_servers_starts_no_other(tmp_path: Path) -> None:

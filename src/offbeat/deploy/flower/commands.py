@@ -75,6 +75,18 @@ class ChildProcess:
             self._kill_group()
         return self.returncode is None
 
+    def is_stopped(self) -> bool:
+        """Whether a signal such as SIGSTOP has stopped it, so that it lives but does nothing."""
+        if not self.is_alive():
+            return False
+        found = os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+        return found is not None
+
+    def resume(self) -> None:
+        """Let it continue after `is_stopped`."""
+        if self.is_alive():
+            os.kill(self.process.pid, signal.SIGCONT)
+
     def stop(self, timeout: float = 10.0) -> None:
         """Terminate it, and kill it if it has not ended after `timeout` seconds."""
         if not self.is_alive():

@@ -485,6 +485,7 @@ class SiteConnection:
 
     def _give_up_process(self) -> None:
         self._notify("a task took longer than it may: this site starts again.")
+        _set_alarm(0)  # it would end this process while it signs off, or the one that takes its place
         self._sign_off()
         self._restart()
 

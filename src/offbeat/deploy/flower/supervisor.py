@@ -23,6 +23,7 @@ from offbeat.deploy.flower.commands import (
     ChildProcess,
     SuperLinkAddress,
     flower_environment,
+    superlink_problem,
     wait_for_superlink,
 )
 from offbeat.deploy.flower.private_api import ControlClient, FlowerError, Refusal
@@ -40,6 +41,8 @@ _POLL_INTERVAL = 0.25
 _MAX_RETRIES = 20  # in a row without progress
 _MAX_RETRY_PAUSE = 30.0  # seconds
 _SPACE_INTERVAL = 5.0  # seconds between two looks whether the disk is full
+_FREEZE_INTERVAL = 30.0  # seconds between two looks whether a process is frozen
+_MAX_UNANSWERED = 4  # health requests in a row that a SuperLink may leave without an answer
 _SAVE_TIMEOUT = 120.0  # seconds for a server to save and end
 _KEY_FORMAT = Encoding.PEM, PublicFormat.SubjectPublicKeyInfo  # in which Flower knows keys
 
@@ -63,6 +66,7 @@ class LocalSuperLink:
         self.bell, self._gateway_bell = Doorbell.pair()  # of the server, and of the gateway
         self._child: ChildProcess | None = None
         self._certificate: int | None = None  # its date
+        self._unanswered = 0  # health requests in a row
         self._backoff = Backoff(_FIRST_SUPERLINK_PAUSE, _MAX_SUPERLINK_PAUSE)
 
     @property
@@ -74,6 +78,7 @@ class LocalSuperLink:
     def start(self) -> None:
         """Start it, closed for sites; a failure is an `InputError`."""
         self.kill()
+        self._unanswered = 0
         self._certificate = self._certificate_date()
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # its log may name sites
         (self._folder / "superlink.address").write_text(self.link.address)  # for another 'offbeat serve'
@@ -115,6 +120,16 @@ class LocalSuperLink:
 
     def is_alive(self) -> bool:
         return self._child is not None and self._child.is_alive()
+
+    @property
+    def child(self) -> ChildProcess | None:
+        return self._child
+
+    def is_hanging(self) -> bool:
+        """Send a health request; return whether this and several before it were not answered in time."""
+        in_time = not self.is_alive() or "timed out" not in (superlink_problem(self.link) or "")
+        self._unanswered = 0 if in_time else self._unanswered + 1
+        return self._unanswered >= _MAX_UNANSWERED
 
     def kill(self) -> None:
         """End it, which has nothing to save; `keep_alive` starts it again."""
@@ -158,6 +173,7 @@ class SuperLinkBackend:
         self._server: ChildProcess | None = None
         self._next_key_search = 0.0
         self._missing: set[bytes] = set()  # registered keys that the last search did not find
+        self._stopped: set[int] = set()  # processes that were stopped when `thaw` last looked
 
     def start(self) -> None:
         """Start it, or wait until it answers, and register all keys before sites can connect."""
@@ -187,6 +203,26 @@ class SuperLinkBackend:
         """End a SuperLink that was started here: `keep_alive` starts it again."""
         if self._local is not None:
             self._local.kill()
+
+    def thaw(self) -> list[str]:
+        """Continue what was stopped by a signal in two calls in a row; end a SuperLink that hangs.
+
+        Return a sentence for each. A process that computes for long is never taken for a frozen one: the
+        system knows which processes are stopped, and only the SuperLink has to answer requests.
+        """
+        said, before = [], self._stopped
+        superlink = None if self._local is None else self._local.child
+        children = {"the server": self._server, "the SuperLink": superlink}
+        stopped = {name: child for name, child in children.items() if child and child.is_stopped()}
+        self._stopped = {child.process.pid for child in stopped.values()}
+        for name, child in stopped.items():
+            if child.process.pid in before:
+                child.resume()
+                said.append(f"{name} had been stopped by a signal, and is continued.")
+        if self._local is not None and "the SuperLink" not in stopped and self._local.is_hanging():
+            self._local.kill()
+            said.append("the SuperLink hangs: it has answered no request for minutes, and is started again.")
+        return said
 
     def start_server(self, *, resume: bool) -> None:
         """Start the server's process."""
@@ -347,7 +383,12 @@ class Supervisor:
 
     def _follow(self) -> ServeOutcome | None:
         stop_requested, next_probe = None, self.clock() + _SPACE_INTERVAL
+        next_thaw = self.clock() + _FREEZE_INTERVAL
         while True:
+            if self.clock() >= next_thaw:
+                next_thaw = self.clock() + _FREEZE_INTERVAL
+                for sentence in self.backend.thaw():
+                    self.display.message(sentence)
             if self.clock() >= next_probe:
                 next_probe = self.clock() + _SPACE_INTERVAL
                 if disk_full(self.folder, quick=True):  # the SuperLink has stopped working, too

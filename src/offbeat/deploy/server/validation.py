@@ -35,10 +35,12 @@ from offbeat.privacy import clipping
 from offbeat.privacy.secure.encoding import SEALED_BYTES, answered_message
 from offbeat.privacy.secure.terms import BindingError, MessageError, ParticipationError, SignatureError
 
-_MIN_HISTORY = 10  # accepted norms before their median counts
+_MIN_HISTORY = 10  # accepted norms before their median alone counts
 _MAX_HISTORY = 100  # recent norms that are kept
 _MEDIAN_FACTOR = 100.0  # honest updates differ by data and training progress, but not by this much
-_INITIAL_FACTOR = 1e6  # times the model's norm, before the median counts: no learning rate leads further
+_INITIAL_FACTOR = 1e6  # times the model's norm, before any is known: no learning rate leads further
+_EARLY_MEDIAN_FACTOR = 1e3  # while few are known: the first may be of sites with very little data
+_EARLY_MIN_FACTOR = 100.0  # times the model's norm: a first site that sends zeros does not keep others out
 _MIN_FACTOR = 1e-2  # times the model's norm: a norm below this does no harm, however small the others are
 _NORM_TOLERANCE = 1e-3  # relative, for rounding at a site
 _LONG_VECTOR = 2**20  # beyond so many numbers, single-precision norms are less exact: 0.8 % at 11 million
@@ -113,9 +115,13 @@ class NormGuard:
 
     def _limit(self, name: str, min_factor: float) -> float:
         history = self._history.get(name, ())
-        if len(history) < _MIN_HISTORY:
-            return _INITIAL_FACTOR * self._unit
-        return max(_MEDIAN_FACTOR * statistics.median(history), min_factor * self._unit)
+        if len(history) >= _MIN_HISTORY:
+            return max(_MEDIAN_FACTOR * statistics.median(history), min_factor * self._unit)
+        highest = _INITIAL_FACTOR * self._unit
+        if not history:
+            return highest
+        early = _EARLY_MEDIAN_FACTOR * statistics.median_low(history)  # of two, the smaller
+        return min(highest, max(early, _EARLY_MIN_FACTOR * self._unit))
 
 
 class UploadValidator(Protocol):

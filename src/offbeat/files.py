@@ -83,11 +83,12 @@ def with_checksum(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_checksum(facts: dict[str, Any]) -> dict[str, Any]:
-    """The dictionary without its checksum; `ValueError` if there is none or they do not match."""
+    """The dictionary without its checksum; `ValueError` if they do not match.
+
+    A dictionary without a checksum, as earlier versions wrote it, is returned unchecked.
+    """
     kept = {name: value for name, value in facts.items() if name != _CHECKSUM}
-    if _CHECKSUM not in facts:
-        raise ValueError("its checksum is missing")
-    if with_checksum(kept) != facts:
+    if _CHECKSUM in facts and with_checksum(kept) != facts:
         raise ValueError("its contents have changed since it was written")
     return kept
 

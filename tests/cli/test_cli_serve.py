@@ -17,7 +17,6 @@ from offbeat.cli import main
 from offbeat.deploy import keys
 from offbeat.deploy.config import ServeConfig
 from offbeat.deploy.server.run import SET_ASIDE_FILE, ServeOutcome, write_outcome
-from offbeat.training import settings_file
 
 TASK = """
 import torch
@@ -69,7 +68,9 @@ class Acted:
     def keep_alive(self) -> None: ...
 
     def start_server(self, *, resume: bool) -> None:
-        settings_file.write(self.folder, ServeConfig.read(Path("serve.toml")).settings())
+        (self.folder / "settings.json").write_text(
+            json.dumps(ServeConfig.read(Path("serve.toml")).settings())
+        )
         record = {"version": 3, "time": 12.5, "client_updates": 6, "accuracy": 0.75, "staleness_mean": 0.5}
         (self.folder / "records.jsonl").write_text(json.dumps(record) + "\n")
         told = [
@@ -300,7 +301,7 @@ def test_a_folder_that_holds_a_run_is_left_alone(act: Act, capsys: pytest.Captur
 
 def test_a_simulation_is_not_resumed_as_a_deployment(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "run").mkdir()
-    settings_file.write(here / "run", {"algorithm": "fedbuff", "data": "digits"})
+    (here / "run" / "settings.json").write_text('{"algorithm": "fedbuff", "data": "digits"}')
     assert "is a simulation" in fails("serve serve.toml --start --port 23998 --out run --resume", capsys)
 
 

@@ -99,7 +99,7 @@ def test_a_bound_site_has_a_key(tmp_path: Path) -> None:
         ClientRegistry(tmp_path / "roster.json", 3, bound=True).admit(None, "a", site(1))
 
 
-def test_a_roster_that_was_changed_or_has_lost_its_checksum_is_noticed(tmp_path: Path) -> None:
+def test_a_roster_that_was_changed_is_noticed_and_one_of_before_is_read(tmp_path: Path) -> None:
     path = tmp_path / "roster.json"
     roster = ClientRegistry(path, 2, bound=True)
     roster.admit("7", "a", site(1))
@@ -112,5 +112,4 @@ def test_a_roster_that_was_changed_or_has_lost_its_checksum_is_noticed(tmp_path:
         ClientRegistry(path, 2, bound=True)
     del facts["checksum"]
     path.write_text(json.dumps(facts))
-    with pytest.raises(InputError, match=r"its checksum is missing.*restore it from a backup"):
-        ClientRegistry(path, 2, bound=True)
+    assert ClientRegistry(path, 2, bound=True).members == roster.members

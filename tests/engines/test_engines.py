@@ -315,9 +315,14 @@ def test_a_chunk_beside_a_way_to_compute_is_refused_rather_than_ignored() -> Non
 
 
 def resident(processes: list[int]) -> int:
-    """The bytes of memory that processes hold, of shared memory each its own part."""
+    """The bytes of memory that processes hold, of shared memory each its own part.
+
+    Files are left out: what a process counts of a library depends on how many others have it mapped.
+    """
     text = "".join(Path(f"/proc/{process}/smaps_rollup").read_text() for process in processes)
-    return 1024 * sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:"))
+    return 1024 * sum(
+        int(line.split()[1]) for line in text.splitlines() if line.startswith(("Pss_Anon:", "Pss_Shmem:"))
+    )
 
 
 def tensors() -> int:

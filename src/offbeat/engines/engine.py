@@ -74,6 +74,11 @@ class StreamingSession(Protocol):
 class GrowingSession(Protocol):
     """A session that can hand over the first uploads of a buffer while it computes the others."""
 
+    @property
+    def grows(self) -> bool:
+        """Whether it does; not if it waits for all of them anyway."""
+        ...
+
     def gather_growing(self, tasks: Sequence[Task], version: int) -> Iterator[ClientUpdates]:
         """As `gather`, for the first of the tasks, for more of them each time, and at last for all."""
         ...

@@ -327,6 +327,10 @@ class Simulation:
         return isinstance(self._executor, SequentialExecutor)
 
     @property
+    def grows(self) -> bool:
+        return isinstance(self._executor, GrowingExecutor) and self._executor.grows and not self._ahead
+
+    @property
     def recalls(self) -> bool:
         return self._clock.recalls
 
@@ -369,8 +373,7 @@ class Simulation:
 
     def gather_growing(self, tasks: Sequence[Task], version: int) -> Iterator[ClientUpdates]:
         executor, repeated = self._executor, len({task.client for task in tasks}) < len(tasks)
-        together = self._ahead or (self._remembers and repeated)
-        if together or not isinstance(executor, GrowingExecutor) or not executor.grows:
+        if not isinstance(executor, GrowingExecutor) or (self._remembers and repeated):
             yield self.gather(tasks, version)
             return
         starts = [self._task_start(task, version) for task in tasks]

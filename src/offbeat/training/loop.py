@@ -263,6 +263,9 @@ class RunState:
         self.piece = self.aggregation.piece(max(sizes))  # uploads that are added at a time
         streams = isinstance(self.session, StreamingSession) and self.session.streams
         self.gathered_at_once = self.piece if streams else None  # uploads; None: those of a buffer
+        self.growing: GrowingSession | None = None  # the session, if it hands over a growing part of a buffer
+        if self.piece and isinstance(self.session, GrowingSession) and self.session.grows:
+            self.growing = self.session
         self.summed: BufferSum | None = None  # of the buffer that is being filled
         self.check: FiniteCheck | None = None  # of the last step, if its result is not known yet
         if isinstance(self.session, SecureEncodingSession):
@@ -521,9 +524,9 @@ class BufferSum:
 
     def _gather(self, tasks: tuple[Task, ...]) -> None:
         """Gather and add the tasks that were not added yet."""
-        session, piece = self._run.session, self._run.piece
-        if piece and not self._run.gathered_at_once and isinstance(session, GrowingSession):
-            for updates in session.gather_growing(tasks, self._version):
+        growing, piece = self._run.growing, self._run.piece
+        if growing and piece:
+            for updates in growing.gather_growing(tasks, self._version):
                 ready = len(trees.leaves(updates.uploads)[0])
                 rows = slice(self._added, ready if ready == len(tasks) else ready - ready % piece)
                 if some := tasks[rows]:

@@ -205,7 +205,7 @@ class Tied(nn.Module):
 def test_a_step_with_factors_is_the_step_with_a_gradient(decay: float, in_place: bool) -> None:
     torch.manual_seed(0)
     problem = Problem(Tied().double(), cross_entropies, decay)
-    assert sum(isinstance(part, FactoredLinear) for part in problem._single.modules()) == 3
+    assert sum(isinstance(part, FactoredLinear) for part in problem._single.module.modules()) == 3
     x, statistics = problem.initial()
     batch = Batch((torch.randn(6, 512, dtype=torch.float64), torch.arange(6) % 3))
     expected = x - 0.3 * problem.differentiate_by_autograd(x, statistics, batch)[0]
@@ -237,3 +237,59 @@ def test_a_personal_layer_is_stepped_by_its_gradient() -> None:
     torch.testing.assert_close(found, x - 0.3 * grad, rtol=0, atol=1e-14)
     assert not torch.equal(moved["2.weight"], problem.personal["2.weight"])
     torch.testing.assert_close(also["2.weight"], moved["2.weight"], rtol=0, atol=0)
+
+
+class Viewing(nn.Module):
+    """As many tutorials write it: the images are viewed as rows, which needs torch's own layout."""
+
+    def __init__(self, p: float = 0.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.convolution, self.pool = nn.Conv2d(3, 4, 3), nn.MaxPool2d(2)
+        self.p, self.linear = p, nn.Linear(4 * 5 * 5, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        pooled = self.pool(nn.functional.dropout(self.convolution(images), self.p, self.training))
+        outputs: Tensor = self.linear(pooled.view(len(images), -1))
+        return outputs
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5], ids=["exact", "drawing"])
+def test_a_module_whose_code_needs_the_layout_of_torch_gets_it(
+    p: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    module, images, labels = Viewing(p), torch.randn(6, 3, 12, 12), torch.arange(6)
+    problem, out = Problem(module, cross_entropies), torch.empty(0)
+    caplog.set_level("INFO")
+    x, statistics = problem.initial()
+    for _ in range(2):
+        torch.manual_seed(1)
+        grads = torch.autograd.grad(cross_entropies(module(images), labels).mean(), [*module.parameters()])
+        expected = x - 0.5 * torch.cat([grad.reshape(-1) for grad in grads])
+        torch.manual_seed(1)
+        out = torch.empty_like(x)
+        problem.sgd_step(x, statistics, Batch((images, labels)), 0.5, out)
+        assert torch.allclose(out, expected, atol=1e-6)
+        assert torch.allclose(problem.outputs(x, images), module.eval()(images), atol=1e-6)
+        module.train()
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2  # one of training, one of evaluation
+    assert all("view size is not compatible" in sentence for sentence in said)
+
+
+def test_an_error_of_the_module_itself_is_raised_and_changes_nothing() -> None:
+    problem = Problem(nn.Sequential(nn.Conv2d(3, 4, 3), nn.MaxPool2d(2)), cross_entropies)
+    x, _ = problem.initial()
+    with pytest.raises(RuntimeError, match="expected input"):
+        problem.outputs(x, torch.randn(2, 5, 8, 8))
+    assert problem.outputs(x, torch.randn(2, 3, 8, 8)).is_contiguous(memory_format=torch.channels_last)
+
+
+def test_evaluation_in_another_layout_gives_the_outputs_and_can_be_mapped() -> None:
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(), nn.Flatten())
+    problem, images = Problem(module, cross_entropies), torch.randn(6, 3, 12, 12)
+    models = torch.stack([problem.initial()[0] + shift for shift in (0.0, 0.1)])
+    each = [problem.outputs(x, images) for x in models]
+    assert torch.allclose(each[0], module.eval()(images), atol=1e-6)
+    together = torch.func.vmap(lambda x: problem.outputs(x, images))(models)
+    assert torch.allclose(together, torch.stack(each), atol=1e-6)

@@ -18,17 +18,20 @@ library that torch uses for them.
 """
 
 import copy
+import logging
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
+
+log = logging.getLogger(__name__)
 
 _HASH_MULTIPLIER = 0x9E3779B1 - 2**32  # signed 32-bit integers, whose products wrap around
 _HASH_MIX = 0x45D9F3B
@@ -40,6 +43,7 @@ _ONEDNN_LINEAR = getattr(torch.ops.mkldnn, "_linear_pointwise", None)  # None in
 Factors: TypeAlias = dict[int, list[tuple[Tensor, Tensor]]]  # by id of a weight: gradients and inputs, by row
 _factors: ContextVar[Factors | None] = ContextVar("factors", default=None)
 
+Result = TypeVar("Result")
 _Pair: TypeAlias = tuple[int, int]
 _Window: TypeAlias = tuple[_Pair, _Pair, _Pair]  # kernel size, stride and dilation, each (height, width)
 
@@ -204,12 +208,13 @@ class ChannelsLastConv2d(nn.Conv2d):
 
 
 class ChannelsLastMaxPool2d(nn.MaxPool2d):
-    """`nn.MaxPool2d` whose gradient keeps the channels-last layout; the numbers are the same."""
+    """`nn.MaxPool2d` whose gradient in training keeps the channels-last layout; the numbers are the same."""
 
     def forward(self, input: Tensor) -> Any:
         """As `nn.MaxPool2d`."""
         layout = torch.channels_last
-        if self.return_indices or input.ndim != 4 or not input.is_contiguous(memory_format=layout):
+        plain = self.return_indices or not self.training
+        if plain or input.ndim != 4 or not input.is_contiguous(memory_format=layout):
             return super().forward(input)
         sides = (self.kernel_size, self.stride, self.padding, self.dilation)
         window = [(side,) * 2 if isinstance(side, int) else _pair(side) for side in sides]
@@ -342,7 +347,7 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def for_one_client(module: nn.Module) -> nn.Module:
-    """A copy of the module, which shares its tensors, for plain autograd on a CPU."""
+    """A copy of the module, which shares its tensors, for plain autograd on a CPU, or for evaluation."""
     tensors = [*module.parameters(), *module.buffers()]
     copied = copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
     for part in copied.modules():
@@ -357,6 +362,35 @@ def for_one_client(module: nn.Module) -> nn.Module:
         elif type(part) is nn.Linear and part.weight.numel() >= _LARGE_WEIGHT:
             part.__class__ = FactoredLinear
     return copied
+
+
+class FasterModule:
+    """A copy of a module with faster layers, for which the original stands in where they do not suit it.
+
+    They keep another layout of images in memory, and a module whose own code has a `view` of images, as many
+    do, needs torch's. An error that is the module's own is raised by the original as well.
+    """
+
+    def __init__(self, original: nn.Module, replace: Callable[[nn.Module], nn.Module] | None) -> None:
+        self._original = original
+        self.module = original if replace is None else replace(original)
+
+    def compute(self, function: Callable[[nn.Module], Result]) -> Result:
+        """A function of the module, with the same random draws for either."""
+        if self.module is self._original:
+            return function(self._original)
+        state = torch.get_rng_state()
+        try:
+            return function(self.module)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            reason = (str(error).splitlines() or [""])[0]
+        torch.set_rng_state(state)
+        result = function(self._original)
+        self.module = self._original
+        log.info("this module is computed by torch's own layers, since faster ones do not suit it: %s", reason)
+        return result
 
 
 class _ChannelsLastMaxPool(torch.autograd.Function):

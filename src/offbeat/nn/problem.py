@@ -28,6 +28,8 @@ from offbeat import trees
 from offbeat.core import Batch, LocalOptimizer, Rate, Vector, descend, where
 from offbeat.errors import InputError, describe
 from offbeat.nn.layers import (
+    Factors,
+    FasterModule,
     collect_factors,
     dropout_keys,
     for_one_client,
@@ -116,7 +118,6 @@ class Problem:
         self._training = with_keyed_dropout(copy.deepcopy(module).train())
         self._keys = dropout_keys(self._training)
         self._evaluating = copy.deepcopy(module).eval()
-        self._mapped = self._training  # the module that `vmap` maps over clients
         named = {name: p for name, p in self._training.named_parameters() if p.requires_grad}
         if not named:
             raise InputError("the module has no parameter that requires a gradient: nothing to train.")
@@ -150,16 +151,16 @@ class Problem:
         self._sizes = [p.numel() for p in named.values()]
         every = list(self._training.named_parameters(remove_duplicate=False))
         self._tied = len(every) > len({id(parameter) for _, parameter in every})
-        if next(iter(named.values())).is_cuda:
-            self._mapped = with_matmul_convolutions(self._training, _SMALL_PATCH)
         self._initial = torch.cat([p.detach().reshape(-1) for p in named.values()])
         self._statistics = {
             name: buffer.detach().clone() for name, buffer in buffers.items() if name not in own
         }
         self.has_convolutions = any(isinstance(part, nn.Conv2d) for part in self._training.modules())
-        self._single = self._training  # the module of one client, for plain autograd
-        if self.device.type == "cpu":
-            self._single = for_one_client(self._training)
+        by_products = partial(with_matmul_convolutions, max_patch=_SMALL_PATCH)
+        one, many = (for_one_client, None) if self.device.type == "cpu" else (None, by_products)
+        self._single = FasterModule(self._training, one)  # of one client, by plain autograd
+        self._scoring = FasterModule(self._evaluating, one)
+        self._mapped = FasterModule(self._training, many)  # of many clients, by `vmap`
         self.tracks_statistics = any(
             isinstance(norm, _NORM_LAYERS)
             and norm.track_running_stats
@@ -229,13 +230,13 @@ class Problem:
         """The module in evaluation mode as a function of its inputs, for a client with these layers."""
         self._check_vector(x)
         tensors = self.parameters(x) | self._given_or_initial(statistics) | dict(personal or {})
-        return partial(self._call, self._evaluating, tensors)
+        return lambda inputs: self._scoring.compute(lambda module: self._call(module, tensors, inputs))
 
     def differentiate(
         self, x: Vector, statistics: Statistics, batch: Batch
     ) -> tuple[Vector, Tensor, Statistics]:
         """Gradient, loss and new statistics at x, as a pure function that `vmap` can map."""
-        return self._by_transform(self._mapped, x, statistics, batch)
+        return self._mapped.compute(lambda module: self._by_transform(module, x, statistics, batch))
 
     def by_products(self) -> GradientFn:
         """`differentiate` with all convolutions as matrix products, which is faster once it is compiled."""
@@ -245,7 +246,9 @@ class Problem:
         self, x: Vector, statistics: Statistics, batch: Batch
     ) -> tuple[Vector, Tensor, Statistics]:
         """`differentiate` for one client, by plain autograd on views of x; only the result is copied."""
-        return self._by_autograd(partial(self._objective, self._single), x, statistics, batch)
+        return self._single.compute(
+            lambda module: self._by_autograd(partial(self._objective, module), x, statistics, batch)
+        )
 
     def compiled(self, backend: str = "inductor") -> GradientFn:
         """`differentiate_by_autograd` with an objective compiled by torch, once for each minibatch shape."""
@@ -256,9 +259,14 @@ class Problem:
         self, x: Vector, statistics: Statistics, batch: Batch, lr: float, out: Vector
     ) -> tuple[Vector, Statistics]:
         """X minus lr times its gradient, without a gradient vector; `out` may be x."""
-        objective = partial(self._objective, self._single)
-        with collect_factors(wanted=not self.personal_parameters) as factors:
-            parameters, grads, _, statistics = self._grads(objective, x, statistics, batch, factors)
+
+        def differentiate(module: nn.Module) -> tuple[list[Tensor], list[Any], Statistics, Factors]:
+            with collect_factors(wanted=not self.personal_parameters) as factors:
+                objective = partial(self._objective, module)
+                parameters, grads, _, after = self._grads(objective, x, statistics, batch, factors)
+            return parameters, grads, after, factors
+
+        parameters, grads, after, factors = self._single.compute(differentiate)
         with torch.no_grad():
             for parameter, grad, part in zip(parameters, grads, self.parameters(out).values(), strict=True):
                 if grad is not None:
@@ -267,7 +275,7 @@ class Problem:
                     torch.mul(parameter, 1 - lr * self.weight_decay, out=part)
                 for gradients, inputs in factors.get(id(parameter), ()):
                     part.addmm_(gradients.t(), inputs, alpha=-lr)
-        return out, statistics
+        return out, after
 
     @property
     def moving(self) -> tuple[str, ...]:

@@ -26,9 +26,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any, TypeAlias, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.functional import linear, pad
 
 log = logging.getLogger(__name__)
@@ -261,8 +263,8 @@ class SameLayoutDropout(KeyedDropout):
         for _ in range(2):  # as `hash_bits`
             torch.bitwise_right_shift(bits, 16, out=high)
             bits.bitwise_xor_(high.bitwise_and_(0xFFFF)).mul_(_HASH_MIX)
-        mask = torch.empty_like(bits, dtype=input.dtype)
-        torch.ge(bits, round(self.p * 2**32) - 2**31, out=mask).mul_(1 / (1 - self.p))
+        # as integers, since torch's comparison to booleans or to floating point is slow
+        mask = bits.ge_(round(self.p * 2**32) - 2**31).to(input.dtype).mul_(1 / (1 - self.p))
         masked: Tensor = _Masked.apply(input, mask)  # type: ignore[no-untyped-call]
         return masked
 
@@ -391,6 +393,42 @@ class FasterModule:
         self.module = self._original
         log.info("this module is computed by torch's own layers, since faster ones do not suit it: %s", reason)
         return result
+
+
+_Places: TypeAlias = dict[str, tuple[dict[str, Any], str]]  # by full name: where a module has its tensor
+_places: WeakKeyDictionary[nn.Module, _Places] = WeakKeyDictionary()
+
+
+def call_with(module: nn.Module, tensors: dict[str, Tensor], args: tuple[Any, ...], kwargs: Any) -> Any:
+    """`functional_call` of a module without tied weights; where tensors belong is looked up only once."""
+    if torch.compiler.is_compiling():  # which knows `functional_call`
+        return functional_call(module, tensors, args, kwargs, tie_weights=False)
+    places = _places.get(module)
+    if places is None:
+        places = _places[module] = _find_places(module)
+    if not tensors.keys() <= places.keys():
+        return functional_call(module, tensors, args, kwargs, tie_weights=False)
+    held = []
+    try:
+        for name, tensor in tensors.items():
+            owner, key = places[name]
+            held.append((owner, key, owner[key]))
+            owner[key] = tensor
+        return module(*args, **kwargs)
+    finally:
+        for owner, key, own in held:
+            owner[key] = own
+
+
+def _find_places(module: nn.Module) -> _Places:
+    """Of parameters and buffers; none of a script, which `functional_call` refuses."""
+    return {
+        f"{path}.{key}".lstrip("."): (owner, key)
+        for path, part in module.named_modules()
+        for owner in (part._parameters, part._buffers)
+        if type(owner) is dict
+        for key in owner
+    }
 
 
 class _ChannelsLastMaxPool(torch.autograd.Function):

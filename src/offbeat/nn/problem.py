@@ -30,6 +30,7 @@ from offbeat.errors import InputError, describe
 from offbeat.nn.layers import (
     Factors,
     FasterModule,
+    call_with,
     collect_factors,
     dropout_keys,
     for_one_client,
@@ -255,27 +256,31 @@ class Problem:
         objective = torch.compile(partial(self._objective, self._training), backend=backend, dynamic=False)
         return partial(self._by_autograd, objective)
 
-    def sgd_step(
-        self, x: Vector, statistics: Statistics, batch: Batch, lr: float, out: Vector
-    ) -> tuple[Vector, Statistics]:
-        """X minus lr times its gradient, without a gradient vector; `out` may be x."""
+    def leaves(self, x: Vector) -> dict[str, Tensor]:
+        """`parameters`, of which gradients can be taken."""
+        return {name: view.requires_grad_() for name, view in self.parameters(x.detach()).items()}
 
-        def differentiate(module: nn.Module) -> tuple[list[Tensor], list[Any], Statistics, Factors]:
+    def sgd_step(
+        self, leaves: dict[str, Tensor], statistics: Statistics, batch: Batch, lr: float
+    ) -> Statistics:
+        """Move the leaves of a vector by lr times their gradient, in place and without a gradient vector."""
+
+        def differentiate(module: nn.Module) -> tuple[list[Any], Statistics, Factors]:
             with collect_factors(wanted=not self.personal_parameters) as factors:
                 objective = partial(self._objective, module)
-                parameters, grads, _, after = self._grads(objective, x, statistics, batch, factors)
-            return parameters, grads, after, factors
+                grads, _, after = self._grads(objective, leaves, statistics, batch, factors)
+            return grads, after, factors
 
-        parameters, grads, after, factors = self._single.compute(differentiate)
+        grads, after, factors = self._single.compute(differentiate)
         with torch.no_grad():
-            for parameter, grad, part in zip(parameters, grads, self.parameters(out).values(), strict=True):
+            for leaf, grad in zip(leaves.values(), grads, strict=True):
                 if grad is not None:
-                    torch.sub(parameter, self._decayed(grad, parameter), alpha=lr, out=part)
-                elif x is not out or self.weight_decay:
-                    torch.mul(parameter, 1 - lr * self.weight_decay, out=part)
-                for gradients, inputs in factors.get(id(parameter), ()):
-                    part.addmm_(gradients.t(), inputs, alpha=-lr)
-        return out, after
+                    leaf.sub_(self._decayed(grad, leaf), alpha=lr)
+                elif self.weight_decay:
+                    leaf.mul_(1 - lr * self.weight_decay)
+                for gradients, inputs in factors.get(id(leaf), ()):
+                    leaf.addmm_(gradients.t(), inputs, alpha=-lr)
+        return after
 
     @property
     def moving(self) -> tuple[str, ...]:
@@ -370,25 +375,24 @@ class Problem:
     def _by_autograd(
         self, objective: Objective, x: Vector, statistics: Statistics, batch: Batch
     ) -> tuple[Vector, Tensor, Statistics]:
-        _, grads, loss, new_statistics = self._grads(objective, x, statistics, batch)
+        grads, loss, new_statistics = self._grads(objective, self.leaves(x), statistics, batch)
         return self._decayed(torch.cat([grad.reshape(-1) for grad in grads]), x), loss, new_statistics
 
     def _grads(
         self,
         objective: Objective,
-        x: Vector,
+        leaves: dict[str, Tensor],
         statistics: Statistics,
         batch: Batch,
         factors: Collection[int] = (),
-    ) -> tuple[list[Tensor], list[Any], Tensor, Statistics]:
-        """Parameters, gradients (None where all of one is in factors), the loss, and the new statistics."""
-        views = {name: view.requires_grad_() for name, view in self.parameters(x.detach()).items()}
+    ) -> tuple[list[Any], Tensor, Statistics]:
+        """Gradients of leaves (None where all of one is in factors), the loss, and the new statistics."""
         personal = {
             name: weight.detach().requires_grad_()
             for name, weight in self._personal_weights(statistics).items()
         }
-        loss, new_statistics = objective(views, statistics | personal, batch)
-        parameters = list(views.values())
+        loss, new_statistics = objective(leaves, statistics | personal, batch)
+        parameters = list(leaves.values())
         grads: Sequence[Tensor | None] = torch.autograd.grad(
             loss, [*parameters, *personal.values()], allow_unused=True, materialize_grads=not factors
         )
@@ -399,7 +403,7 @@ class Problem:
             torch.zeros_like(parameter) if grad is None and id(parameter) not in factors else grad
             for parameter, grad in zip(parameters, grads, strict=False)
         ]
-        return parameters, shared, loss.detach(), new_statistics | moved
+        return shared, loss.detach(), new_statistics | moved
 
     def _objective(
         self, module: nn.Module, parameters: dict[str, Tensor], statistics: Statistics, batch: Batch
@@ -407,7 +411,8 @@ class Problem:
         inputs, targets = batch.data
         new_statistics = {name: value.clone() for name, value in (self._personal | statistics).items()}
         for name in self._keys:
-            new_statistics.setdefault(name, torch.zeros((), dtype=torch.int64, device=self.device))
+            if name not in new_statistics:
+                new_statistics[name] = torch.zeros((), dtype=torch.int64, device=self.device)
         try:
             known = {name: new_statistics[name] for name in new_statistics.keys() - self._optimizer_state}
             outputs = self._call(module, parameters | known, inputs)
@@ -424,11 +429,12 @@ class Problem:
         kwargs = inputs if isinstance(inputs, dict) else {}
         args = () if kwargs else inputs if isinstance(inputs, tuple) else (inputs,)
         # looking for tied weights is slow, and most modules have none
+        call = functional_call if self._tied else call_with
         if self.precision is not Precision.BFLOAT16:
-            return functional_call(module, tensors, args, kwargs, tie_weights=self._tied)
+            return call(module, tensors, args, kwargs)
         # autocast's cache of rounded weights must not outlive the recording of a CUDA graph
         with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
-            return functional_call(module, tensors, args, kwargs, tie_weights=self._tied)
+            return call(module, tensors, args, kwargs)
 
     def _personal_weights(self, statistics: Statistics) -> Statistics:
         """The personal layers that are trained; a trial of the module has the initial ones."""
@@ -517,7 +523,8 @@ class TaskGradient:
         self._step = getattr(differentiate, "descend", None)
         # a CPU is limited by memory bandwidth: there steps are taken in place, without a gradient vector
         self._in_place = differentiate == problem.differentiate_by_autograd and problem.device.type == "cpu"
-        self._own: Vector | None = None  # the vector that steps are taken in
+        self._own: Vector | None = None  # the vector that steps are taken in, and its leaves
+        self._leaves: dict[str, Tensor] = {}
         self._statistics = statistics
         self._personal = problem.moving
         self._moved: Statistics = {}  # personal layers after the current minibatch
@@ -545,8 +552,9 @@ class TaskGradient:
         """X minus lr times its gradient; an x that came from here may be overwritten."""
         if self._in_place and batch.mask is None:
             if self._own is not x:
-                self._own = torch.empty_like(x)
-            stepped, statistics = self._problem.sgd_step(x, self._before(batch), batch, float(lr), self._own)
+                self._own = x = x.clone()
+                self._leaves = self._problem.leaves(x)
+            stepped, statistics = x, self._problem.sgd_step(self._leaves, self._before(batch), batch, float(lr))
         elif self._step is not None:
             stepped, statistics = self._step(x, self._before(batch), batch, lr)
         else:

@@ -11,12 +11,14 @@ from offbeat.nn.layers import (
     ChannelsLastConv2d,
     ChannelsLastMaxPool2d,
     FactoredLinear,
+    FasterModule,
     PoolingFirst,
     SameLayoutDropout,
     call_with,
     collect_factors,
     for_one_client,
     with_keyed_dropout,
+    with_matmul_convolutions,
 )
 from offbeat.nn.problem import cross_entropies
 
@@ -277,6 +279,22 @@ def test_a_module_whose_code_needs_the_layout_of_torch_gets_it(
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 2  # one of training, one of evaluation
     assert all("view size is not compatible" in sentence for sentence in said)
+
+
+def test_a_module_that_needs_the_layout_of_torch_is_mapped_without_products_of_patches(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As on a GPU, where small convolutions are products of patches."""
+    problem, images, labels = Problem(Viewing(), cross_entropies), torch.randn(6, 3, 12, 12), torch.arange(6)
+    expected = problem.differentiate_by_autograd(*problem.initial(), Batch((images, labels)))[0]
+    caplog.set_level("INFO")
+    problem._mapped = FasterModule(problem._training, with_matmul_convolutions)
+    models = torch.stack([problem.initial()[0]] * 2)
+    for _ in range(2):
+        mapped = torch.func.vmap(lambda x: problem.differentiate(x, {}, Batch((images, labels)))[0])
+        assert torch.allclose(mapped(models), expected.expand(2, -1), atol=1e-6)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "view size is not compatible" in said
 
 
 def test_an_error_of_the_module_itself_is_raised_and_changes_nothing() -> None:

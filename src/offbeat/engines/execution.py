@@ -17,12 +17,15 @@ from offbeat.core import AnyAlgorithm, Task
 from offbeat.data.population import Population
 from offbeat.engines.cuda import StreamExecutor, first_sentence
 from offbeat.engines.local import (
+    DRAWS_NUMBERS,
     Executor,
+    FallsBack,
     PlansAhead,
     PrefersLargeGroups,
     SequentialExecutor,
     TaskResults,
     TaskStart,
+    sample_batch,
 )
 from offbeat.engines.vmap import VmapExecutor
 from offbeat.nn.problem import Precision, Problem
@@ -88,6 +91,9 @@ class Autotune:
     def executor(self, problem: Problem, population: Population) -> Executor:
         if problem.device.type != "cuda":
             return Vmap(self.chunk).executor(problem, population)
+        if problem.draws_random_numbers(sample_batch(population, problem)):
+            log.warning(DRAWS_NUMBERS)  # once, and not by each that would be tried
+            return SequentialExecutor(problem, population)
         candidates: dict[str, Execution] = {
             "mapped": Vmap(self.chunk),
             "streamed": CudaStreams(),
@@ -135,8 +141,9 @@ def choose_execution(measured: Mapping[str, Figures], names: Iterable[str], grou
     def total(name: str) -> float:
         if name in measured:
             return measured[name].total(groups)
-        without = measured.get(name.removesuffix(_COMPILED)) or min(measured[each] for each in plain)
-        return Figures(_COMPILER_SECONDS, (1 - _COMPILER_GAIN) * without.group).total(groups)
+        own = measured.get(name.removesuffix(_COMPILED))
+        without = own.group if own else min((figures.group for figures in measured.values()), default=0.0)
+        return Figures(_COMPILER_SECONDS, (1 - _COMPILER_GAIN) * without).total(groups)
 
     return min(names, key=total)
 
@@ -229,6 +236,15 @@ class AutotuneExecutor:
                 log.warning("%s execution is not used: %s", name, first_sentence(error))
                 names.remove(name)
             else:
+                if isinstance(executor, FallsBack) and executor.fell_back:
+                    # it has said why; neither it nor what would be compiled of it is tried again
+                    left = [each for each in names if name not in (each, each.removesuffix(_COMPILED))]
+                    if left:
+                        names = left
+                        executor.close()
+                    else:
+                        self.chosen, self._executor = name, executor
+                    continue
                 self._figures[name] = figures
                 store_figures(key, self._figures)
                 # what is started by now costs no start any more

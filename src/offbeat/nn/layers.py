@@ -387,11 +387,13 @@ class FasterModule:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
+            if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+                raise  # a recording that failed cannot go on
             reason = (str(error).splitlines() or [""])[0]
         torch.set_rng_state(state)
         result = function(self._original)
         self.module = self._original
-        log.info("this module is computed by torch's own layers, since faster ones do not suit it: %s", reason)
+        log.info("this module keeps torch's own layers, since faster ones do not suit it: %s", reason)
         return result
 
 

@@ -554,7 +554,8 @@ class TaskGradient:
             if self._own is not x:
                 self._own = x = x.clone()
                 self._leaves = self._problem.leaves(x)
-            stepped, statistics = x, self._problem.sgd_step(self._leaves, self._before(batch), batch, float(lr))
+            statistics = self._problem.sgd_step(self._leaves, self._before(batch), batch, float(lr))
+            stepped = x
         elif self._step is not None:
             stepped, statistics = self._step(x, self._before(batch), batch, lr)
         else:

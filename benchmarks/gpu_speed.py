@@ -337,7 +337,7 @@ def all_parts(given: argparse.Namespace) -> Iterator[Part]:
     yield Part("memory", [*own, "--memory", "40" if given.quick else "2000"], 90)
     for name in MODELS[2:]:
         yield model(name)
-    for name in ROUNDED:
+    for name in ROUNDED[: 1 if given.quick else None]:
         yield model(name, "bfloat16")
     tests = here.parent.parent / "tests" / "engines" / "test_gpu.py"
     yield Part("tests", [sys.executable, "-m", "pytest", "-q", "-n", "0", str(tests)], 300)

@@ -5,7 +5,8 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -15,6 +16,7 @@ import torch
 
 from offbeat.core import AnyAlgorithm, Task
 from offbeat.data.population import Population
+from offbeat.engines import cuda, vmap
 from offbeat.engines.cuda import StreamExecutor, first_sentence
 from offbeat.engines.local import (
     DRAWS_NUMBERS,
@@ -229,7 +231,8 @@ class AutotuneExecutor:
                 )
             executor = self._make(name)
             try:
-                figures = self._measure(executor, algorithm, tasks, starts, seed)
+                with held_warnings() as said:
+                    figures = self._measure(executor, algorithm, tasks, starts, seed)
             except RuntimeError as error:
                 if len(names) == 1:
                     raise
@@ -237,24 +240,31 @@ class AutotuneExecutor:
                 names.remove(name)
             else:
                 if isinstance(executor, FallsBack) and executor.fell_back:
-                    # it has said why; neither it nor what would be compiled of it is tried again
+                    # neither it nor what would be compiled of it is tried again, unless nothing else is left
                     left = [each for each in names if name not in (each, each.removesuffix(_COMPILED))]
                     if left:
                         names = left
                         executor.close()
+                        log.info("%s execution is not used: %s", name, "; ".join(map(str, said)))
                     else:
-                        self.chosen, self._executor = name, executor
+                        self._take(name, executor, said)
                     continue
                 self._figures[name] = figures
                 store_figures(key, self._figures)
                 # what is started by now costs no start any more
                 ready = self._figures | {name: figures._replace(start=0.0)}
                 if choose_execution(ready, names, self._groups) == name:
-                    self.chosen, self._executor = name, executor
+                    self._take(name, executor, said)
                     continue
                 known.add(name)
             executor.close()
         log.info("%s", self._sentence())
+
+    def _take(self, name: str, executor: Executor, said: Sequence[str]) -> None:
+        """Choose an executor that was tried, with what it had to say."""
+        self.chosen, self._executor = name, executor
+        for sentence in said:
+            log.warning("%s", sentence)
 
     def _sentence(self) -> str:
         """The choice and its reasons, for people."""
@@ -284,6 +294,34 @@ class AutotuneExecutor:
         if self._problem.device.type == "cuda":
             torch.cuda.synchronize(self._problem.device)
         return time.perf_counter()
+
+
+class _Held(logging.Filter):
+    """Keeps warnings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.WARNING:
+            return True
+        self.said.append(record.getMessage())
+        return False
+
+
+@contextmanager
+def held_warnings() -> Iterator[list[str]]:
+    """What executors warn of in a trial, which matters only if they are chosen."""
+    held = _Held()
+    loggers = [logging.getLogger(module.__name__) for module in (cuda, vmap)]
+    for logger in loggers:
+        logger.addFilter(held)
+    try:
+        yield held.said
+    finally:
+        for logger in loggers:
+            logger.removeFilter(held)
 
 
 def cache_path() -> Path | None:

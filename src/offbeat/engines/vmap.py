@@ -266,9 +266,8 @@ class VmapExecutor:
                 return TaskResults(*mapped(inputs))
             shape = self._padded_count(count)
             inputs = trees.map(lambda leaf: _repeat_last(leaf, shape), inputs)
-            graph = None
-            if self._graphs is not None:
-                key = (id(algorithm), *tree_signature(inputs))
+            graph, key = None, (id(algorithm), *tree_signature(inputs))
+            if self._graphs is not None and self._graphs.accepts(key):
                 graph = self._graphs.find(
                     key, lambda: CapturedGraph(mapped, inputs, self._stream, self._pool)
                 )

@@ -370,12 +370,14 @@ class FasterModule:
     """A copy of a module with faster layers, for which the original stands in where they do not suit it.
 
     They keep another layout of images in memory, and a module whose own code has a `view` of images, as many
-    do, needs torch's. An error that is the module's own is raised by the original as well.
+    do, needs torch's. An error that is the module's own is raised by the original as well. `differs` is
+    whether any layer was replaced.
     """
 
     def __init__(self, original: nn.Module, replace: Callable[[nn.Module], nn.Module] | None) -> None:
         self._original = original
         self.module = original if replace is None else replace(original)
+        self.differs = [*map(type, self.module.modules())] != [*map(type, original.modules())]
 
     def compute(self, function: Callable[[nn.Module], Result]) -> Result:
         """A function of the module, with the same random draws for either."""

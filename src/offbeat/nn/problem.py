@@ -157,11 +157,15 @@ class Problem:
             name: buffer.detach().clone() for name, buffer in buffers.items() if name not in own
         }
         self.has_convolutions = any(isinstance(part, nn.Conv2d) for part in self._training.modules())
-        by_products = partial(with_matmul_convolutions, max_patch=_SMALL_PATCH)
-        one, many = (for_one_client, None) if self.device.type == "cpu" else (None, by_products)
-        self._single = FasterModule(self._training, one)  # of one client, by plain autograd
-        self._scoring = FasterModule(self._evaluating, one)
-        self._mapped = FasterModule(self._training, many)  # of many clients, by `vmap`
+        on_cpu = self.device.type == "cpu"
+        self._single = FasterModule(self._training, for_one_client if on_cpu else None)
+        self._scoring: FasterModule | None = None  # in evaluation; None: the module itself
+        if on_cpu and self._single.differs:
+            self._scoring = FasterModule(self._evaluating, for_one_client)
+        self._mapped: FasterModule | None = None  # for `vmap`; None: the module itself
+        if not on_cpu:
+            by_products = partial(with_matmul_convolutions, max_patch=_SMALL_PATCH)
+            self._mapped = FasterModule(self._training, by_products)
         self.tracks_statistics = any(
             isinstance(norm, _NORM_LAYERS)
             and norm.track_running_stats
@@ -231,12 +235,17 @@ class Problem:
         """The module in evaluation mode as a function of its inputs, for a client with these layers."""
         self._check_vector(x)
         tensors = self.parameters(x) | self._given_or_initial(statistics) | dict(personal or {})
-        return lambda inputs: self._scoring.compute(lambda module: self._call(module, tensors, inputs))
+        scoring = self._scoring
+        if scoring is None:
+            return partial(self._call, self._evaluating, tensors)
+        return lambda inputs: scoring.compute(lambda module: self._call(module, tensors, inputs))
 
     def differentiate(
         self, x: Vector, statistics: Statistics, batch: Batch
     ) -> tuple[Vector, Tensor, Statistics]:
         """Gradient, loss and new statistics at x, as a pure function that `vmap` can map."""
+        if self._mapped is None:
+            return self._by_transform(self._training, x, statistics, batch)
         return self._mapped.compute(lambda module: self._by_transform(module, x, statistics, batch))
 
     def by_products(self) -> GradientFn:
@@ -429,7 +438,9 @@ class Problem:
         kwargs = inputs if isinstance(inputs, dict) else {}
         args = () if kwargs else inputs if isinstance(inputs, tuple) else (inputs,)
         # looking for tied weights is slow, and most modules have none
-        call = functional_call if self._tied else call_with
+        call: Callable[..., Any] = partial(functional_call, tie_weights=self._tied)
+        if module is self._single.module is not self._training and not self._tied:
+            call = call_with
         if self.precision is not Precision.BFLOAT16:
             return call(module, tensors, args, kwargs)
         # autocast's cache of rounded weights must not outlive the recording of a CUDA graph

@@ -1,8 +1,8 @@
 """pfl-research's own CIFAR-10 benchmark, in offbeat and in its peers: time per server step, and accuracy.
 
     python benchmarks/pfl_cifar.py [--data-dir DIR] [--device cuda] [--offbeat-engine NAME]
-        [--peers eager pfl flower] [--pfl-python PATH] [--pfl-processes 1 2] [--flower-python PATH]
-        [--precision tf32]
+        [--execution NAME] [--peers eager pfl flower] [--pfl-python PATH] [--pfl-processes 1 2]
+        [--flower-python PATH] [--precision tf32]
 
 All train the same module from the same weights on the same clients (peers/workload.py), FedAvg with
 a cohort of 50. Each peer runs in a Python of its own, which has `pfl` (0.6) or `flwr[simulation]`
@@ -38,6 +38,7 @@ from torch.nn.functional import cross_entropy
 from offbeat import Epochs, Examples, Population, Problem, Sequential, Synchronous, Vectorised, load, train
 from offbeat.algorithms import Setting, build
 from offbeat.engines.engine import Engine
+from offbeat.engines.execution import EXECUTIONS
 from offbeat.engines.process_pool import Workers
 from offbeat.nn.problem import Precision
 
@@ -78,7 +79,14 @@ class Offbeat:
     processes: ClassVar = [os.getpid()]
 
     def __init__(
-        self, task: workload.Workload, engine: str, device: str, workers: int, most: int, precision: str
+        self,
+        task: workload.Workload,
+        engine: str,
+        device: str,
+        workers: int,
+        most: int,
+        precision: str,
+        execution: str = "auto",
     ) -> None:
         shape = task.shape
         data = Examples(torch.from_numpy(task.inputs), torch.from_numpy(task.targets)).to(device)
@@ -90,7 +98,7 @@ class Offbeat:
         )
         setting = Setting(shape.cohort, shape.images // workload.BATCH, most)
         method = build("fedavg", setting, {"local_lr": workload.LOCAL_LR, "server_lr": workload.SERVER_LR})
-        place = make_engine(engine, self._problem, population, workers)
+        place = make_engine(engine, self._problem, population, workers, execution)
         self._task = task
         self._shots = train(
             method, place, dispatch=Synchronous(shape.cohort), buffer=shape.cohort, rounds=most
@@ -117,13 +125,13 @@ class Offbeat:
         self._shots.close()  # type: ignore[attr-defined]
 
 
-def make_engine(name: str, problem: Problem, population: Population, workers: int) -> Engine:
+def make_engine(name: str, problem: Problem, population: Population, workers: int, execution: str) -> Engine:
     """By its name."""
     match name:
         case "sequential":
             return Sequential(problem, population)
         case "vectorised":
-            return Vectorised(problem, population)
+            return Vectorised(problem, population, execution=EXECUTIONS[execution])
         case _:
             return Workers(problem, population, workers=workers)
 
@@ -246,6 +254,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--turn", type=int, default=2, help="of them in a row")
     parser.add_argument("--cores", type=int, default=os.cpu_count(), help="threads or processes to use")
     parser.add_argument("--offbeat-engine", choices=ENGINES, default="sequential")
+    parser.add_argument("--execution", choices=EXECUTIONS, default="auto", help="of the vectorised engine")
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=["eager"])
     parser.add_argument("--pfl-python", default=sys.executable)
     parser.add_argument("--pfl-processes", type=int, nargs="+", default=[1])
@@ -274,7 +283,15 @@ def main() -> None:
         folder = Path(name)
         task.save(folder)
         most = max(ROUNDS, given.steps * (len(given.pfl_processes) + len(PEERS)))
-        offbeat = Offbeat(task, given.offbeat_engine, given.device, given.cores, most, given.precision)
+        offbeat = Offbeat(
+            task,
+            given.offbeat_engine,
+            given.device,
+            given.cores,
+            most,
+            given.precision,
+            given.execution,
+        )
         with contextlib.closing(offbeat):
             for rival, peer in rivals(given, task, folder):
                 facts = found[rival] = compare(offbeat, peer, given, scored=not found)
@@ -291,6 +308,7 @@ def main() -> None:
         "steps": given.steps,
         "accuracy": accuracy,
         "precision": given.precision,
+        "asked": given.execution,
         "execution": offbeat.execution(),
         "peers": found,
         "ratio_pfl_best": min(own, default=None),

@@ -18,11 +18,13 @@ import torch
 FOLDER = Path(__file__).parent.parent / "benchmarks"
 
 
-def facts(*words: str) -> dict[str, Any]:
+def facts(*words: str, limit: float = 300) -> dict[str, Any]:
     """What a benchmark prints on its last line."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     program = [sys.executable, str(FOLDER / words[0]), *words[1:]]
-    done = subprocess.run(program, capture_output=True, text=True, env=environment, timeout=300, check=False)
+    done = subprocess.run(
+        program, capture_output=True, text=True, env=environment, timeout=limit, check=False
+    )
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -32,16 +34,21 @@ def fine(*numbers: float) -> bool:
     return all(math.isfinite(number) and number > 0 for number in numbers)
 
 
-@pytest.fixture(scope="module")
-def pfl_cifar() -> Iterator[ModuleType]:
-    """The benchmark as a module, its folder of peers importable."""
-    before = list(sys.path)
-    spec = importlib.util.spec_from_file_location("pfl_cifar", FOLDER / "pfl_cifar.py")
+def load(name: str) -> ModuleType:
+    """A benchmark as a module."""
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    yield module
+    return module
+
+
+@pytest.fixture(scope="module")
+def pfl_cifar() -> Iterator[ModuleType]:
+    """The benchmark as a module, its folder of peers importable."""
+    before = list(sys.path)
+    yield load("pfl_cifar")
     sys.path[:] = before
 
 
@@ -164,3 +171,65 @@ def test_a_peer_that_fails_says_why(pfl_cifar: ModuleType, tmp_path: Path) -> No
     program = [sys.executable, "-c", "raise ImportError('no such peer')"]
     with pytest.raises(SystemExit, match="no such peer"):
         pfl_cifar.Peer(program, [{}], tmp_path / "log")
+
+
+@pytest.mark.slow
+def test_all_that_is_to_be_shown_on_a_gpu_runs_at_a_tiny_size(tmp_path: Path) -> None:
+    words = ("gpu_speed.py", "--all", str(tmp_path), "--quick", "--device", "cpu")
+    found = facts(*words, limit=700)
+    assert set(found["parts"].values()) == {"done"}, found["parts"]
+    models = {"cnn", "resnet18", "resnet18-bn", "charformer", "bert-tiny", "mlp"}
+    assert models | {"pfl", "pfl-compiled", "memory", "tests"} <= found["parts"].keys()
+    measured = {row["what"] for row in found["rows"] if row["met"] is not None}
+    assert {f"{name}: `auto` of the best by hand" for name in models} <= measured
+    assert {
+        "pfl: a server step",
+        "pfl-compiled: accuracy",
+        "resnet18-bfloat16: `auto` of the limit",
+    } <= measured
+    missing = {row["what"] for row in found["rows"]} - measured
+    peers = {
+        "times pfl, 1 process",
+        "times pfl at its best",
+        "resnet18-bn-bfloat16: `auto` of the best by hand",
+    }
+    if not torch.cuda.is_available():
+        peers |= {"memory of streamed, groups that vary", "tests/engines/test_gpu.py"}
+    assert missing == peers
+    for row in found["rows"]:
+        assert f"| {row['what']} | {row['aim']} | {row['found']} |" in (tmp_path / "table.md").read_text()
+    (tmp_path / "parts.json").write_text(json.dumps(found["parts"] | {"mlp": "failed: by hand"}))
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.log")}
+    assert facts(*words)["parts"] == found["parts"]
+    again = [path.stem for path, made in before.items() if path.stat().st_mtime_ns != made]
+    assert again == ["mlp"]
+
+
+def test_a_part_that_fails_or_takes_too_long_keeps_what_it_found(tmp_path: Path) -> None:
+    speed = load("gpu_speed")
+
+    def outcome(name: str, code: str, limit: float) -> str:
+        part = speed.Part(name, [sys.executable, "-c", code], limit)
+        return str(speed.run_part(part, tmp_path, 60.0))
+
+    assert outcome("good", "print('well'); print('{\"peers\": {}}')", 60.0) == "done"
+    assert (
+        outcome("bad", "import sys; print('began'); sys.exit('no such GPU')", 60.0) == "failed: no such GPU"
+    )
+    assert outcome("silent", "import os; os._exit(3)", 60.0) == "failed: exit code 3"
+    assert outcome("slow", "import time; print('{}', flush=True); time.sleep(60)", 1.5) == "stopped after 2 s"
+    assert speed.read_json(tmp_path / "good.json") == {"peers": {}}
+    assert speed.read_json(tmp_path / "bad.json") == {}
+    assert (tmp_path / "slow.json").read_text() == "{}"
+    (tmp_path / "memory.json").write_text('{"memory": {"mapped": [1048576, 1048576, 3145728]}}')
+    case = {"mapped": {"steps/s": 8.0, "of limit": 0.8}, "streamed": {"error": "no"}}
+    case["auto"] = {"steps/s": 7.9, "of limit": 0.79, "first": 6.0, "chosen": "mapped-compiled"}
+    (tmp_path / "cnn.json").write_text(json.dumps({"cases": [{"model": "cnn", "limit": 10.0} | case]}))
+    rows = {row.what: row for row in speed.all_rows(tmp_path)}
+    assert rows["memory of mapped, groups that vary"].found == "1.0 MiB, +2.0"
+    assert rows["memory of mapped, groups that vary"].met is False
+    assert rows["cnn: `auto` of the best by hand"].found.startswith("0.99 (mapped-compiled 8; mapped 8")
+    assert rows["cnn: `auto` of the limit"].met
+    assert rows["cnn: first server step of `auto`"].aim == "none: the compiler pays"
+    assert {row.found for name, row in rows.items() if name.startswith("resnet")} == {"not measured"}
+    assert rows["tests/engines/test_gpu.py"].found == "not run"

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from offbeat import Asynchronous, FedOpt, Sequential, Vectorised, train
-from offbeat.core import AnyAlgorithm, Task
+from offbeat.core import AnyAlgorithm, Batch, Task
 from offbeat.data.population import Population
 from offbeat.engines import execution
 from offbeat.engines.engine import Engine
 from offbeat.engines.execution import AutotuneExecutor, Execution, Figures, choose_execution
-from offbeat.engines.local import Executor, SequentialExecutor, TaskResults, TaskStart
+from offbeat.engines.local import DRAWS_NUMBERS, Executor, SequentialExecutor, TaskResults, TaskStart
 from offbeat.nn.problem import Problem
 from offbeat.training.loop import Snapshot
 from worlds import make_world
@@ -158,3 +158,62 @@ def test_a_candidate_that_fails_is_left_out_with_one_sentence(caplog: pytest.Log
     assert report["chosen"] == "streamed"
     warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert warnings == ["mapped execution is not used: no kernel"]
+
+
+class Branching(torch.nn.Linear):
+    """A module that cannot be mapped, since its path depends on the data."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs = super().forward(inputs)
+        return outputs if outputs.sum() > -1e30 else -outputs
+
+
+def tuned_run(problem: Problem, tuned: Tuned, rounds: int) -> dict[str, Any]:
+    engine = Vectorised(problem, make_world().population, execution=tuned)  # type: ignore[arg-type]
+    report = last_step(engine, rounds).execution()
+    assert report is not None
+    return report
+
+
+@pytest.mark.parametrize("others", [("streamed",), ()], ids=["of two", "of one"])
+def test_what_falls_back_is_tried_once_and_neither_compiled_nor_remembered(
+    others: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(execution, "_COMPILER_SECONDS", 0.0)  # so that compiling pays
+    world = make_world()
+    module = Branching(world.population.data.inputs.shape[1], 3).double()
+    caplog.set_level(logging.INFO)
+    for _ in range(2):  # with the figures of the first
+        caplog.clear()
+        tuned = Tuned(**dict.fromkeys(others, (0.0, 0.002)))
+        mapped = {"mapped": execution.Vmap(), "mapped-compiled": execution.Vmap(compiled=True)}
+        tuned.candidates = mapped | tuned.candidates
+        report = tuned_run(Problem(module, world.problem.loss), tuned, rounds=2)
+        assert report["chosen"] == (others[0] if others else "mapped")
+        assert list(report["seconds"]) == list(others)
+        said = [record for record in caplog.records if "so it runs one by one" in record.message]
+        assert [record.levelname for record in said] == ["INFO" if others else "WARNING"]
+
+
+def test_a_compiled_execution_is_expected_to_gain_on_the_fastest_where_its_own_is_missing() -> None:
+    measured = {"first": Figures(0.1, 0.5), "second": Figures(9.0, 0.01)}
+    names = ("first", "second", "third-compiled")
+    assert choose_execution(measured, names, 100) == "second"
+    assert choose_execution(measured, names, 10_000) == "third-compiled"
+    assert choose_execution({}, ["third-compiled"], 10) == "third-compiled"
+
+
+def test_a_module_that_draws_is_said_to_be_computed_one_by_one_before_anything_is_tried(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world()
+    noisy = torch.nn.Sequential(torch.nn.RReLU(), torch.nn.Linear(world.population.data.inputs.shape[1], 3))
+    problem = Problem(noisy.double(), world.problem.loss)
+    for each, draws in ((problem, True), (world.problem, False)):
+        monkeypatch.setattr(Problem, "device", property(lambda self: torch.device("cuda")))
+        sample = world.population.data.inputs[:5], world.population.data.targets[:5]
+        monkeypatch.setattr(execution, "sample_batch", lambda *rest, sample=sample: Batch(sample))
+        monkeypatch.setattr(Problem, "draws_random_numbers", lambda self, batch, draws=draws: draws)
+        made = execution.Autotune().executor(each, world.population)
+        assert isinstance(made, SequentialExecutor) is draws
+    assert [record.message for record in caplog.records] == [DRAWS_NUMBERS]

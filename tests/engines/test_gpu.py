@@ -116,6 +116,36 @@ def test_a_module_that_draws_is_computed_one_by_one_and_repeats() -> None:
     assert torch.equal(first, again)
 
 
+class Branching(nn.Linear):
+    """A module that can be neither mapped nor recorded, since its path depends on the data."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs = super().forward(inputs)
+        return outputs if outputs.sum() > -1e30 else -outputs
+
+
+@pytest.mark.parametrize("how", ["mapped", "mapped-compiled", "streamed", "streamed-compiled", "auto"])
+def test_a_module_that_cannot_be_computed_so_says_it_once_and_gives_the_reference(
+    how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.manual_seed(0)
+    branching, found = nn.Sequential(nn.Flatten(), Branching(784, 10)).double(), []
+    for device, execution in (("cpu", None), ("cuda", EXECUTIONS[how])):
+        problem = Problem(branching.to(device), losses, precision=Precision.FLOAT32)
+        population = clients(Steps(3, 10)).to(device, torch.float64)
+        engine = (
+            Vectorised(problem, population, execution=execution)
+            if execution
+            else Sequential(problem, population)
+        )
+        shots = train(METHODS["fedavg"], engine, dispatch=Asynchronous(10), buffer=4, rounds=6, seed=1)
+        found.append(list(shots)[-1].x.cpu())
+    torch.testing.assert_close(*found, rtol=0, atol=1e-8)
+    said = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert len(said) == len(set(said)) <= (2 if how == "streamed-compiled" else 1)
+    assert said or how == "streamed-compiled"  # which the compiler may be able to record
+
+
 @pytest.mark.parametrize("how", ["mapped", "streamed"])
 def test_too_little_memory_makes_groups_smaller_and_says_so_once(
     how: str, caplog: pytest.LogCaptureFixture

@@ -11,11 +11,14 @@ from offbeat.nn.layers import (
     ChannelsLastConv2d,
     ChannelsLastMaxPool2d,
     FactoredLinear,
+    FasterModule,
     PoolingFirst,
     SameLayoutDropout,
+    call_with,
     collect_factors,
     for_one_client,
     with_keyed_dropout,
+    with_matmul_convolutions,
 )
 from offbeat.nn.problem import cross_entropies
 
@@ -200,19 +203,22 @@ class Tied(nn.Module):
         return self.last(self.beside(hidden) + self.beside.weight.mean(1))  # type: ignore[no-any-return]
 
 
+def step(problem: Problem, x: Tensor, batch: Batch, lr: float) -> Tensor:
+    """X after one step in place."""
+    moved = x.clone()
+    problem.sgd_step(problem.leaves(moved), problem.initial()[1] | problem.personal, batch, lr)
+    return moved
+
+
 @pytest.mark.parametrize("decay", [0.0, 0.1])
-@pytest.mark.parametrize("in_place", [False, True])
-def test_a_step_with_factors_is_the_step_with_a_gradient(decay: float, in_place: bool) -> None:
+def test_a_step_with_factors_is_the_step_with_a_gradient(decay: float) -> None:
     torch.manual_seed(0)
     problem = Problem(Tied().double(), cross_entropies, decay)
-    assert sum(isinstance(part, FactoredLinear) for part in problem._single.modules()) == 3
+    assert sum(isinstance(part, FactoredLinear) for part in problem._single.module.modules()) == 3
     x, statistics = problem.initial()
     batch = Batch((torch.randn(6, 512, dtype=torch.float64), torch.arange(6) % 3))
     expected = x - 0.3 * problem.differentiate_by_autograd(x, statistics, batch)[0]
-    out = x if in_place else torch.full_like(x, torch.nan)
-    found, _ = problem.sgd_step(x, statistics, batch, 0.3, out)
-    assert found is out
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-14)
+    torch.testing.assert_close(step(problem, x, batch, 0.3), expected, rtol=0, atol=1e-14)
 
 
 def test_sequences_have_a_row_of_factors_for_each_place() -> None:
@@ -222,8 +228,7 @@ def test_sequences_have_a_row_of_factors_for_each_place() -> None:
     x, statistics = problem.initial()
     batch = Batch((torch.randn(4, 5, 512, dtype=torch.float64), torch.arange(4) % 3))
     expected = x - 0.3 * problem.differentiate_by_autograd(x, statistics, batch)[0]
-    found, _ = problem.sgd_step(x, statistics, batch, 0.3, torch.empty_like(x))
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-14)
+    torch.testing.assert_close(step(problem, x, batch, 0.3), expected, rtol=0, atol=1e-14)
 
 
 def test_a_personal_layer_is_stepped_by_its_gradient() -> None:
@@ -233,7 +238,93 @@ def test_a_personal_layer_is_stepped_by_its_gradient() -> None:
     x, statistics = problem.initial()
     batch = Batch((torch.randn(6, 8, dtype=torch.float64), torch.arange(6) % 3))
     grad, _, moved = problem.differentiate_by_autograd(x, statistics | problem.personal, batch)
-    found, also = problem.sgd_step(x, statistics | problem.personal, batch, 0.3, torch.empty_like(x))
-    torch.testing.assert_close(found, x - 0.3 * grad, rtol=0, atol=1e-14)
+    expected = x - 0.3 * grad
+    also = problem.sgd_step(problem.leaves(x), statistics | problem.personal, batch, 0.3)
+    torch.testing.assert_close(x, expected, rtol=0, atol=1e-14)
     assert not torch.equal(moved["2.weight"], problem.personal["2.weight"])
     torch.testing.assert_close(also["2.weight"], moved["2.weight"], rtol=0, atol=0)
+
+
+class Viewing(nn.Module):
+    """As many tutorials write it: the images are viewed as rows, which needs torch's own layout."""
+
+    def __init__(self, p: float = 0.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.convolution, self.pool = nn.Conv2d(3, 4, 3), nn.MaxPool2d(2)
+        self.p, self.linear = p, nn.Linear(4 * 5 * 5, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        pooled = self.pool(nn.functional.dropout(self.convolution(images), self.p, self.training))
+        outputs: Tensor = self.linear(pooled.view(len(images), -1))
+        return outputs
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5], ids=["exact", "drawing"])
+def test_a_module_whose_code_needs_the_layout_of_torch_gets_it(
+    p: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    module, images, labels = Viewing(p), torch.randn(6, 3, 12, 12), torch.arange(6)
+    problem = Problem(module, cross_entropies)
+    caplog.set_level("INFO")
+    x, _ = problem.initial()
+    for _ in range(2):
+        torch.manual_seed(1)
+        grads = torch.autograd.grad(cross_entropies(module(images), labels).mean(), [*module.parameters()])
+        expected = x - 0.5 * torch.cat([grad.reshape(-1) for grad in grads])
+        torch.manual_seed(1)
+        assert torch.allclose(step(problem, x, Batch((images, labels)), 0.5), expected, atol=1e-6)
+        assert torch.allclose(problem.outputs(x, images), module.eval()(images), atol=1e-6)
+        module.train()
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2  # one of training, one of evaluation
+    assert all("view size is not compatible" in sentence for sentence in said)
+
+
+def test_a_module_that_needs_the_layout_of_torch_is_mapped_without_products_of_patches(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As on a GPU, where small convolutions are products of patches."""
+    problem, images, labels = Problem(Viewing(), cross_entropies), torch.randn(6, 3, 12, 12), torch.arange(6)
+    expected = problem.differentiate_by_autograd(*problem.initial(), Batch((images, labels)))[0]
+    caplog.set_level("INFO")
+    problem._mapped = FasterModule(problem._training, with_matmul_convolutions)
+    models = torch.stack([problem.initial()[0]] * 2)
+    for _ in range(2):
+        mapped = torch.func.vmap(lambda x: problem.differentiate(x, {}, Batch((images, labels)))[0])
+        assert torch.allclose(mapped(models), expected.expand(2, -1), atol=1e-6)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "view size is not compatible" in said
+
+
+def test_an_error_of_the_module_itself_is_raised_and_changes_nothing() -> None:
+    problem = Problem(nn.Sequential(nn.Conv2d(3, 4, 3), nn.MaxPool2d(2)), cross_entropies)
+    x, _ = problem.initial()
+    with pytest.raises(RuntimeError, match="expected input"):
+        problem.outputs(x, torch.randn(2, 5, 8, 8))
+    assert problem.outputs(x, torch.randn(2, 3, 8, 8)).is_contiguous(memory_format=torch.channels_last)
+
+
+def test_evaluation_in_another_layout_gives_the_outputs_and_can_be_mapped() -> None:
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(), nn.Flatten())
+    problem, images = Problem(module, cross_entropies), torch.randn(6, 3, 12, 12)
+    models = torch.stack([problem.initial()[0] + shift for shift in (0.0, 0.1)])
+    each = [problem.outputs(x, images) for x in models]
+    assert torch.allclose(each[0], module.eval()(images), atol=1e-6)
+    together = torch.func.vmap(lambda x: problem.outputs(x, images))(models)
+    assert torch.allclose(together, torch.stack(each), atol=1e-6)
+
+
+def test_tensors_take_the_place_of_those_of_a_module_for_one_call() -> None:
+    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    tensors = {name: torch.randn_like(tensor) for name, tensor in module.named_parameters()}
+    tensors |= {name: tensor.clone() for name, tensor in module.named_buffers()}
+    before, inputs = {name: tensor.clone() for name, tensor in module.state_dict().items()}, torch.randn(5, 3)
+    again = {name: tensor.clone() for name, tensor in tensors.items()}
+    expected = torch.func.functional_call(module, tensors, (inputs,))
+    assert torch.equal(call_with(module, again, (inputs,), {}), expected)
+    assert all(torch.equal(again[name], tensors[name]) for name in tensors)  # moments have moved alike
+    assert not torch.equal(again["1.running_mean"], before["1.running_mean"])
+    with pytest.raises(RuntimeError):
+        call_with(module, again, (torch.randn(5, 7),), {})
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())

@@ -265,3 +265,18 @@ def test_a_source_on_the_disk_is_evaluated_batch_by_batch(tmp_path: Path) -> Non
     assert evaluate(module, x, source, {"auc": auc}, batch_size=100) == evaluate(
         module, x, examples, {"auc": auc}, batch_size=100
     )
+
+
+def test_as_many_examples_as_suit_the_device_are_computed_at_once() -> None:
+    sizes: list[int] = []
+
+    class Counted(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            sizes.append(len(input))
+            return super().forward(input)
+
+    examples = Examples(torch.randn(250, 4), torch.arange(250) % 3)
+    each = Problem(Counted(4, 3), cross_entropy)
+    whole = evaluate(each, each.initial()[0], examples, batch_size=250)
+    assert evaluate(each, each.initial()[0], examples) == pytest.approx(whole, rel=1e-6)
+    assert sizes == [250, 100, 100, 50]

@@ -13,6 +13,7 @@ from offbeat import trees
 from offbeat.core import AnyAlgorithm, Task
 from offbeat.data.population import Examples, Population
 from offbeat.engines.local import (
+    DRAWS_NUMBERS,
     LocalFn,
     PaddingCheck,
     SequentialExecutor,
@@ -172,10 +173,20 @@ def first_sentence(error: Exception) -> str:
 
 
 class StreamSlot(NamedTuple):
-    """One stream and the graphs recorded on it, which share its workspace and run nowhere else."""
+    """One stream and the graphs recorded on it, which run nowhere else and one at a time.
+
+    They therefore share its workspace and one pool of memory. Their inputs are not in the pool, and their
+    outputs are copied before the next one runs.
+    """
 
     stream: torch.cuda.Stream
     graphs: GraphCache[tuple[object, ...]]
+    pool: Any
+
+    @classmethod
+    def on(cls, stream: torch.cuda.Stream) -> "StreamSlot":
+        """Without graphs."""
+        return cls(stream, GraphCache(_GRAPHS_PER_STREAM), torch.cuda.graph_pool_handle())
 
 
 class StreamExecutor:
@@ -198,12 +209,16 @@ class StreamExecutor:
         self._population = population
         self._sequential = SequentialExecutor(problem, population)
         self._padding = PaddingCheck(problem, population)
-        self._slots = [
-            StreamSlot(new_stream(problem.device), GraphCache(_GRAPHS_PER_STREAM)) for _ in range(streams)
-        ]
+        self._slots = [StreamSlot.on(new_stream(problem.device)) for _ in range(streams)]
         self._recordable: bool | None = None
-        self._compiled = compiled
+        self._asked_to_compile = self._compiled = compiled
         self._differentiate = problem.compiled() if compiled else problem.differentiate_by_autograd
+
+    @property
+    def fell_back(self) -> bool:
+        """Whether it does not record, or not compile, as it was asked to."""
+        records = self._recordable is not False and self._population.in_memory
+        return not records or self._compiled < self._asked_to_compile
 
     def __call__(
         self, algorithm: AnyAlgorithm, tasks: Sequence[Task], starts: Sequence[TaskStart], seed: int
@@ -292,13 +307,14 @@ class StreamExecutor:
         self, slot: StreamSlot, key: tuple[object, ...], local_fn: LocalFn, first: TaskInputs
     ) -> CapturedGraph:
         with self._problem.precision_context():
-            return slot.graphs.make(key, lambda: CapturedGraph(local_fn, first, slot.stream))
+            return slot.graphs.make(key, lambda: CapturedGraph(local_fn, first, slot.stream, slot.pool))
 
     def _free_memory(self, fewer_streams: bool) -> None:
         """After running out of memory: first drop the graphs of other shapes, then use fewer streams."""
         torch.cuda.synchronize(self._problem.device)
         self.close()
         torch.cuda.empty_cache()
+        self._slots = [StreamSlot.on(slot.stream) for slot in self._slots]
         if not fewer_streams:
             return
         if len(self._slots) == 1:
@@ -320,5 +336,5 @@ class StreamExecutor:
             batch = sample_batch(self._population, self._problem)
             self._recordable = not self._problem.draws_random_numbers(batch)
             if not self._recordable:
-                log.warning("this module draws random numbers, so its clients are computed one by one.")
+                log.warning(DRAWS_NUMBERS)
         return self._recordable

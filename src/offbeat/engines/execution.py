@@ -5,7 +5,8 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -15,14 +16,18 @@ import torch
 
 from offbeat.core import AnyAlgorithm, Task
 from offbeat.data.population import Population
+from offbeat.engines import cuda, vmap
 from offbeat.engines.cuda import StreamExecutor, first_sentence
 from offbeat.engines.local import (
+    DRAWS_NUMBERS,
     Executor,
+    FallsBack,
     PlansAhead,
     PrefersLargeGroups,
     SequentialExecutor,
     TaskResults,
     TaskStart,
+    sample_batch,
 )
 from offbeat.engines.vmap import VmapExecutor
 from offbeat.nn.problem import Precision, Problem
@@ -88,6 +93,9 @@ class Autotune:
     def executor(self, problem: Problem, population: Population) -> Executor:
         if problem.device.type != "cuda":
             return Vmap(self.chunk).executor(problem, population)
+        if problem.draws_random_numbers(sample_batch(population, problem)):
+            log.warning(DRAWS_NUMBERS)  # once, and not by each that would be tried
+            return SequentialExecutor(problem, population)
         candidates: dict[str, Execution] = {
             "mapped": Vmap(self.chunk),
             "streamed": CudaStreams(),
@@ -135,8 +143,9 @@ def choose_execution(measured: Mapping[str, Figures], names: Iterable[str], grou
     def total(name: str) -> float:
         if name in measured:
             return measured[name].total(groups)
-        without = measured.get(name.removesuffix(_COMPILED)) or min(measured[each] for each in plain)
-        return Figures(_COMPILER_SECONDS, (1 - _COMPILER_GAIN) * without.group).total(groups)
+        own = measured.get(name.removesuffix(_COMPILED))
+        without = own.group if own else min((figures.group for figures in measured.values()), default=0.0)
+        return Figures(_COMPILER_SECONDS, (1 - _COMPILER_GAIN) * without).total(groups)
 
     return min(names, key=total)
 
@@ -222,23 +231,40 @@ class AutotuneExecutor:
                 )
             executor = self._make(name)
             try:
-                figures = self._measure(executor, algorithm, tasks, starts, seed)
+                with held_warnings() as said:
+                    figures = self._measure(executor, algorithm, tasks, starts, seed)
             except RuntimeError as error:
                 if len(names) == 1:
                     raise
                 log.warning("%s execution is not used: %s", name, first_sentence(error))
                 names.remove(name)
             else:
+                if isinstance(executor, FallsBack) and executor.fell_back:
+                    # neither it nor what would be compiled of it is tried again, unless nothing else is left
+                    left = [each for each in names if name not in (each, each.removesuffix(_COMPILED))]
+                    if left:
+                        names = left
+                        executor.close()
+                        log.info("%s execution is not used: %s", name, "; ".join(map(str, said)))
+                    else:
+                        self._take(name, executor, said)
+                    continue
                 self._figures[name] = figures
                 store_figures(key, self._figures)
                 # what is started by now costs no start any more
                 ready = self._figures | {name: figures._replace(start=0.0)}
                 if choose_execution(ready, names, self._groups) == name:
-                    self.chosen, self._executor = name, executor
+                    self._take(name, executor, said)
                     continue
                 known.add(name)
             executor.close()
         log.info("%s", self._sentence())
+
+    def _take(self, name: str, executor: Executor, said: Sequence[str]) -> None:
+        """Choose an executor that was tried, with what it had to say."""
+        self.chosen, self._executor = name, executor
+        for sentence in said:
+            log.warning("%s", sentence)
 
     def _sentence(self) -> str:
         """The choice and its reasons, for people."""
@@ -268,6 +294,34 @@ class AutotuneExecutor:
         if self._problem.device.type == "cuda":
             torch.cuda.synchronize(self._problem.device)
         return time.perf_counter()
+
+
+class _Held(logging.Filter):
+    """Keeps warnings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.WARNING:
+            return True
+        self.said.append(record.getMessage())
+        return False
+
+
+@contextmanager
+def held_warnings() -> Iterator[list[str]]:
+    """What executors warn of in a trial, which matters only if they are chosen."""
+    held = _Held()
+    loggers = [logging.getLogger(module.__name__) for module in (cuda, vmap)]
+    for logger in loggers:
+        logger.addFilter(held)
+    try:
+        yield held.said
+    finally:
+        for logger in loggers:
+            logger.removeFilter(held)
 
 
 def cache_path() -> Path | None:

@@ -24,6 +24,8 @@ from offbeat.trees import Tree
 
 SMALL_MODEL = 50_000  # parameters up to which a CPU gains from computing clients together
 
+DRAWS_NUMBERS = "this module draws random numbers, so its clients are computed one by one."
+
 LocalFn: TypeAlias = Callable[["TaskInputs"], "TaskResults"]
 
 
@@ -117,6 +119,14 @@ class PlansAhead(Protocol):
     def expect(self, group: int, groups: int) -> None:
         """A run has so many groups of mostly so many tasks; called before the first."""
         ...
+
+
+@runtime_checkable
+class FallsBack(Protocol):
+    """An executor that computes in a simpler way what it cannot compute as it was asked to."""
+
+    @property
+    def fell_back(self) -> bool: ...
 
 
 @runtime_checkable

@@ -14,6 +14,7 @@ from offbeat.core import AnyAlgorithm, Batch, Rate, Task, Vector
 from offbeat.data.population import Examples, Population
 from offbeat.engines.cuda import CapturedGraph, GraphCache, first_sentence, new_stream, tree_signature
 from offbeat.engines.local import (
+    DRAWS_NUMBERS,
     PaddedIndices,
     PaddingCheck,
     SequentialExecutor,
@@ -158,7 +159,7 @@ class VmapExecutor:
         self._out_of_memory = False  # in the last attempt
         self._usual = 0  # tasks of most groups; 0: not known
         self._last_count = 0  # tasks of the last call
-        self._compiled = compiled
+        self._asked_to_compile = self._compiled = compiled
         self._differentiate = CompiledGradient(problem) if compiled else problem.differentiate
         self._graphs: GraphCache[tuple[object, ...]] | None = None
         if problem.device.type == "cuda" and population.in_memory:
@@ -170,6 +171,11 @@ class VmapExecutor:
     def large(self) -> bool:
         """Whether one large group is computed faster than two small ones."""
         return self._graphs is not None and self._mappable
+
+    @property
+    def fell_back(self) -> bool:
+        """Whether it does not map, or not compile, as it was asked to."""
+        return not self._mappable or self._compiled < self._asked_to_compile
 
     def expect(self, group: int, groups: int) -> None:
         self._usual = group
@@ -260,9 +266,8 @@ class VmapExecutor:
                 return TaskResults(*mapped(inputs))
             shape = self._padded_count(count)
             inputs = trees.map(lambda leaf: _repeat_last(leaf, shape), inputs)
-            graph = None
-            if self._graphs is not None:
-                key = (id(algorithm), *tree_signature(inputs))
+            graph, key = None, (id(algorithm), *tree_signature(inputs))
+            if self._graphs is not None and self._graphs.accepts(key):
                 graph = self._graphs.find(
                     key, lambda: CapturedGraph(mapped, inputs, self._stream, self._pool)
                 )
@@ -291,6 +296,7 @@ class VmapExecutor:
         held = self._graphs is not None and len(self._graphs) > 0
         if self._graphs is not None:
             self._graphs.clear()
+            self._pool = torch.cuda.graph_pool_handle()  # torch may still be freeing that of the graphs
         torch.cuda.empty_cache()
         if held:
             return
@@ -309,7 +315,7 @@ class VmapExecutor:
     def _give_up(self, reason: str) -> None:
         self._mappable = False
         if "random operation" in reason:  # torch goes on to recommend flags that users cannot set here
-            log.warning("this module draws random numbers, so its clients are computed one by one.")
+            log.warning(DRAWS_NUMBERS)
         else:
             log.warning(
                 "this module cannot be computed for many clients at once, so it runs one by one: %s", reason

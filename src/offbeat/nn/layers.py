@@ -18,17 +18,22 @@ library that torch uses for them.
 """
 
 import copy
+import logging
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.functional import linear, pad
+
+log = logging.getLogger(__name__)
 
 _HASH_MULTIPLIER = 0x9E3779B1 - 2**32  # signed 32-bit integers, whose products wrap around
 _HASH_MIX = 0x45D9F3B
@@ -40,6 +45,7 @@ _ONEDNN_LINEAR = getattr(torch.ops.mkldnn, "_linear_pointwise", None)  # None in
 Factors: TypeAlias = dict[int, list[tuple[Tensor, Tensor]]]  # by id of a weight: gradients and inputs, by row
 _factors: ContextVar[Factors | None] = ContextVar("factors", default=None)
 
+Result = TypeVar("Result")
 _Pair: TypeAlias = tuple[int, int]
 _Window: TypeAlias = tuple[_Pair, _Pair, _Pair]  # kernel size, stride and dilation, each (height, width)
 
@@ -204,12 +210,13 @@ class ChannelsLastConv2d(nn.Conv2d):
 
 
 class ChannelsLastMaxPool2d(nn.MaxPool2d):
-    """`nn.MaxPool2d` whose gradient keeps the channels-last layout; the numbers are the same."""
+    """`nn.MaxPool2d` whose gradient in training keeps the channels-last layout; the numbers are the same."""
 
     def forward(self, input: Tensor) -> Any:
         """As `nn.MaxPool2d`."""
         layout = torch.channels_last
-        if self.return_indices or input.ndim != 4 or not input.is_contiguous(memory_format=layout):
+        plain = self.return_indices or not self.training
+        if plain or input.ndim != 4 or not input.is_contiguous(memory_format=layout):
             return super().forward(input)
         sides = (self.kernel_size, self.stride, self.padding, self.dilation)
         window = [(side,) * 2 if isinstance(side, int) else _pair(side) for side in sides]
@@ -256,8 +263,8 @@ class SameLayoutDropout(KeyedDropout):
         for _ in range(2):  # as `hash_bits`
             torch.bitwise_right_shift(bits, 16, out=high)
             bits.bitwise_xor_(high.bitwise_and_(0xFFFF)).mul_(_HASH_MIX)
-        mask = torch.empty_like(bits, dtype=input.dtype)
-        torch.ge(bits, round(self.p * 2**32) - 2**31, out=mask).mul_(1 / (1 - self.p))
+        # as integers, since torch's comparison to booleans or to floating point is slow
+        mask = bits.ge_(round(self.p * 2**32) - 2**31).to(input.dtype).mul_(1 / (1 - self.p))
         masked: Tensor = _Masked.apply(input, mask)  # type: ignore[no-untyped-call]
         return masked
 
@@ -342,7 +349,7 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def for_one_client(module: nn.Module) -> nn.Module:
-    """A copy of the module, which shares its tensors, for plain autograd on a CPU."""
+    """A copy of the module, which shares its tensors, for plain autograd on a CPU, or for evaluation."""
     tensors = [*module.parameters(), *module.buffers()]
     copied = copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
     for part in copied.modules():
@@ -357,6 +364,75 @@ def for_one_client(module: nn.Module) -> nn.Module:
         elif type(part) is nn.Linear and part.weight.numel() >= _LARGE_WEIGHT:
             part.__class__ = FactoredLinear
     return copied
+
+
+class FasterModule:
+    """A copy of a module with faster layers, for which the original stands in where they do not suit it.
+
+    They keep another layout of images in memory, and a module whose own code has a `view` of images, as many
+    do, needs torch's. An error that is the module's own is raised by the original as well. `differs` is
+    whether any layer was replaced.
+    """
+
+    def __init__(self, original: nn.Module, replace: Callable[[nn.Module], nn.Module] | None) -> None:
+        self._original = original
+        self.module = original if replace is None else replace(original)
+        self.differs = [*map(type, self.module.modules())] != [*map(type, original.modules())]
+
+    def compute(self, function: Callable[[nn.Module], Result]) -> Result:
+        """A function of the module, with the same random draws for either."""
+        if self.module is self._original:
+            return function(self._original)
+        state = torch.get_rng_state()
+        try:
+            return function(self.module)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+                raise  # a recording that failed cannot go on
+            reason = (str(error).splitlines() or [""])[0]
+        torch.set_rng_state(state)
+        result = function(self._original)
+        self.module = self._original
+        log.info("this module keeps torch's own layers, since faster ones do not suit it: %s", reason)
+        return result
+
+
+_Places: TypeAlias = dict[str, tuple[dict[str, Any], str]]  # by full name: where a module has its tensor
+_places: WeakKeyDictionary[nn.Module, _Places] = WeakKeyDictionary()
+
+
+def call_with(module: nn.Module, tensors: dict[str, Tensor], args: tuple[Any, ...], kwargs: Any) -> Any:
+    """`functional_call` of a module without tied weights; where tensors belong is looked up only once."""
+    if torch.compiler.is_compiling():  # which knows `functional_call`
+        return functional_call(module, tensors, args, kwargs, tie_weights=False)
+    places = _places.get(module)
+    if places is None:
+        places = _places[module] = _find_places(module)
+    if not tensors.keys() <= places.keys():
+        return functional_call(module, tensors, args, kwargs, tie_weights=False)
+    held = []
+    try:
+        for name, tensor in tensors.items():
+            owner, key = places[name]
+            held.append((owner, key, owner[key]))
+            owner[key] = tensor
+        return module(*args, **kwargs)
+    finally:
+        for owner, key, own in held:
+            owner[key] = own
+
+
+def _find_places(module: nn.Module) -> _Places:
+    """Of parameters and buffers; none of a script, which `functional_call` refuses."""
+    return {
+        f"{path}.{key}".lstrip("."): (owner, key)
+        for path, part in module.named_modules()
+        for owner in (part._parameters, part._buffers)
+        if type(owner) is dict
+        for key in owner
+    }
 
 
 class _ChannelsLastMaxPool(torch.autograd.Function):

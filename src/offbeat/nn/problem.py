@@ -28,6 +28,9 @@ from offbeat import trees
 from offbeat.core import Batch, LocalOptimizer, Rate, Vector, descend, where
 from offbeat.errors import InputError, describe
 from offbeat.nn.layers import (
+    Factors,
+    FasterModule,
+    call_with,
     collect_factors,
     dropout_keys,
     for_one_client,
@@ -116,7 +119,6 @@ class Problem:
         self._training = with_keyed_dropout(copy.deepcopy(module).train())
         self._keys = dropout_keys(self._training)
         self._evaluating = copy.deepcopy(module).eval()
-        self._mapped = self._training  # the module that `vmap` maps over clients
         named = {name: p for name, p in self._training.named_parameters() if p.requires_grad}
         if not named:
             raise InputError("the module has no parameter that requires a gradient: nothing to train.")
@@ -150,16 +152,20 @@ class Problem:
         self._sizes = [p.numel() for p in named.values()]
         every = list(self._training.named_parameters(remove_duplicate=False))
         self._tied = len(every) > len({id(parameter) for _, parameter in every})
-        if next(iter(named.values())).is_cuda:
-            self._mapped = with_matmul_convolutions(self._training, _SMALL_PATCH)
         self._initial = torch.cat([p.detach().reshape(-1) for p in named.values()])
         self._statistics = {
             name: buffer.detach().clone() for name, buffer in buffers.items() if name not in own
         }
         self.has_convolutions = any(isinstance(part, nn.Conv2d) for part in self._training.modules())
-        self._single = self._training  # the module of one client, for plain autograd
-        if self.device.type == "cpu":
-            self._single = for_one_client(self._training)
+        on_cpu = self.device.type == "cpu"
+        self._single = FasterModule(self._training, for_one_client if on_cpu else None)
+        self._scoring: FasterModule | None = None  # in evaluation; None: the module itself
+        if on_cpu and self._single.differs:
+            self._scoring = FasterModule(self._evaluating, for_one_client)
+        self._mapped: FasterModule | None = None  # for `vmap`; None: the module itself
+        if not on_cpu:
+            by_products = partial(with_matmul_convolutions, max_patch=_SMALL_PATCH)
+            self._mapped = FasterModule(self._training, by_products)
         self.tracks_statistics = any(
             isinstance(norm, _NORM_LAYERS)
             and norm.track_running_stats
@@ -229,13 +235,18 @@ class Problem:
         """The module in evaluation mode as a function of its inputs, for a client with these layers."""
         self._check_vector(x)
         tensors = self.parameters(x) | self._given_or_initial(statistics) | dict(personal or {})
-        return partial(self._call, self._evaluating, tensors)
+        scoring = self._scoring
+        if scoring is None:
+            return partial(self._call, self._evaluating, tensors)
+        return lambda inputs: scoring.compute(lambda module: self._call(module, tensors, inputs))
 
     def differentiate(
         self, x: Vector, statistics: Statistics, batch: Batch
     ) -> tuple[Vector, Tensor, Statistics]:
         """Gradient, loss and new statistics at x, as a pure function that `vmap` can map."""
-        return self._by_transform(self._mapped, x, statistics, batch)
+        if self._mapped is None:
+            return self._by_transform(self._training, x, statistics, batch)
+        return self._mapped.compute(lambda module: self._by_transform(module, x, statistics, batch))
 
     def by_products(self) -> GradientFn:
         """`differentiate` with all convolutions as matrix products, which is faster once it is compiled."""
@@ -245,29 +256,40 @@ class Problem:
         self, x: Vector, statistics: Statistics, batch: Batch
     ) -> tuple[Vector, Tensor, Statistics]:
         """`differentiate` for one client, by plain autograd on views of x; only the result is copied."""
-        return self._by_autograd(partial(self._objective, self._single), x, statistics, batch)
+        return self._single.compute(
+            lambda module: self._by_autograd(partial(self._objective, module), x, statistics, batch)
+        )
 
     def compiled(self, backend: str = "inductor") -> GradientFn:
         """`differentiate_by_autograd` with an objective compiled by torch, once for each minibatch shape."""
         objective = torch.compile(partial(self._objective, self._training), backend=backend, dynamic=False)
         return partial(self._by_autograd, objective)
 
+    def leaves(self, x: Vector) -> dict[str, Tensor]:
+        """`parameters`, of which gradients can be taken."""
+        return {name: view.requires_grad_() for name, view in self.parameters(x.detach()).items()}
+
     def sgd_step(
-        self, x: Vector, statistics: Statistics, batch: Batch, lr: float, out: Vector
-    ) -> tuple[Vector, Statistics]:
-        """X minus lr times its gradient, without a gradient vector; `out` may be x."""
-        objective = partial(self._objective, self._single)
-        with collect_factors(wanted=not self.personal_parameters) as factors:
-            parameters, grads, _, statistics = self._grads(objective, x, statistics, batch, factors)
+        self, leaves: dict[str, Tensor], statistics: Statistics, batch: Batch, lr: float
+    ) -> Statistics:
+        """Move the leaves of a vector by lr times their gradient, in place and without a gradient vector."""
+
+        def differentiate(module: nn.Module) -> tuple[list[Any], Statistics, Factors]:
+            with collect_factors(wanted=not self.personal_parameters) as factors:
+                objective = partial(self._objective, module)
+                grads, _, after = self._grads(objective, leaves, statistics, batch, factors)
+            return grads, after, factors
+
+        grads, after, factors = self._single.compute(differentiate)
         with torch.no_grad():
-            for parameter, grad, part in zip(parameters, grads, self.parameters(out).values(), strict=True):
+            for leaf, grad in zip(leaves.values(), grads, strict=True):
                 if grad is not None:
-                    torch.sub(parameter, self._decayed(grad, parameter), alpha=lr, out=part)
-                elif x is not out or self.weight_decay:
-                    torch.mul(parameter, 1 - lr * self.weight_decay, out=part)
-                for gradients, inputs in factors.get(id(parameter), ()):
-                    part.addmm_(gradients.t(), inputs, alpha=-lr)
-        return out, statistics
+                    leaf.sub_(self._decayed(grad, leaf), alpha=lr)
+                elif self.weight_decay:
+                    leaf.mul_(1 - lr * self.weight_decay)
+                for gradients, inputs in factors.get(id(leaf), ()):
+                    leaf.addmm_(gradients.t(), inputs, alpha=-lr)
+        return after
 
     @property
     def moving(self) -> tuple[str, ...]:
@@ -362,25 +384,24 @@ class Problem:
     def _by_autograd(
         self, objective: Objective, x: Vector, statistics: Statistics, batch: Batch
     ) -> tuple[Vector, Tensor, Statistics]:
-        _, grads, loss, new_statistics = self._grads(objective, x, statistics, batch)
+        grads, loss, new_statistics = self._grads(objective, self.leaves(x), statistics, batch)
         return self._decayed(torch.cat([grad.reshape(-1) for grad in grads]), x), loss, new_statistics
 
     def _grads(
         self,
         objective: Objective,
-        x: Vector,
+        leaves: dict[str, Tensor],
         statistics: Statistics,
         batch: Batch,
         factors: Collection[int] = (),
-    ) -> tuple[list[Tensor], list[Any], Tensor, Statistics]:
-        """Parameters, gradients (None where all of one is in factors), the loss, and the new statistics."""
-        views = {name: view.requires_grad_() for name, view in self.parameters(x.detach()).items()}
+    ) -> tuple[list[Any], Tensor, Statistics]:
+        """Gradients of leaves (None where all of one is in factors), the loss, and the new statistics."""
         personal = {
             name: weight.detach().requires_grad_()
             for name, weight in self._personal_weights(statistics).items()
         }
-        loss, new_statistics = objective(views, statistics | personal, batch)
-        parameters = list(views.values())
+        loss, new_statistics = objective(leaves, statistics | personal, batch)
+        parameters = list(leaves.values())
         grads: Sequence[Tensor | None] = torch.autograd.grad(
             loss, [*parameters, *personal.values()], allow_unused=True, materialize_grads=not factors
         )
@@ -391,7 +412,7 @@ class Problem:
             torch.zeros_like(parameter) if grad is None and id(parameter) not in factors else grad
             for parameter, grad in zip(parameters, grads, strict=False)
         ]
-        return parameters, shared, loss.detach(), new_statistics | moved
+        return shared, loss.detach(), new_statistics | moved
 
     def _objective(
         self, module: nn.Module, parameters: dict[str, Tensor], statistics: Statistics, batch: Batch
@@ -399,7 +420,8 @@ class Problem:
         inputs, targets = batch.data
         new_statistics = {name: value.clone() for name, value in (self._personal | statistics).items()}
         for name in self._keys:
-            new_statistics.setdefault(name, torch.zeros((), dtype=torch.int64, device=self.device))
+            if name not in new_statistics:
+                new_statistics[name] = torch.zeros((), dtype=torch.int64, device=self.device)
         try:
             known = {name: new_statistics[name] for name in new_statistics.keys() - self._optimizer_state}
             outputs = self._call(module, parameters | known, inputs)
@@ -416,11 +438,14 @@ class Problem:
         kwargs = inputs if isinstance(inputs, dict) else {}
         args = () if kwargs else inputs if isinstance(inputs, tuple) else (inputs,)
         # looking for tied weights is slow, and most modules have none
+        call: Callable[..., Any] = partial(functional_call, tie_weights=self._tied)
+        if module is self._single.module is not self._training and not self._tied:
+            call = call_with
         if self.precision is not Precision.BFLOAT16:
-            return functional_call(module, tensors, args, kwargs, tie_weights=self._tied)
+            return call(module, tensors, args, kwargs)
         # autocast's cache of rounded weights must not outlive the recording of a CUDA graph
         with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
-            return functional_call(module, tensors, args, kwargs, tie_weights=self._tied)
+            return call(module, tensors, args, kwargs)
 
     def _personal_weights(self, statistics: Statistics) -> Statistics:
         """The personal layers that are trained; a trial of the module has the initial ones."""
@@ -509,7 +534,8 @@ class TaskGradient:
         self._step = getattr(differentiate, "descend", None)
         # a CPU is limited by memory bandwidth: there steps are taken in place, without a gradient vector
         self._in_place = differentiate == problem.differentiate_by_autograd and problem.device.type == "cpu"
-        self._own: Vector | None = None  # the vector that steps are taken in
+        self._own: Vector | None = None  # the vector that steps are taken in, and its leaves
+        self._leaves: dict[str, Tensor] = {}
         self._statistics = statistics
         self._personal = problem.moving
         self._moved: Statistics = {}  # personal layers after the current minibatch
@@ -537,8 +563,10 @@ class TaskGradient:
         """X minus lr times its gradient; an x that came from here may be overwritten."""
         if self._in_place and batch.mask is None:
             if self._own is not x:
-                self._own = torch.empty_like(x)
-            stepped, statistics = self._problem.sgd_step(x, self._before(batch), batch, float(lr), self._own)
+                self._own = x = x.clone()
+                self._leaves = self._problem.leaves(x)
+            statistics = self._problem.sgd_step(self._leaves, self._before(batch), batch, float(lr))
+            stepped = x
         elif self._step is not None:
             stepped, statistics = self._step(x, self._before(batch), batch, lr)
         else:

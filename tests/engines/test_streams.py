@@ -1,0 +1,202 @@
+"""Clients by recorded graphs, on streams or mapped, with stand-ins for streams and graphs on the CPU."""
+
+import gc
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from offbeat import Epochs, FedOpt, InputError, Problem, Steps, trees
+from offbeat.core import Task, Visit
+from offbeat.data.population import Population
+from offbeat.engines import cuda, vmap
+from offbeat.engines.cuda import StreamExecutor
+from offbeat.engines.local import ClientMemory, Executor, SequentialExecutor, TaskResults, TaskStart
+from offbeat.engines.vmap import VmapExecutor
+from worlds import SEED, World, make_world
+
+METHOD = FedOpt(0.1, 1.0)
+
+
+class Stream:
+    """Work is done at once, so that there is nothing to wait for."""
+
+    def wait_stream(self, other: "Stream") -> None:
+        pass
+
+
+class Graph:
+    """As a recorded one: it reads its own inputs, and the next launch overwrites its outputs."""
+
+    alive: ClassVar[weakref.WeakSet["Graph"]] = weakref.WeakSet()
+    room = 10**6  # graphs that fit into memory
+    recorded = 0
+
+    def __init__(self, function: Callable[[Any], Any], example: Any, stream: Stream, pool: object) -> None:
+        if len(Graph.alive) >= Graph.room:
+            raise torch.OutOfMemoryError("no memory is left")
+        self._function, self._inputs = function, trees.map(torch.clone, example)
+        self._outputs = trees.map(torch.clone, function(self._inputs))
+        self.pool = pool
+        Graph.alive.add(self)
+        Graph.recorded += 1
+
+    def __call__(self, inputs: Any) -> Any:
+        for own, given in zip(trees.leaves(self._inputs), trees.leaves(inputs), strict=True):
+            own.copy_(given)
+        outputs = self._function(self._inputs)
+        for own, made in zip(trees.leaves(self._outputs), trees.leaves(outputs), strict=True):
+            own.copy_(made)
+        return self._outputs
+
+
+@pytest.fixture(autouse=True)
+def no_gpu_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    gc.collect()  # graphs of earlier tests
+    for module in (cuda, vmap):
+        monkeypatch.setattr(module, "CapturedGraph", Graph)
+        monkeypatch.setattr(module, "new_stream", lambda device: Stream())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+    monkeypatch.setattr(Graph, "recorded", 0)
+
+
+@contextmanager
+def as_on_a_gpu() -> Iterator[None]:
+    """For the construction of an executor."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Problem, "device", property(lambda self: torch.device("cuda")))
+        yield
+
+
+def on_streams(problem: Problem, population: Population, streams: int = 3) -> StreamExecutor:
+    with as_on_a_gpu():
+        return StreamExecutor(problem, population, streams)
+
+
+def starts_of(world: World, count: int) -> list[TaskStart]:
+    """Each from a model of its own."""
+    x, statistics = world.problem.initial()
+    memory, visit = ClientMemory.initial(METHOD, world.problem), Visit(torch.tensor(0), torch.tensor(0))
+    messages = [METHOD.broadcast(METHOD.init(x + 0.1 * place), 0) for place in range(count)]
+    return [TaskStart(message, statistics, memory, visit) for message in messages]
+
+
+def compare(world: World, executor: Executor, clients: list[int], visit: int) -> None:
+    tasks, starts = [Task(client, 0, visit) for client in clients], starts_of(world, len(clients))
+    expected: TaskResults = SequentialExecutor(world.problem, world.population)(METHOD, tasks, starts, SEED)
+    found = executor(METHOD, tasks, starts, SEED)
+    for one, other in zip(trees.leaves(expected), trees.leaves(found), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("work", [Steps(3, 4), Epochs(1, 4)], ids=["steps", "epochs"])
+def test_groups_of_any_size_give_the_reference_and_each_stream_keeps_few_graphs_in_one_pool(
+    work: Steps | Epochs,
+) -> None:
+    world = make_world(clients=8, work=work)
+    executor = on_streams(world.problem, world.population)
+    for visit, size in enumerate([8, 1, 2, 3, 5, 8, 7, 4, 8]):
+        compare(world, executor, list(range(8))[:size], visit)
+    pools = Counter(id(graph.pool) for graph in Graph.alive)
+    assert len(pools) == 3
+    assert max(pools.values()) <= cuda._GRAPHS_PER_STREAM
+    recorded = Graph.recorded
+    for visit in range(9, 12):
+        compare(world, executor, list(range(8)), visit)
+    assert Graph.recorded == recorded  # which costs several runs
+    executor.close()
+    gc.collect()
+    assert not Graph.alive
+
+
+def test_more_lengths_than_there_is_room_for_are_computed_without_graphs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cuda, "_GRAPHS_PER_STREAM", 1)
+    world = make_world(clients=8, work=Epochs(1, 4))
+    executor = on_streams(world.problem, world.population)
+    for visit in range(3):
+        compare(world, executor, list(range(8)), visit)
+    assert 0 < Graph.recorded == len(Graph.alive) <= 3  # of one length, on as many streams as it has tasks
+
+
+def test_fewer_streams_are_used_where_memory_is_short_which_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = make_world(clients=8)
+    executor = on_streams(world.problem, world.population, streams=8)
+    monkeypatch.setattr(Graph, "room", 3)
+    for visit in range(3):
+        compare(world, executor, list(range(8)), visit)
+    said = [record.message for record in caplog.records if "memory" in record.message]
+    assert said == [f"so many streams do not fit into memory, so {count} are used." for count in (4, 2)]
+    monkeypatch.setattr(Graph, "room", 0)
+    executor.close()
+    gc.collect()
+    with pytest.raises(InputError, match="a single client does not fit"):
+        compare(world, executor, [0], 3)
+
+
+def test_what_cannot_be_recorded_is_computed_one_by_one_which_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*rest: object) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing. More of it")
+
+    world = make_world(clients=8)
+    executor = on_streams(world.problem, world.population)
+    monkeypatch.setattr(cuda, "CapturedGraph", refuse)
+    assert not executor.fell_back
+    for visit in range(2):
+        compare(world, executor, list(range(8)), visit)
+    assert executor.fell_back
+    (said,) = [record.message for record in caplog.records]
+    assert said == (
+        "this module cannot be recorded as a graph, so its clients are computed one by one: "
+        "operation not permitted when stream is capturing"
+    )
+
+
+def test_an_error_of_the_module_itself_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*rest: object) -> None:
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    world = make_world(clients=8)
+    executor = on_streams(world.problem, world.population)
+    monkeypatch.setattr(cuda, "CapturedGraph", fail)
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        compare(world, executor, [0, 1], 0)
+
+
+def test_mapped_groups_of_many_sizes_are_padded_to_few_and_none_is_recorded_again_and_again() -> None:
+    world = make_world(clients=64)
+    with as_on_a_gpu():
+        executor = VmapExecutor(world.problem, world.population)
+    sizes = [1, 2, 3, 4, 5, 8, 11, 13, 16, 24, 29, 40, 64]  # padded to eleven
+    for visit in range(6):
+        for size in sizes:
+            compare(world, executor, list(range(size)), visit)
+    assert Graph.recorded <= vmap._MAX_GRAPHS
+    gc.collect()
+    assert len(Graph.alive) <= vmap._MAX_GRAPHS
+    assert len({id(graph.pool) for graph in Graph.alive}) == 1
+
+
+def test_mapped_graphs_are_dropped_before_a_group_that_does_not_fit_is_halved(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = make_world(clients=8)
+    with as_on_a_gpu():
+        executor = VmapExecutor(world.problem, world.population)
+    monkeypatch.setattr(Graph, "room", 1)
+    for visit, size in enumerate([8, 8, 8, 3, 3, 3, 8]):
+        compare(world, executor, list(range(size)), visit)
+    assert not [record for record in caplog.records if "memory" in record.message]
+    assert Graph.recorded == 3  # of 8 tasks, of 3 in their place, and of 8 again

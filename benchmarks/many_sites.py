@@ -2,7 +2,7 @@
 
     python benchmarks/many_sites.py [--sites 100 300 1000] [--size 200000] [--seconds 30] [--processes 2]
 
-`offbeat serve --start` runs with TLS and one key for each site, all on this machine. The sites are light:
+`offbeat serve` runs with TLS and one key for each site, all on this machine. The sites are light:
 each has its own key, its own connection and the code of `offbeat join` (`SiteConnection`), many threads to a
 process, but they answer every task with an update that was computed once. What is measured is therefore the
 server and the SuperLink with its gateway, and not the training. Updates are counted over `--seconds` seconds
@@ -117,9 +117,9 @@ def measure(sites: int, given: argparse.Namespace) -> dict[str, Any]:
         names = [f"site-{number:04d}" for number in range(sites)]
         create_keys(folder / "keys", ["127.0.0.1"], names, ["127.0.0.1"], 3)
         page, port = free_port(), free_port()
-        write_task(folder, given.size, sites, UPDATES, 0.5, max(2, sites // 10), page)
+        write_task(folder, given.size, sites, UPDATES, max(2, sites // 10), page)
         environment = os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{Path(__file__).parent}"}
-        command = ["-m", "offbeat", "serve", "serve.toml", "--start", "--certificates", "keys"]
+        command = ["-m", "offbeat", "serve", "serve.toml", "--certificates", "keys"]
         command += ["--host", "127.0.0.1", "--port", str(port), "--out", "run"]
         log = stack.enter_context((folder / "log").open("wb"))
 

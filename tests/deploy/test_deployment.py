@@ -124,7 +124,7 @@ class Deployment:
     def begin(self) -> None:
         """Everything at once, the SuperLink first."""
         host, port = self.link.split(":")
-        self.host = self.serve("host", "--start", "--host", host, "--port", port)
+        self.host = self.serve("host", "--host", host, "--port", port)
         assert wait_for(lambda: "a site joins by" in self.host.said or self.host.code is not None, 120)
         self.sites = [self.join(site, "--key", f"keys/sites/{site}/key") for site in SITES]
         # the gateway that sites connect to does not forward the requests of a server

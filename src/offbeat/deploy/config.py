@@ -39,14 +39,12 @@ from offbeat.training.task import MakeModule, first_line, load_task, seeded_modu
 
 _MAX_FILE_BYTES = 1 << 20
 _MAX_DEFAULT_BUFFER = 10  # where none is given
-_REFUSED = MappingProxyType({"amplified": "but sites come and go, so nothing is amplified"})
 
 _task = partial(setting, table="task")
 _secure = partial(setting, table="secure")
 _network = partial(setting, table="network")
 _watch = partial(setting, table="watch")
 _prepare = partial(setting, table="prepare")
-_seconds = partial(_network, metavar="SECONDS", within="(0, inf]", unit="seconds")
 
 
 @dataclass(frozen=True)
@@ -83,8 +81,9 @@ class NetworkConfig:
     recall_stale: bool = _network(
         False, "", "a site whose update is about to be too stale is asked for the steps that it has done"
     )
-    poll: float = _seconds(0.5, help="between two polls")
-    patience: float = _seconds(600.0, help="without a network before the run ends, saved")
+    patience: float = _network(
+        600.0, "SECONDS", "without a network before the run ends, saved", within="(0, inf]", unit="seconds"
+    )
     max_upload_bytes: int | None = _network(
         None,
         "BYTES",
@@ -309,8 +308,6 @@ def _read_table(given: Mapping[str, Any], table: str) -> dict[str, Any]:
     values, known, place = dict(given.get(table, {})), table_keys(table), f"[{table}]"
     simulated = simulation_settings() if Experiment in TABLES[table] else set()
     for name, value in values.items():
-        if name in _REFUSED:
-            raise InputError(f"{place} has '{name}', {_REFUSED[name]}: leave it out.")
         if name in simulated and name in table_keys("network"):
             raise InputError(f"{place} has '{name}', which belongs to [network]: move it there.")
         if name in simulated:

@@ -29,6 +29,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from offbeat.core import Task
+from offbeat.deploy.network import TlsFiles, check_tls
 from offbeat.errors import InputError
 from offbeat.files import atomic_dir, write_atomic, write_new
 from offbeat.privacy.secure.terms import SecureTerms
@@ -348,6 +349,21 @@ def read_site_keys(folder: Path) -> Mapping[str, ec.EllipticCurvePublicKey]:
         raise InputError(problems[0])
     if not found or len(found) > _MAX_KEYS:
         raise InputError(f"{folder} holds {len(found)} public keys: give 1 to {_MAX_KEYS}, as files *.pub.")
+    return found
+
+
+class Certificates(NamedTuple):
+    """The files of a server that `offbeat keys` wrote."""
+
+    tls: TlsFiles
+    sites: Path  # contains one folder for each site, with its public key
+
+
+def find_certificates(folder: Path) -> Certificates:
+    """Return the files of a folder that `offbeat keys` made, after a check that they can be used."""
+    found = Certificates(TlsFiles(folder / "server.pem", folder / "server.key"), folder / "sites")
+    check_tls(found.tls)
+    read_site_keys(found.sites)
     return found
 
 

@@ -133,7 +133,7 @@ class Doorbell:
 
 
 def waits_for(public_key: bytes) -> bytes:
-    """How a doorbell names a node with this public key, as PEM."""
+    """How a doorbell names a node with this public key, as PEM in base 64."""
     return hashlib.sha256(public_key).digest()
 
 

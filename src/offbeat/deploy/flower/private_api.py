@@ -9,8 +9,7 @@ relied on, one test for each point, against the installed version.
 - `SuperLink` is Flower's SuperLink as an ASGI application. Each of the nine layers of Flower's middleware
   starts tasks and copies for each request, so the requests that an update consists of are given to Flower's
   handlers directly.
-- `ControlClient` is the client of Flower's command line. One connection registers all keys; each call of the
-  command takes seconds.
+- `ControlClient` is the client of Flower's command line, each call of which takes seconds.
 - `ServerTask` is the task of a ServerApp, acquired in the server's own process, as Flower's SuperExec would
   do before it starts another process for it. It has the calls of Flower's grid, but fetches replies object by
   object: the grid waits for objects that a site has not sent yet, accepts any size, loses all replies of a
@@ -38,8 +37,7 @@ if TYPE_CHECKING:
 # processes does not have to spend.
 
 _HEARTBEAT_INTERVAL = 30.0  # seconds; Flower drops a node after two intervals
-_KEY_REQUIRED, _KEY_REFUSED, _KEY_IN_USE = 2001, 2004, 23  # Flower's error codes
-WAIT_HEADER = "offbeat-wait"
+_KEY_REFUSED, _KEY_IN_USE = 2004, 23  # Flower's error codes
 _KEEP_ALIVE = 60.0  # seconds; the gateway keeps the connection of a site for longer
 _OBJECT_TYPE = "ArrayChunk"  # the one of Flower's objects that holds plain bytes
 _PROJECT = """\
@@ -74,8 +72,7 @@ class Refusal(Enum):
     """Why a SuperLink did not do what was asked."""
 
     AWAY = "it cannot be reached"
-    KEY_REQUIRED = "it accepts registered keys only"
-    NOT_ACTIVATED = "it does not know the key, or counts its node as connected"
+    NOT_ACTIVATED = "it counts a node with this key as connected"
     UNAUTHORIZED = "it does not accept the signature of the request"
     RUN_ENDED = "the run is not running"
     KEY_IN_USE = "the key is registered"
@@ -106,11 +103,7 @@ def _flower_errors() -> Iterator[None]:
             code, text = facts.get("code"), str(facts.get("detail") or facts.get("message") or "")
         except (ValueError, AttributeError):
             code, text = None, ""
-        codes = {
-            _KEY_REQUIRED: Refusal.KEY_REQUIRED,
-            _KEY_REFUSED: Refusal.NOT_ACTIVATED,
-            _KEY_IN_USE: Refusal.KEY_IN_USE,
-        }
+        codes = {_KEY_REFUSED: Refusal.NOT_ACTIVATED, _KEY_IN_USE: Refusal.KEY_IN_USE}
         statuses = {401: Refusal.UNAUTHORIZED, 403: Refusal.RUN_ENDED, 500: Refusal.FAILED}
         found = codes.get(code) or statuses.get(status) or (Refusal.AWAY if status >= 500 else Refusal.OTHER)
         raise FlowerError(found, f"HTTP status {status}{f', {text}' if text else ''}") from None
@@ -136,19 +129,9 @@ class PendingMessage(NamedTuple):
         return int(self.metadata.dst_node_id)
 
 
-class _WaitHeader:
-    """Tells the gateway how long it may keep a request for messages until there is one."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def intercept(self, context: Any, call_next: Any) -> Any:
-        if self.seconds and context.rpc_method.endswith("/PullMessages"):
-            context.request.headers[WAIT_HEADER] = f"{self.seconds:.1f}"
-        return call_next(context)
-
-
-def _connect(kind: Any, address: str, authority: Path | None, component: str, *interceptors: Any) -> Any:
+def _connect(
+    kind: Any, address: str, component: str, *interceptors: Any, authority: Path | None = None
+) -> Any:
     """One of Flower's clients; a component says which version of Flower it has."""
     from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
@@ -171,15 +154,15 @@ class FleetClient:
         from flwr.supernode.fleet_http_client import FleetHttpClient
         from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-        self._wait, signer = _WaitHeader(), NodeAuthHttpInterceptor(key, key.public_key())
+        signer = NodeAuthHttpInterceptor(key, key.public_key())
         self._public_key = public_key_to_bytes(key.public_key())
-        self._client = _connect(FleetHttpClient, address, authority, "SuperNode", self._wait, signer)
+        self._client = _connect(FleetHttpClient, address, "SuperNode", signer, authority=authority)
         # Longer than httpx keeps idle connections: a TLS handshake costs more than a request.
         self._client._client._transport._pool._keepalive_expiry = _KEEP_ALIVE
         self._node: Any = None
 
     def register(self) -> None:
-        """Register the key of this node, which a SuperLink without registered keys allows."""
+        """Register the key of this node; it may be registered already."""
         try:
             with _flower_errors():
                 self._client.RegisterNode(_proto().RegisterNodeFleetRequest(public_key=self._public_key))
@@ -211,12 +194,11 @@ class FleetClient:
             )
             return bool(self._client.SendNodeHeartbeat(request).success)
 
-    def pull(self, wait: float = 0.0) -> PendingMessage | None:
-        """Return the next message for this node, which the SuperLink gives out once.
+    def pull(self) -> PendingMessage | None:
+        """Return the next message for this node, for which the gateway waits some seconds.
 
-        The gateway of `offbeat serve` waits for one so many seconds; a SuperLink alone answers at once.
+        The SuperLink gives it out once.
         """
-        self._wait.seconds = wait
         with _flower_errors():
             response = self._client.PullMessages(_proto().PullMessagesRequest(node=self._node))
         if not response.messages_list:
@@ -427,7 +409,7 @@ class ServerTask:
         self._client.close()
 
 
-def acquire_server_task(address: str, authority: Path | None) -> ServerTask | None:
+def acquire_server_task(address: str) -> ServerTask | None:
     """Acquire the task of any run that was submitted and not begun; None if there is none now.
 
     All runs that offbeat submits are alike, so it does not matter which one a server gets.
@@ -437,13 +419,13 @@ def acquire_server_task(address: str, authority: Path | None) -> ServerTask | No
     from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
     from flwr.supercore.runtime import RuntimeHttpClient
 
-    asking = _connect(RuntimeHttpClient, address, authority, "SuperExec")
+    asking = _connect(RuntimeHttpClient, address, "SuperExec")
     with contextlib.closing(asking) as client, _flower_errors():
         acquired = client.AcquireTask(_proto().AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
     if not acquired.token:
         return None
     token = RuntimeTokenHttpInterceptor(token=acquired.token)
-    client = _connect(RuntimeHttpClient, address, authority, "flwr-serverapp", token)
+    client = _connect(RuntimeHttpClient, address, "flwr-serverapp", token)
     with _flower_errors():
         given = client.PullTaskInput(_proto().PullTaskInputRequest())
     heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
@@ -480,16 +462,17 @@ class SuperLink:
     and `runtime` for those of a server; both answer without Flower's middleware what each update needs.
     """
 
-    def __init__(self, options: Sequence[str]) -> None:
+    def __init__(self) -> None:
         from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, _parse_superlink_lifespan_config
         from flwr.superlink.main import create_app
         from flwr.superlink.servicer.fleet import fleet_handlers as fleet
         from flwr.superlink.servicer.runtime import runtime_handlers as runtime
 
         # Flower starts no process, and keeps its state in memory, which takes a third of the time of a
-        # database on disk. All that has to outlast it is in the server's journal.
-        fixed = ["--isolation", "process", "--database", ":flwr-in-memory:"]
-        sys.argv = ["flower-superlink", *fixed, "--disable-runtime-dependency-installation", *options]
+        # database on disk. All that has to outlast it is in the server's journal. Only this machine reaches
+        # it, so it needs no TLS; which keys may connect is decided by the gateway.
+        options = ["--isolation", "process", "--database", ":flwr-in-memory:", "--insecure"]
+        sys.argv = ["flower-superlink", *options, "--disable-runtime-dependency-installation"]
         self._app: Any = create_app(_parse_superlink_lifespan_config(), SuperLinkLifespan)
         self._state = state = self._app.state.linkstate_factory.state()
         self._handlers: dict[str, _Handler] = {  # of a request, and of whose it is
@@ -561,30 +544,10 @@ class SuperLink:
 class ControlClient:
     """The calls of Flower's command line; each raises a `FlowerError` if it fails."""
 
-    def __init__(self, address: str, authority: Path | None) -> None:
+    def __init__(self, address: str) -> None:
         from flwr.supercore.control.control_http_client import ControlHttpClient
 
-        self._client = _connect(ControlHttpClient, address, authority, "flwr CLI")
-
-    def registered_keys(self) -> dict[bytes, int]:
-        """Return the public keys that may connect, as PEM, and the IDs of their nodes."""
-        with _flower_errors():
-            nodes = self._client.ListNodes(_proto().ListNodesRequest()).nodes_info
-        return {bytes(node.public_key): int(node.node_id) for node in nodes if node.status != "unregistered"}
-
-    def register_key(self, public_key: bytes) -> None:
-        """Let a node with this public key, as PEM, connect; one that was unregistered stays so."""
-        try:
-            with _flower_errors():
-                self._client.RegisterNode(_proto().RegisterNodeRequest(public_key=public_key))
-        except FlowerError as error:
-            if error.refusal is not Refusal.KEY_IN_USE:
-                raise
-
-    def unregister_key(self, node: int) -> None:
-        """Do not let the key of a node connect any more."""
-        with _flower_errors():
-            self._client.UnregisterNode(_proto().UnregisterNodeRequest(node_id=node))
+        self._client = _connect(ControlHttpClient, address, "flwr CLI")
 
     def submit_run(self) -> int:
         """Submit a run whose code is not in its app; return its ID."""

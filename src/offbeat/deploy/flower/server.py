@@ -5,6 +5,7 @@ itself, so that Flower starts no process.
 """
 
 import argparse
+import base64
 import contextlib
 import logging
 import signal
@@ -21,7 +22,6 @@ import torch
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-from offbeat.deploy.flower.commands import SuperLinkAddress
 from offbeat.deploy.flower.content import (
     KINDS,
     PARALLEL_PULLS,
@@ -42,8 +42,7 @@ from offbeat.deploy.flower.private_api import (
 from offbeat.deploy.keys import reply_statement, verify_signature
 from offbeat.deploy.network import Doorbell, waits_for
 from offbeat.deploy.protocol.transport import Reply, TransportClosedError, TransportError
-from offbeat.deploy.server.run import ServeOutcome, ServeRequest, serve, write_outcome
-from offbeat.errors import InputError
+from offbeat.deploy.server.run import ServeRequest, serve
 
 _MESSAGE_TYPES = {kind: name for name, kind in KINDS.items()}
 _ACQUIRE_TIMEOUT, _ACQUIRE_PAUSE = 30.0, 0.2  # seconds
@@ -61,7 +60,7 @@ class FlowerTransport:
     `bell` tells the gateway, where sites wait, that there is a message for one of them.
     """
 
-    def __init__(self, task: ServerTask, max_bytes: int = 2**30, bell: Doorbell | None = None) -> None:
+    def __init__(self, task: ServerTask, bell: Doorbell, max_bytes: int = 2**30) -> None:
         self._task, self._bell = task, bell
         self._max_bytes = max_bytes
         self._keys: dict[int, bytes] = {}  # public keys of the nodes that were connected
@@ -86,8 +85,7 @@ class FlowerTransport:
             accepted = self._task.push(node, _MESSAGE_TYPES[kind], message_id, objects, timeout + _TTL_MARGIN)
         if not accepted:
             raise TransportError(f"the SuperLink accepted no message for node {node}")
-        if self._bell is not None:
-            self._bell.ring(waits_for(self.key(node)))
+        self._bell.ring(waits_for(base64.b64encode(self.key(node))))
         self._sent.add(message_id)
         return message_id
 
@@ -192,19 +190,16 @@ def _transport_errors() -> Iterator[None]:
         raise TransportError(str(error)) from error
 
 
-def begin_task(link: SuperLinkAddress, run_file: Path) -> ServerTask:
+def begin_task(address: str, run_file: Path) -> ServerTask:
     """Submit a run and acquire its task; the run that `run_file` names is ended first."""
-    with contextlib.closing(ControlClient(link.address, link.authority)) as control:
+    with contextlib.closing(ControlClient(address)) as control:
         with contextlib.suppress(OSError, ValueError, FlowerError):
             control.stop_run(int(run_file.read_text()))
         control.submit_run()
     deadline = time.monotonic() + _ACQUIRE_TIMEOUT
-    while (task := acquire_server_task(link.address, link.authority)) is None:
+    while (task := acquire_server_task(address)) is None:
         if time.monotonic() > deadline:
-            raise InputError(
-                f"the SuperLink at {link.address} has no task for the server: start it with "
-                "--isolation process, so that the server can acquire its own."
-            )
+            raise FlowerError(Refusal.OTHER, "the SuperLink has no task for it")
         time.sleep(_ACQUIRE_PAUSE)
     run_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     run_file.write_text(str(task.run_id))
@@ -217,22 +212,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse_arguments(arguments)
     _log_to(options.folder / "server.log")
     torch.set_num_threads(min(_MAX_THREADS, torch.get_num_threads()))
-    link = SuperLinkAddress(options.superlink, options.authority)
-    bell = None if options.doorbell is None else Doorbell(socket.socket(fileno=options.doorbell))
+    bell = Doorbell(socket.socket(fileno=options.doorbell))
     request = ServeRequest(
         options.settings, options.folder, options.resume, options.sites is not None, options.sites
     )
     try:
-        task = begin_task(link, options.folder / _RUN_FILE)
-    except InputError as problem:
-        write_outcome(request.folder, ServeOutcome(None, error=str(problem)))
-        return 1
+        task = begin_task(options.superlink, options.folder / _RUN_FILE)
     except FlowerError as problem:
         _LOG.error("the server cannot begin its run: %s", problem)
         return 1
     error: str | None = "the server failed"
     try:
-        outcome = serve(request, lambda max_bytes: FlowerTransport(task, max_bytes, bell), bell)
+        outcome = serve(request, lambda max_bytes: FlowerTransport(task, bell, max_bytes), bell.wait)
         error = outcome.error
         if error is not None:
             _LOG.error("%s", error)
@@ -250,12 +241,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m offbeat.deploy.flower.server", description=__doc__)
     parser.add_argument("--superlink", required=True, metavar="HOST:PORT")
-    parser.add_argument("--authority", type=Path, metavar="FILE")
     parser.add_argument("--settings", required=True, type=Path)
     parser.add_argument("--folder", required=True, type=Path)
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--sites", type=Path, help="a folder with the public keys of sites, by name")
-    parser.add_argument("--doorbell", type=int, metavar="N", help="the number of a socket to the gateway")
+    parser.add_argument(
+        "--doorbell", required=True, type=int, metavar="N", help="the number of a socket to the gateway"
+    )
     return parser.parse_args(arguments)
 
 

@@ -3,8 +3,8 @@
 A SuperLink has one port for everything, and obeys whoever reaches it: it registers keys, and runs code at the
 server and at every site. So it listens on the loopback interface only, and connections from other machines
 come to a gateway in the same process, which passes on the requests that sites need and refuses all others.
-Where sites have keys, the signature in the head of a request is verified before any of its body is read,
-because Flower keeps a body in memory before it looks at the signature.
+Where sites have keys, it is the gateway that knows them: it verifies the signature in the head of a request
+before any of its body is read, because Flower keeps a body in memory before it looks at the signature.
 """
 
 import argparse
@@ -19,11 +19,12 @@ import math
 import os
 import resource
 import socket
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
@@ -36,14 +37,17 @@ from offbeat.deploy.keys import find_site_keys, fingerprint
 from offbeat.deploy.network import Connection, Doorbell, HttpLimits, TlsFiles, http_server, waits_for
 from offbeat.deploy.protocol.strict_json import quote
 
+if TYPE_CHECKING:
+    import uvicorn
+
 _FLEET_METHODS = (
     *("register-node", "activate-node", "deactivate-node", "unregister-node", "send-node-heartbeat"),
     *("pull-messages", "push-messages", "get-run", "get-fab"),
     *("pull-object", "push-object", "confirm-message-received"),
 )
 HEALTH = (b"GET", b"/health")
-# The requests of a SuperNode, and the one with which `offbeat join` finds out whether a server is there. They
-# are compared byte by byte: nothing is decoded or normalised that the SuperLink might read in another way.
+# The requests of a SuperNode, and the one with which a monitor finds out whether a server is there. They are
+# compared byte by byte: nothing is decoded or normalised that the SuperLink might read in another way.
 ALLOWED_REQUESTS = frozenset({HEALTH, *((b"POST", f"/v1/fleet/{name}".encode()) for name in _FLEET_METHODS)})
 # The headers with which a SuperNode signs the time of a request, and how old they may be, in seconds.
 PUBLIC_KEY_HEADER, TIMESTAMP_HEADER, SIGNATURE_HEADER = (
@@ -53,9 +57,7 @@ PUBLIC_KEY_HEADER, TIMESTAMP_HEADER, SIGNATURE_HEADER = (
 )
 MIN_AGE, MAX_AGE = -5.0, 305.0
 _PULL_MESSAGES, _PUSH_OBJECT = b"/v1/fleet/pull-messages", b"/v1/fleet/push-object"
-_WAIT_HEADER = b"offbeat-wait"  # the seconds that a site's request for messages may be kept
-_MAX_WAIT = 30.0
-_MAX_KEPT_BYTES = 16 * 1024  # of a request that is kept
+_MAX_KEPT_BYTES = 16 * 1024  # of a request for messages, which is kept until there is one
 _PIECE_BYTES = 256 * 1024  # of a response, that are given to the network at once
 _MAX_DISCARD = 1024 * 1024  # bytes of a refused request that are read, so that its sender gets the response
 _LOG_INTERVAL = 10.0  # seconds between two lines of the same kind
@@ -73,6 +75,7 @@ class RequestLimits(NamedTuple):
     grace: float = 30.0  # for a body, in addition to its bytes at `rate`
     rate: float = 16 * 1024.0  # bytes per second
     response: float = 60.0  # for the SuperLink to answer
+    wait: float = 20.0  # for a message, if there is none yet
 
 
 class RefusalLog:
@@ -160,8 +163,8 @@ class Gateway:
         superlink: Any,
         keys: SiteKeys | None,
         log: RefusalLog,
+        bell: Doorbell,
         limits: RequestLimits = RequestLimits(),
-        bell: Doorbell | None = None,
     ) -> None:
         self._superlink, self._bell = superlink, bell
         self._waiting: dict[bytes, set[asyncio.Event]] = {}  # requests for messages, by node
@@ -173,7 +176,7 @@ class Gateway:
         if scope["type"] == "lifespan":
             for event in ("startup", "shutdown"):
                 await receive()
-                if event == "startup" and self._bell is not None:
+                if event == "startup":
                     asyncio.get_running_loop().add_reader(self._bell.socket, self._rung)
                 await send({"type": f"lifespan.{event}.complete"})
             return
@@ -187,7 +190,7 @@ class Gateway:
         self._active[name] += 1
         try:
             await self._pass_on(scope, receive, send, connection)
-            if self._bell is not None and scope["raw_path"] == _PUSH_OBJECT:
+            if scope["raw_path"] == _PUSH_OBJECT:
                 self._bell.ring()
         except ClientDisconnect:
             connection.close()
@@ -215,9 +218,10 @@ class Gateway:
         if length is None or b"transfer-encoding" in headers:
             self._log("malformed", f"a request from {peer} has no content length")
             return _Refusal(411, "a request needs a content length.")
-        if int(length) > (self._limits.max_bytes if request != HEALTH else 0):
+        most = {b"/health": 0, _PULL_MESSAGES: _MAX_KEPT_BYTES}.get(request[1], self._limits.max_bytes)
+        if int(length) > most:
             self._log("size", f"a request of {int(length)} bytes from {peer}")
-            return _Refusal(413, f"a request has at most {self._limits.max_bytes} bytes.")
+            return _Refusal(413, f"a request has at most {most} bytes.")
         if self._keys is None or request == HEALTH:
             return None
         try:
@@ -232,7 +236,6 @@ class Gateway:
 
     def _rung(self) -> None:
         """Let those requests for messages go on that the server rang for."""
-        assert self._bell is not None
         for whom in self._bell.heard():
             everybody = whom == Doorbell.EVERYBODY
             self._quiet = set() if everybody else self._quiet - {whom}
@@ -240,24 +243,9 @@ class Gateway:
             for event in [event for each in events for event in each]:
                 event.set()
 
-    def _waits(self, scope: Any) -> float:
-        """How many seconds a request for messages may be kept; 0 for every other request."""
-        headers = dict(scope["headers"])
-        if self._bell is None or scope["raw_path"] != _PULL_MESSAGES:
-            return 0.0
-        if int(headers[b"content-length"]) > _MAX_KEPT_BYTES:
-            return 0.0
-        try:
-            base64.b64decode(headers[PUBLIC_KEY_HEADER], validate=True)
-            seconds = float(headers[_WAIT_HEADER])
-        except (KeyError, ValueError):
-            return 0.0
-        return min(seconds, _MAX_WAIT) if seconds > 0 else 0.0
-
     async def _pass_on(self, scope: Any, receive: Any, send: Any, connection: Connection) -> None:
         """Have a request answered; its body, the answer and the response may each take only so long."""
         limits, now, started = self._limits, asyncio.get_running_loop().time, False
-        seconds = self._waits(scope)
         try:
             async with asyncio.timeout(limits.grace) as timeout:
                 until = now() + limits.grace
@@ -290,12 +278,12 @@ class Gateway:
                     if not more:
                         await send(_body(b"", more=False))
 
-                if not seconds:
+                if scope["raw_path"] != _PULL_MESSAGES:
                     await self._superlink(scope, read, write)
                     return
                 body = b"".join([chunk async for chunk in _chunks(read)])
-                timeout.reschedule(now() + seconds + limits.response)
-                for message in await self._wait_for_message(scope, receive, connection, body, seconds):
+                timeout.reschedule(now() + limits.wait + limits.response)
+                for message in await self._wait_for_message(scope, receive, connection, body):
                     await write(message)
                 return
         except TimeoutError:
@@ -308,15 +296,15 @@ class Gateway:
             await self._refuse(refusal, receive, send, self._limits.max_bytes)
 
     async def _wait_for_message(
-        self, scope: Any, receive: Any, connection: Connection, body: bytes, seconds: float
+        self, scope: Any, receive: Any, connection: Connection, body: bytes
     ) -> list[Any]:
         """The response to a request for messages once there is one, or when the time is up.
 
         Nothing is asked of the SuperLink for a client that has gone: it gives out a message only once.
         """
-        node = waits_for(base64.b64decode(dict(scope["headers"])[PUBLIC_KEY_HEADER]))
+        node = waits_for(dict(scope["headers"]).get(PUBLIC_KEY_HEADER, b""))
         event, now = asyncio.Event(), asyncio.get_running_loop().time
-        until, gone = now() + seconds, asyncio.ensure_future(receive())
+        until, gone = now() + self._limits.wait, asyncio.ensure_future(receive())
         self._waiting.setdefault(node, set()).add(event)
         try:
             while True:
@@ -407,7 +395,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--own", required=True, type=int, metavar="N", help="the number of a loopback socket")
     parser.add_argument("--listener", required=True, type=int, metavar="N", help="that of a socket for sites")
     parser.add_argument("--doorbell", required=True, type=int, metavar="N", help="that of one to the server")
-    parser.add_argument("--authority", type=Path, metavar="FILE")
     parser.add_argument("--certificate", type=Path, metavar="FILE")
     parser.add_argument("--key", type=Path, metavar="FILE")
     parser.add_argument("--sites", type=Path, metavar="FOLDER", help="the public keys of sites")
@@ -417,35 +404,40 @@ def main(arguments: Sequence[str] | None = None) -> None:
     _LOG.addHandler(handler)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a site may have several connections
-    log, tls, keys, options = RefusalLog(_LOG.warning), None, None, ["--insecure"]
-    if given.authority is not None:
+    log, tls, keys = RefusalLog(_LOG.warning), None, None
+    if given.certificate is not None:
         tls, keys = TlsFiles(given.certificate, given.key), SiteKeys(given.sites)
-        options = ["--ssl-ca-certfile", str(given.authority), "--enable-supernode-auth"]
-        options += ["--ssl-certfile", str(given.certificate), "--ssl-keyfile", str(given.key)]
-    superlink = SuperLink(options)
+    superlink = SuperLink()
     logging.getLogger("flwr").setLevel(logging.WARNING)  # it would log every request
     bell = Doorbell(socket.socket(fileno=given.doorbell))
     fleet = superlink if keys is None else superlink.fleet  # which relies on the gateway for signatures
-    gateway = http_server(Gateway(fleet, keys, log, bell=bell), tls, _CONNECTIONS, log)
-    own = http_server(superlink.runtime, tls, _OWN_CONNECTIONS)
+    gateway = http_server(Gateway(fleet, keys, log, bell), tls, _CONNECTIONS, log)
+    own = http_server(superlink.runtime, None, _OWN_CONNECTIONS)
 
     async def serve() -> None:
-        opened = asyncio.Event()
-
-        def obey() -> None:
-            if not os.read(0, 1024):
-                os._exit(0)  # the parent process has ended
-            opened.set()
-
-        async def serve_sites() -> None:
-            await opened.wait()
-            await gateway.serve([socket.socket(fileno=given.listener)])
-
-        asyncio.get_running_loop().add_reader(0, obey)
-        servers = [own.serve([socket.socket(fileno=given.own)]), serve_sites()]
-        await asyncio.wait(map(asyncio.ensure_future, servers), return_when=asyncio.FIRST_COMPLETED)
+        asyncio.get_running_loop().add_reader(0, os._exit, 0)  # the parent process has ended
+        serving = [
+            own.serve([socket.socket(fileno=given.own)]),
+            gateway.serve([socket.socket(fileno=given.listener)]),
+            *(() if tls is None else (use_renewed_certificate(gateway, tls),)),
+        ]
+        await asyncio.wait(map(asyncio.ensure_future, serving), return_when=asyncio.FIRST_COMPLETED)
 
     asyncio.run(serve())
+
+
+async def use_renewed_certificate(server: "uvicorn.Server", tls: TlsFiles) -> None:
+    """Use a certificate that is renewed while the server runs, for all connections from then on."""
+    used = tls.certificate.stat().st_mtime_ns
+    while True:
+        await asyncio.sleep(_KEY_INTERVAL)
+        with contextlib.suppress(OSError):  # as while only one of the files was copied
+            date = tls.certificate.stat().st_mtime_ns
+            if date != used and server.config.ssl is not None:
+                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*tls)  # a failure does no harm here
+                server.config.ssl.load_cert_chain(*tls)
+                used = date
+                _LOG.warning("the renewed certificate is used from now on.")
 
 
 if __name__ == "__main__":

@@ -403,7 +403,7 @@ def test_the_gateway_is_told_for_which_node_there_is_a_message() -> None:
     RUNG.clear()
     transport.push(NODE, "task", "a", b"", 9.0)
     header = base64.b64encode(pem(NODE))  # of the requests of that node
-    assert RUNG == [waits_for(header)]
+    assert [waits_for(header)] == RUNG
 
 
 def test_it_knows_by_which_key_a_node_came() -> None:

@@ -360,7 +360,7 @@ def test_a_run_that_diverged_goes_on_without_the_uploads_that_made_it(
     settings: Path, tmp_path: Path, sites: dict[int, Site]
 ) -> None:
     text = settings.read_text().replace("eval_every = 2", "eval_every = 1")
-    settings.write_text(f"{text}max_update_norm = 0\n")
+    settings.write_text(f"{text}[network]\nmax_update_norm = 0\n")
     folder = tmp_path / "run"
     first = serve(ask(settings, folder), lambda max_bytes: Poisoned(sites))
     assert first.error is not None

@@ -61,7 +61,6 @@ class Upstream:
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str]] = []
-        self.begun = threading.Event()  # a megabyte of a body has come
         self.answer: bytes | None = None
         self.breaks = False
 
@@ -74,8 +73,6 @@ class Upstream:
                 return
             body += message["body"]
             more = message["more_body"]
-            if len(body) > 2**20:
-                self.begun.set()
         told = {
             "path": scope["path"],
             "headers": [[name.decode(), text.decode()] for name, text in scope["headers"]],
@@ -325,13 +322,13 @@ def test_noise_neither_passes_nor_harms(lasting: tuple[World, Upstream], first: 
     assert world.ask("GET", "/health")[0] == 200
 
 
-def test_a_body_goes_on_while_it_comes(world: World, upstream: Upstream) -> None:
+def test_a_body_that_comes_in_parts_arrives_whole(world: World) -> None:
     half = bytes(range(256)) * 2**15
     line = world.connect()
     line.putrequest("POST", PUSH)
     line.putheader("content-length", str(2 * len(half)))
     line.endheaders(half)
-    assert upstream.begun.wait(10)  # it is not held back until it is whole
+    time.sleep(0.1)
     line.send(half)
     told = json.loads(line.getresponse().read())
     line.close()
@@ -421,8 +418,7 @@ def test_a_silent_connection_makes_room_for_another_of_its_address(upstream: Ups
         time.sleep(0.1)
         assert world.ask("GET", "/health")[0] == 200
         assert world.tally.counts == {"full": 1}
-        with pytest.raises(ConnectionResetError):  # the one that came first
-            silent[0].recv(1)
+        assert silent[0].recv(1) == b"", "the one that came first is still there"
         silent[1].sendall(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n")
         assert silent[1].recv(1000).startswith(b"HTTP/1.1 200")
 
@@ -435,7 +431,7 @@ def test_a_connection_with_a_request_under_way_does_not_make_room(upstream: Upst
         line.putrequest("POST", PUSH)
         line.putheader("content-length", str(2**21 + 1))
         line.endheaders(bytes(2**21))
-        assert upstream.begun.wait(10)
+        time.sleep(0.3)
         with pytest.raises((ConnectionError, http.client.RemoteDisconnected)):
             world.ask("GET", "/health")
         line.send(b"a")
@@ -624,8 +620,8 @@ def test_all_of_it_goes_over_tls(made: Certificates) -> None:
         plain = SuperLinkAddress(format_address("127.0.0.1", world.port), None)
         assert "speaks TLS: give --certificate" in problem(plain, made)
         silent = socket.create_connection(("127.0.0.1", world.port), timeout=10)  # no word of TLS
-        with silent as line, pytest.raises(ConnectionResetError):
-            line.recv(1)
+        with silent as line:
+            assert line.recv(1) == b""
 
 
 def test_a_renewed_certificate_is_used_as_soon_as_it_is_whole(
@@ -693,8 +689,7 @@ def test_as_a_process_it_is_started_again_and_ends_with_whoever_started_it(
             first.process.kill()
             while first.is_alive():
                 time.sleep(0.01)
-            with pytest.raises(ConnectionResetError):  # no end that TLS would take for a broken one
-                line.recv(1)
+            assert line.recv(1) == b""
         late: list[int] = []
         asker = threading.Thread(target=lambda: late.append(world.ask("GET", "/health")[0]))
         asker.start()

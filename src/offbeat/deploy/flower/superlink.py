@@ -22,9 +22,9 @@ import socket
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
@@ -63,6 +63,7 @@ _MAX_DISCARD = 1024 * 1024  # bytes of a refused request that are read, so that 
 _LOG_INTERVAL = 10.0  # seconds between two lines of the same kind
 _KEY_INTERVAL = 2.0  # seconds between two looks for keys that were added or removed
 _LOG = logging.getLogger("offbeat.gateway")
+_Data = TypeVar("_Data", bytes, memoryview)
 _CONNECTIONS = HttpLimits(connections=400, per_address=100, per_identity=16, head=15.0, idle=90.0)
 _OWN_CONNECTIONS = HttpLimits(connections=1000, per_address=1000, per_identity=0, head=60.0)
 
@@ -108,7 +109,7 @@ class SiteKeys:
         self._refresh()
         timestamp = headers.get(TIMESTAMP_HEADER, b"")
         try:
-            age = self._clock() - _as_utc(datetime.fromisoformat(timestamp.decode("ascii"))).timestamp()
+            age = self._clock() - datetime.fromisoformat(timestamp.decode("ascii")).timestamp()
             pem = base64.b64decode(headers[PUBLIC_KEY_HEADER], validate=True)
             signature = base64.b64decode(headers[SIGNATURE_HEADER], validate=True)
             claimed = load_pem_public_key(pem)
@@ -143,8 +144,18 @@ class SiteKeys:
                 _LOG.warning("%s", problem)
 
 
-def _as_utc(time: datetime) -> datetime:
-    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+class _Pace:
+    """The time that bytes may take on their way to or from a client."""
+
+    def __init__(self, limits: RequestLimits) -> None:
+        self._rate, self._until = limits.rate, asyncio.get_running_loop().time() + limits.grace
+        self.timeout = asyncio.timeout_at(self._until)
+
+    def extend(self, data: _Data) -> _Data:
+        """Give more time for these bytes, which are on their way."""
+        self._until += len(data) / self._rate
+        self.timeout.reschedule(self._until)
+        return data
 
 
 class _Refusal(NamedTuple):
@@ -245,47 +256,25 @@ class Gateway:
 
     async def _pass_on(self, scope: Any, receive: Any, send: Any, connection: Connection) -> None:
         """Have a request answered; its body, the answer and the response may each take only so long."""
-        limits, now, started = self._limits, asyncio.get_running_loop().time, False
+        limits, started = self._limits, False
         try:
-            async with asyncio.timeout(limits.grace) as timeout:
-                until = now() + limits.grace
-
-                def extend(data: bytes | memoryview) -> None:
-                    nonlocal until
-                    until += len(data) / limits.rate
-                    timeout.reschedule(until)
-
-                async def read() -> Any:
-                    message = await receive()
-                    if message["type"] == "http.request":
-                        extend(message["body"])
-                        if not message["more_body"]:
-                            timeout.reschedule(now() + limits.response)
-                    return message
-
-                async def write(message: Any) -> None:
-                    nonlocal until, started
-                    if message["type"] == "http.response.start":
-                        until, started = now() + limits.grace, True
-                        extend(b"")
-                        await send(message)
-                        return
-                    body, more = memoryview(message.get("body", b"")), message.get("more_body", False)
-                    for start in range(0, len(body), _PIECE_BYTES):
-                        piece = body[start : start + _PIECE_BYTES]
-                        await send(_body(piece, more=True))
-                        extend(piece)
-                    if not more:
-                        await send(_body(b"", more=False))
-
-                if scope["raw_path"] != _PULL_MESSAGES:
-                    await self._superlink(scope, read, write)
-                    return
-                body = b"".join([chunk async for chunk in _chunks(read)])
-                timeout.reschedule(now() + limits.wait + limits.response)
-                for message in await self._wait_for_message(scope, receive, connection, body):
-                    await write(message)
-                return
+            pace = _Pace(limits)
+            async with pace.timeout:
+                body = b"".join([pace.extend(chunk) async for chunk in _chunks(receive)])
+            if scope["raw_path"] == _PULL_MESSAGES:
+                async with asyncio.timeout(limits.wait + limits.response):
+                    response = await self._wait_for_message(scope, receive, connection, body)
+            else:
+                async with asyncio.timeout(limits.response):
+                    response = await self._ask(scope, body)
+            started, pace = True, _Pace(limits)
+            async with pace.timeout:
+                await send(response[0])
+                data = memoryview(b"".join(each.get("body", b"") for each in response[1:]))
+                for start in range(0, len(data), _PIECE_BYTES):
+                    await send(_body(pace.extend(data[start : start + _PIECE_BYTES]), more=True))
+                await send(_body(b"", more=False))
+            return
         except TimeoutError:
             self._log("slow", f"a request from {connection.address} took too long")
         if started:  # abort, so that half a response is not taken for a whole one
@@ -352,15 +341,13 @@ class Gateway:
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         await send(_head(refusal.status, [*headers, (b"connection", b"close")]))
         await send(_body(body, more=True))
-        limits, until = self._limits, asyncio.get_running_loop().time() + self._limits.grace
+        pace = _Pace(self._limits)
         with contextlib.suppress(TimeoutError, ClientDisconnect):
-            async with asyncio.timeout_at(until) as timeout:
+            async with pace.timeout:
                 async for chunk in _chunks(receive):
-                    discard -= len(chunk)
+                    discard -= len(pace.extend(chunk))
                     if discard <= 0:
                         break
-                    until += len(chunk) / limits.rate
-                    timeout.reschedule(until)
         await send(_body(b"", more=False))
 
 

@@ -27,6 +27,7 @@ import tempfile
 import threading
 import time
 import urllib.request
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,18 +79,19 @@ class LightSite:
 
 def work(folder: Path, address: str, names: list[str], size: int) -> None:
     """Serve as many sites as there are names, until the process is ended."""
-    from offbeat.deploy.config import import_user_code
-    from offbeat.deploy.flower.commands import SuperLinkAddress
+    from offbeat.deploy.config import make_site_module
     from offbeat.deploy.flower.private_api import FleetClient
-    from offbeat.deploy.flower.site import SiteConnection
+    from offbeat.deploy.flower.site import SiteConnection, SuperLinkAddress
     from offbeat.deploy.keys import load_site_key
     from offbeat.deploy.site.site import Site, SiteOptions
+    from offbeat.training.task import load_task
 
     logging.getLogger().setLevel(logging.CRITICAL)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    code = import_user_code(f"wide_{size}:task")
-    real = Site("real", folder / f"real-{names[0]}", code.load, code.module, code.losses)
+    task = load_task(f"wide_{size}:task")
+    make = partial(make_site_module, f"wide_{size}:task")
+    real = Site("real", folder / f"real-{names[0]}", task.site_examples, make, task.loss)
     link = SuperLinkAddress(address, folder / "keys" / "ca.crt")
 
     def serve(name: str) -> None:

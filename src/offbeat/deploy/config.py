@@ -10,7 +10,7 @@ from dataclasses import MISSING, dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType, NoneType, UnionType
-from typing import Any, NamedTuple, Self, TypeAlias, TypeVar, get_args
+from typing import Any, Self, TypeAlias, TypeVar, get_args
 
 import torch
 from torch import nn
@@ -18,12 +18,10 @@ from torch import nn
 from offbeat.algorithms import Setting, find
 from offbeat.data.population import Examples, check_examples
 from offbeat.errors import InputError, naming_settings, unknown_name
-from offbeat.nn.problem import Loss
 from offbeat.privacy.secure.terms import DEFAULT_MINIMUM
 from offbeat.renamed import check_name, check_part_of_task
 from offbeat.schedule.clock import parse_deadline
 from offbeat.schedule.dispatch import TIMED_DISPATCH_NAMES
-from offbeat.training.evaluate import Metric
 from offbeat.training.experiment import Experiment, check_limits_private
 from offbeat.training.schema import (
     COUNT,
@@ -449,27 +447,10 @@ def _first_line(error: Exception) -> str:
 LoadData: TypeAlias = Callable[[str], Examples]  # from the site's name
 
 
-class UserCode(NamedTuple):
-    """What a site needs of the user's task."""
-
-    load: LoadData
-    module: MakeModule
-    losses: Loss
-    personal: tuple[str, ...] = ()  # layers that stay at the site
-    test: Callable[[str], Examples | None] = lambda name: None  # of the site's own, for its personal model
-    metrics: Mapping[str, Metric] | None = None
-
-
-def import_user_code(task: str) -> UserCode:
-    """The task that the function `package.module:function` returns, as a site needs it."""
-    loaded = load_task(task, option="--task")
-
-    def make() -> nn.Module:
-        seed = torch.initial_seed()  # the module is made after torch was seeded
-        return load_task(task, seed, "--task").make_module(seed)
-
-    personal = tuple(loaded.personal)
-    return UserCode(loaded.site_examples, make, loaded.loss, personal, loaded.site_test, loaded.metrics)
+def make_site_module(task: str) -> nn.Module:
+    """The module of the task that the function `package.module:function` returns, after torch was seeded."""
+    seed = torch.initial_seed()
+    return load_task(task, seed, "--task").make_module(seed)
 
 
 def load_examples(load: LoadData, name: str) -> Examples:

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import logging
 import os
 import signal
 import subprocess
@@ -9,7 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from offbeat.errors import InputError
@@ -121,6 +122,21 @@ def _die_with_parent(parent: int) -> Callable[[], None] | None:
 def flower_environment(home: Path) -> dict[str, str]:
     """Return the environment of processes that use Flower."""
     return _DEFAULT_ENVIRONMENT | dict(os.environ) | {"FLWR_HOME": str(home.absolute())}
+
+
+@contextlib.contextmanager
+def log_to(path: Path) -> Iterator[None]:
+    """Write what this process logs to a file, too."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    log = logging.getLogger("offbeat")
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        handler.close()
 
 
 def superlink_problem(address: str) -> str | None:

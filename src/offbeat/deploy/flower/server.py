@@ -22,6 +22,7 @@ import torch
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
+from offbeat.deploy.flower.commands import log_to
 from offbeat.deploy.flower.content import (
     KINDS,
     PARALLEL_PULLS,
@@ -210,9 +211,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the server from start to end; the outcome is in the folder of the run."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent process
     options = _parse_arguments(arguments)
-    _log_to(options.folder / "server.log")
     torch.set_num_threads(min(_MAX_THREADS, torch.get_num_threads()))
-    bell = Doorbell(socket.socket(fileno=options.doorbell))
+    _LOG.setLevel(logging.INFO)
+    with log_to(options.folder / "server.log"):
+        return _run(options, Doorbell(socket.socket(fileno=options.doorbell)))
+
+
+def _run(options: argparse.Namespace, bell: Doorbell) -> int:
     request = ServeRequest(
         options.settings, options.folder, options.resume, options.sites is not None, options.sites
     )
@@ -249,14 +254,6 @@ def _parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--doorbell", required=True, type=int, metavar="N", help="the number of a socket to the gateway"
     )
     return parser.parse_args(arguments)
-
-
-def _log_to(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(path)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    _LOG.addHandler(handler)
-    _LOG.setLevel(logging.INFO)
 
 
 if __name__ == "__main__":

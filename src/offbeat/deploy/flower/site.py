@@ -17,13 +17,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from offbeat.deploy.config import import_user_code
+from offbeat.deploy.config import make_site_module
+from offbeat.deploy.flower.commands import log_to
 from offbeat.deploy.flower.content import (
     KINDS,
     PARALLEL_PULLS,
@@ -45,6 +46,7 @@ from offbeat.deploy.protocol.strict_json import Rejected
 from offbeat.deploy.protocol.transport import Backoff
 from offbeat.deploy.site.site import Site, SiteOptions
 from offbeat.errors import InputError
+from offbeat.training.task import load_task
 
 _FIRST_PAUSE, _MAX_PAUSE = 0.5, 10.0  # seconds between two attempts to connect
 _PULL_INTERVAL = 1.0  # seconds at least between two requests for messages to which there is none
@@ -70,53 +72,34 @@ def run_site(
     link: SuperLinkAddress,
     notify: Callable[[str], None],
     should_stop: Callable[[], bool],
-    on_ready: Callable[[Site], None] = lambda site: None,
-    restart: Callable[[], None] | None = None,
+    on_ready: Callable[[Site], None],
 ) -> bool:
-    """Run a site until `should_stop()`; return whether its thread still works on a task.
-
-    `restart` replaces a process whose task takes too long.
-    """
+    """Run a site until `should_stop()`; return whether its thread still works on a task."""
     options.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _log_to(options.folder / "site.log"):
+    with log_to(options.folder / "site.log"):  # what may quote data
         # Without a registered key a site has one of its own, by which the server recognises its replies.
         key = options.key or create_site_key(options.folder / "key")
-        code = import_user_code(options.task)
+        task = load_task(options.task, option="--task")
         site = Site(
             options.name,
             options.folder,
-            code.load,
-            code.module,
-            code.losses,
+            task.site_examples,
+            partial(make_site_module, options.task),
+            task.loss,
             key,
             options.helper_key,
             options.minimum,
-            code.personal,
-            test=code.test(options.name),
-            metrics=code.metrics,
+            tuple(task.personal),
+            test=task.site_test(options.name),
+            metrics=task.metrics,
         )
         with contextlib.closing(site):
             on_ready(site)
             client = FleetClient(link.address, link.authority, load_site_key(key))
             with contextlib.closing(client):
-                connection = SiteConnection(
-                    site, client, options, link, notify, should_stop, restart or _restart
-                )
+                connection = SiteConnection(site, client, options, link, notify, should_stop, _restart)
                 connection.run()
                 return connection.is_busy
-
-
-@contextlib.contextmanager
-def _log_to(path: Path) -> Iterator[None]:
-    """Write what may quote data to a file that only this site has."""
-    handler = logging.FileHandler(path)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    _LOG.addHandler(handler)
-    try:
-        yield
-    finally:
-        _LOG.removeHandler(handler)
-        handler.close()
 
 
 def _restart() -> None:

@@ -24,7 +24,7 @@ import importlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
@@ -89,13 +89,12 @@ class FlowerError(Exception):
         self.is_away = refusal in (Refusal.AWAY, Refusal.FAILED)  # the same call may succeed later
 
 
-@contextlib.contextmanager
-def _flower_errors() -> Iterator[None]:
-    """Turn every error of a call into a `FlowerError`."""
+def _call(client: Any, name: str, request: str | None = None, /, **fields: Any) -> Any:
+    """Make a call of one of Flower's clients; every error becomes a `FlowerError`."""
     import httpx
 
     try:
-        yield
+        return getattr(client, name)(getattr(_proto(), request or f"{name}Request")(**fields))
     except httpx.HTTPStatusError as error:
         status = error.response.status_code
         try:
@@ -164,43 +163,33 @@ class FleetClient:
     def register(self) -> None:
         """Register the key of this node; it may be registered already."""
         try:
-            with _flower_errors():
-                self._client.RegisterNode(_proto().RegisterNodeFleetRequest(public_key=self._public_key))
+            _call(self._client, "RegisterNode", "RegisterNodeFleetRequest", public_key=self._public_key)
         except FlowerError as error:
             if error.refusal is not Refusal.KEY_IN_USE:
                 raise
 
     def activate(self) -> int:
         """Connect this node; return its ID."""
-        with _flower_errors():
-            response = self._client.ActivateNode(
-                _proto().ActivateNodeRequest(
-                    public_key=self._public_key, heartbeat_interval=_HEARTBEAT_INTERVAL
-                )
-            )
+        fields = {"public_key": self._public_key, "heartbeat_interval": _HEARTBEAT_INTERVAL}
+        response = _call(self._client, "ActivateNode", **fields)
         self._node = _proto().Node(node_id=response.node_id)
         return int(response.node_id)
 
     def deactivate(self, node: int) -> None:
         """Say that a node with this key has ended; only for a caller that knows that it has."""
-        with _flower_errors():
-            self._client.DeactivateNode(_proto().DeactivateNodeRequest(node_id=node))
+        _call(self._client, "DeactivateNode", node_id=node)
 
     def heartbeat(self) -> bool:
         """Say that this node is alive; return whether the SuperLink knows it."""
-        with _flower_errors():
-            request = _proto().SendNodeHeartbeatRequest(
-                node=self._node, heartbeat_interval=_HEARTBEAT_INTERVAL
-            )
-            return bool(self._client.SendNodeHeartbeat(request).success)
+        fields = {"node": self._node, "heartbeat_interval": _HEARTBEAT_INTERVAL}
+        return bool(_call(self._client, "SendNodeHeartbeat", **fields).success)
 
     def pull(self) -> PendingMessage | None:
         """Return the next message for this node, for which the gateway waits some seconds.
 
         The SuperLink gives it out once.
         """
-        with _flower_errors():
-            response = self._client.PullMessages(_proto().PullMessagesRequest(node=self._node))
+        response = _call(self._client, "PullMessages", node=self._node)
         if not response.messages_list:
             return None
         about = response.messages_list[0].metadata
@@ -211,27 +200,25 @@ class FleetClient:
 
     def pull_object(self, run_id: int, object_id: str) -> bytes | None:
         """Return the content of an object, or None while the SuperLink does not have it."""
-        with _flower_errors():
-            return _pull_object(self._client, self._node, run_id, object_id)
+        return _pull_object(self._client, self._node, run_id, object_id)
 
     def send(self, reply: "OutgoingReply", seconds: float) -> None:
         """Send a reply after `seconds` of work; a repetition goes on where the last call failed."""
-        with _flower_errors():
-            if reply.session is None:
-                response = self._client.PushMessages(
-                    _proto().PushMessagesRequest(
-                        node=self._node,
-                        messages_list=[reply.message],
-                        message_object_trees=[_object_tree(reply.objects)],
-                        clientapp_runtime_list=[seconds],
-                    )
-                )
-                reply.session, reply.missing = response.session_id, list(response.objects_to_push)
-            run_id = reply.message.metadata.run_id
-            while reply.missing:
-                content = reply.objects[reply.missing[0]]
-                _push_object(self._client, self._node, run_id, reply.session, reply.missing[0], content)
-                reply.missing.pop(0)
+        if reply.session is None:
+            response = _call(
+                self._client,
+                "PushMessages",
+                node=self._node,
+                messages_list=[reply.message],
+                message_object_trees=[_object_tree(reply.objects)],
+                clientapp_runtime_list=[seconds],
+            )
+            reply.session, reply.missing = response.session_id, list(response.objects_to_push)
+        run_id = reply.message.metadata.run_id
+        while reply.missing:
+            content = reply.objects[reply.missing[0]]
+            _push_object(self._client, self._node, run_id, reply.session, reply.missing[0], content)
+            reply.missing.pop(0)
 
     def close(self) -> None:
         self._client.close()
@@ -274,11 +261,8 @@ def _object_tree(objects: Mapping[str, bytes]) -> Any:
 
 def _push_object(client: Any, node: Any, run_id: int, session: str, object_id: str, content: bytes) -> None:
     # Whether it was stored is not looked at: an object that is sent again, after a response was lost, is not.
-    client.PushObject(
-        _proto().PushObjectRequest(
-            node=node, run_id=run_id, object_id=object_id, object_content=content, session_id=session
-        )
-    )
+    fields = {"object_id": object_id, "object_content": content, "session_id": session}
+    _call(client, "PushObject", node=node, run_id=run_id, **fields)
 
 
 def _object_ids(tree: Any) -> list[str]:
@@ -288,7 +272,7 @@ def _object_ids(tree: Any) -> list[str]:
 
 
 def _pull_object(client: Any, node: Any, run_id: int, object_id: str) -> bytes | None:
-    response = client.PullObject(_proto().PullObjectRequest(node=node, run_id=run_id, object_id=object_id))
+    response = _call(client, "PullObject", node=node, run_id=run_id, object_id=object_id)
     if not response.object_found:
         raise MissingObjectError("one of its objects is missing.")
     return bytes(response.object_content) if response.object_available else None
@@ -316,8 +300,7 @@ class ServerTask:
 
     def nodes(self) -> dict[int, bytes]:
         """Return the nodes that are connected, and their public keys as PEM."""
-        with _flower_errors():
-            nodes = self._client.GetNodes(_proto().GetNodesRequest()).nodes
+        nodes = _call(self._client, "GetNodes").nodes
         return {int(node.node_id): bytes(node.public_key) for node in nodes}
 
     def push(self, node: int, kind: str, message_id: str, objects: Mapping[str, bytes], ttl: float) -> bool:
@@ -332,14 +315,10 @@ class ServerTask:
             created_at=time.time(),
             ttl=ttl,
         )
-        with _flower_errors():
-            response = self._client.PushMessages(
-                _proto().PushAppMessagesRequest(
-                    messages_list=[message], message_object_trees=[_object_tree(objects)]
-                )
-            )
-            for each in response.objects_to_push:
-                _push_object(self._client, self._node, self.run_id, response.session_id, each, objects[each])
+        fields = {"messages_list": [message], "message_object_trees": [_object_tree(objects)]}
+        response = _call(self._client, "PushMessages", "PushAppMessagesRequest", **fields)
+        for each in response.objects_to_push:
+            _push_object(self._client, self._node, self.run_id, response.session_id, each, objects[each])
         return list(response.message_ids) == [message_id]
 
     def list_replies(self, message_ids: Sequence[str]) -> list[PendingReply]:
@@ -363,8 +342,7 @@ class ServerTask:
         return found
 
     def _list_replies(self, message_ids: Sequence[str]) -> list[PendingReply]:
-        with _flower_errors():
-            response = self._client.PullMessages(_proto().PullAppMessagesRequest(message_ids=message_ids))
+        response = _call(self._client, "PullMessages", "PullAppMessagesRequest", message_ids=message_ids)
         replies = []
         for message, tree in zip(response.messages_list, response.message_object_trees, strict=True):
             metadata, error = message.metadata, None
@@ -383,34 +361,27 @@ class ServerTask:
 
     def pull_object(self, object_id: str) -> bytes | None:
         """Return the content of an object, or None while its sender has not sent it."""
-        with _flower_errors():
-            return _pull_object(self._client, self._node, self.run_id, object_id)
+        return _pull_object(self._client, self._node, self.run_id, object_id)
 
     def delete(self, message_id: str) -> None:
         """Let the SuperLink delete the objects of a message, which it would keep until the run ends."""
-        with _flower_errors():
-            self._client.ConfirmMessageReceived(
-                _proto().ConfirmMessageReceivedRequest(
-                    node=self._node, run_id=self.run_id, message_object_id=message_id
-                )
-            )
+        fields = {"run_id": self.run_id, "message_object_id": message_id}
+        _call(self._client, "ConfirmMessageReceived", node=self._node, **fields)
 
     def finish(self, error: str | None) -> None:
         """Say how the task ended, and disconnect; a SuperLink that is away is not waited for."""
         from flwr.common.constant import SubStatus
 
         status = SubStatus.COMPLETED if error is None else SubStatus.FAILED
-        with contextlib.suppress(FlowerError), _flower_errors():
-            self._client.PushTaskOutput(
-                _proto().PushTaskOutputRequest(sub_status=status, details=error or "")
-            )
+        with contextlib.suppress(FlowerError):
+            _call(self._client, "PushTaskOutput", sub_status=status, details=error or "")
         if self._heartbeat.is_running:
             self._heartbeat.stop()
         self._client.close()
 
 
-def acquire_server_task(address: str) -> ServerTask | None:
-    """Acquire the task of any run that was submitted and not begun; None if there is none now.
+def acquire_server_task(address: str) -> ServerTask:
+    """Acquire the task of any run that was submitted and not begun.
 
     All runs that offbeat submits are alike, so it does not matter which one a server gets.
     """
@@ -419,15 +390,13 @@ def acquire_server_task(address: str) -> ServerTask | None:
     from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
     from flwr.supercore.runtime import RuntimeHttpClient
 
-    asking = _connect(RuntimeHttpClient, address, "SuperExec")
-    with contextlib.closing(asking) as client, _flower_errors():
-        acquired = client.AcquireTask(_proto().AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
+    with contextlib.closing(_connect(RuntimeHttpClient, address, "SuperExec")) as asking:
+        acquired = _call(asking, "AcquireTask", supported_task_types=[TaskType.SERVER_APP])
     if not acquired.token:
-        return None
+        raise FlowerError(Refusal.OTHER, "the SuperLink has no task for a server")
     token = RuntimeTokenHttpInterceptor(token=acquired.token)
     client = _connect(RuntimeHttpClient, address, "flwr-serverapp", token)
-    with _flower_errors():
-        given = client.PullTaskInput(_proto().PullTaskInputRequest())
+    given = _call(client, "PullTaskInput")
     heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
     heartbeat.start()
     return ServerTask(client, int(given.run.run_id), int(given.task_id), heartbeat)
@@ -554,15 +523,11 @@ class ControlClient:
         from flwr.cli.build import build_fab_from_files
 
         content, _ = build_fab_from_files(APP_FILES)
-        with _flower_errors():
-            return int(
-                self._client.StartRun(_proto().StartRunRequest(fab=_proto().Fab(content=content))).run_id
-            )
+        return int(_call(self._client, "StartRun", fab=_proto().Fab(content=content)).run_id)
 
     def stop_run(self, run_id: int) -> None:
         """End a run, so that sites do not go on working for it."""
-        with _flower_errors():
-            self._client.StopRun(_proto().StopRunRequest(run_id=run_id))
+        _call(self._client, "StopRun", run_id=run_id)
 
     def close(self) -> None:
         self._client.close()

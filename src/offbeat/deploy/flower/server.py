@@ -11,7 +11,6 @@ import logging
 import signal
 import socket
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -46,7 +45,6 @@ from offbeat.deploy.protocol.transport import Reply, TransportClosedError, Trans
 from offbeat.deploy.server.run import ServeRequest, serve
 
 _MESSAGE_TYPES = {kind: name for name, kind in KINDS.items()}
-_ACQUIRE_TIMEOUT, _ACQUIRE_PAUSE = 30.0, 0.2  # seconds
 _MAX_THREADS = 4  # for torch: the server has little to compute between two steps
 _MAX_FETCHED = 8  # replies at a time: their sites are sent new tasks before others are fetched
 _TTL_MARGIN = 60.0  # seconds that Flower keeps a message after it has to be answered
@@ -197,11 +195,7 @@ def begin_task(address: str, run_file: Path) -> ServerTask:
         with contextlib.suppress(OSError, ValueError, FlowerError):
             control.stop_run(int(run_file.read_text()))
         control.submit_run()
-    deadline = time.monotonic() + _ACQUIRE_TIMEOUT
-    while (task := acquire_server_task(address)) is None:
-        if time.monotonic() > deadline:
-            raise FlowerError(Refusal.OTHER, "the SuperLink has no task for it")
-        time.sleep(_ACQUIRE_PAUSE)
+    task = acquire_server_task(address)
     run_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     run_file.write_text(str(task.run_id))
     return task

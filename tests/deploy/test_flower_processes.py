@@ -13,7 +13,7 @@ import pytest
 from offbeat.deploy import keys
 from offbeat.deploy.flower.commands import superlink_problem, wait_for_superlink
 from offbeat.deploy.keys import find_certificates
-from offbeat.deploy.network import check_port_free, format_address, free_port, parse_address
+from offbeat.deploy.network import bind_socket, format_address, free_port, parse_address
 from offbeat.errors import InputError
 
 
@@ -98,14 +98,14 @@ def test_a_port_in_use_is_one_sentence() -> None:
         with pytest.raises(
             InputError, match=f"port {port} of 127.0.0.1 is in use: choose another with --port"
         ):
-            check_port_free("127.0.0.1", port)
-    check_port_free("127.0.0.1", free_port())
+            bind_socket("127.0.0.1", port)
+    bind_socket("127.0.0.1", free_port()).close()
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no such host"])
 def test_a_host_that_is_not_ours_is_one_sentence(host: str) -> None:
     with pytest.raises(InputError, match="cannot be used"):
-        check_port_free(host, 20001)
+        bind_socket(host, 20001)
 
 
 @pytest.mark.parametrize(

@@ -537,7 +537,7 @@ def test_a_stranger_is_refused_before_a_byte_of_the_body_is_read(
     before = len(upstream.asked)
     headers = change(made.sites / "a" / "key", tmp_path / "keys" / "sites" / "a" / "key")
     lines = "".join(f"{name.replace('_', '-')}: {text}\r\n" for name, text in headers.items())
-    answer = world.raw(HEAD + lines.encode() + b"content-length: 30000000\r\n\r\n")
+    answer = world.raw(HEAD + lines.encode() + b"content-length: 15000000\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 401 ")
     assert re.search(sentence, answer.decode())
     assert len(upstream.asked) == before

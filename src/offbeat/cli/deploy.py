@@ -37,7 +37,6 @@ from offbeat.deploy.network import (
     is_loopback,
     parse_address,
 )
-from offbeat.deploy.network import check_port_free as check_port
 from offbeat.deploy.server.run import (
     SET_ASIDE_FILE,
     ServeOutcome,
@@ -417,8 +416,8 @@ def serve_command(given: argparse.Namespace) -> int:
         read_token(plan.near(plan.secure.token))  # raises if it cannot be read
     setup = _check_setup(settings, plan, out if given.resume else None)
     if plan.page.port:
-        check_port(plan.page.host, plan.page.port, "port of [watch]")
-    check_port(*listen)
+        bind_socket(plan.page.host, plan.page.port, "port of [watch]").close()  # or raises
+    bind_socket(*listen).close()
     folder = claim_folder(Path("runs"), f"serve-{plan.experiment.algorithm}") if out is None else out
     with stop_signals(_SERVER_STOPPING) as stop, lock_run_folder(folder):
         if given.set_aside:

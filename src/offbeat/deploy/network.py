@@ -58,11 +58,6 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def check_port_free(host: str, port: int, option: str = "--port") -> None:
-    """Raise an `InputError` if the port cannot be bound."""
-    bind_socket(host, port, option).close()
-
-
 def bind_socket(host: str, port: int, option: str = "--port") -> socket.socket:
     """Listen on a TCP port; the `InputError` of a failure names the option to change."""
     if not 0 <= port < 65536:

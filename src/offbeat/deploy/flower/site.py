@@ -250,11 +250,11 @@ class SiteConnection:
         return self._worker.task is not None
 
     def _step(self) -> None:
+        if not self._backoff.due:
+            time.sleep(_STOP_POLL)
+            return
         try:
             if self._node is None:
-                if not self._backoff.due:
-                    time.sleep(_STOP_POLL)
-                    return
                 self._connect()
             late = time.monotonic() - self._next_heartbeat
             if late >= (_HEARTBEAT_SLACK if self._listener.is_busy else 0.0):
@@ -299,6 +299,7 @@ class SiteConnection:
             if heard.node == self._node:
                 raise heard.error
             return  # this site has connected again since
+        self._backoff.reset()
         message = heard.message
         if message is None:
             self._next_pull = heard.begun + _PULL_INTERVAL
@@ -429,9 +430,8 @@ class SiteConnection:
         elif error.is_away:
             reason = f"the SuperLink at {address} cannot be reached"
             if self._node is not None:  # it may be restarting, and still count this node as connected
-                self._next_pull = time.monotonic() + self._backoff.fail()
+                self._backoff.fail()
                 self._notify(f"{reason}; this site tries again.")
-                self._pause_until(self._next_pull)
                 return
         elif refusal is Refusal.UNAUTHORIZED and self._options.key is None and not self._was_connected:
             raise InputError(
@@ -449,10 +449,6 @@ class SiteConnection:
             reason = f"the SuperLink at {address} refuses this site ({str(error).rstrip('.')})"
         self._node = None
         self._notify(f"{reason.rstrip('.')}; next attempt in {self._backoff.fail():.1f} s.")
-
-    def _pause_until(self, until: float) -> None:
-        while time.monotonic() < until and not self._should_stop():
-            time.sleep(min(_STOP_POLL, max(0.0, until - time.monotonic())))
 
     def _give_up_process(self) -> None:
         self._notify("a task took longer than it may: this site starts again.")

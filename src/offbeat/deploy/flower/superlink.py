@@ -71,8 +71,7 @@ _OWN_CONNECTIONS = HttpLimits(connections=1000, per_address=1000, per_identity=0
 class RequestLimits(NamedTuple):
     """The limits of one request; times are in seconds."""
 
-    max_bytes: int = 32 * 1024 * 1024  # Flower splits large objects into 5 MiB
-    per_key: int = 8  # requests at a time
+    max_bytes: int = 16 * 1024 * 1024  # Flower splits large objects into 5 MiB, offbeat into 4
     grace: float = 30.0  # for a body, in addition to its bytes at `rate`
     rate: float = 16 * 1024.0  # bytes per second
     response: float = 60.0  # for the SuperLink to answer
@@ -181,7 +180,6 @@ class Gateway:
         self._waiting: dict[bytes, set[asyncio.Event]] = {}  # requests for messages, by node
         self._quiet: set[bytes] = set()  # nodes for which there was no message, and no ring since
         self._keys, self._log, self._limits = keys, log, limits
-        self._active: collections.Counter[str] = collections.Counter()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
@@ -196,9 +194,7 @@ class Gateway:
         if refusal is not None:
             await self._refuse(refusal, receive, send)
             return
-        name = connection.identity or connection.address
         connection.busy = True
-        self._active[name] += 1
         try:
             await self._pass_on(scope, receive, send, connection)
             if scope["raw_path"] == _PUSH_OBJECT:
@@ -210,9 +206,6 @@ class Gateway:
             connection.close()
         finally:
             connection.busy = False
-            self._active[name] -= 1
-            if not self._active[name]:
-                del self._active[name]
 
     def _check(self, scope: Any, connection: Connection) -> _Refusal | None:
         """Why a request is refused; None if it is allowed."""
@@ -240,8 +233,8 @@ class Gateway:
         except ValueError as error:
             self._log("unsigned", f"{peer}: {error}")
             return _Refusal(401, str(error))
-        if self._active[key] >= self._limits.per_key or not connection.identify(key):
-            self._log("busy", f"the key {key[:16]} of {peer} has too many requests or connections")
+        if not connection.identify(key):
+            self._log("busy", f"the key {key[:16]} of {peer} has too many connections")
             return _Refusal(429, "there are too many requests with this key: wait until they are answered.")
         return None
 

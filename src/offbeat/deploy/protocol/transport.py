@@ -170,6 +170,6 @@ class RetryingTransport:
         if now - self._since > self._patience:
             raise InputError(
                 f"the network has been unreachable for {now - self._since:.0f} seconds ({sentence}): "
-                "check that the SuperLink is running, then resume the run."
+                "see the log of the SuperLink, then resume the run."
             )
         self._backoff.fail()

@@ -251,6 +251,24 @@ def test_a_site_without_a_key_is_told_that_it_needs_one(tmp_path: Path, key: Pat
         world.connection.run()
 
 
+@pytest.mark.parametrize("connected", [True, False])
+def test_a_connection_that_breaks_off_means_tls_only_to_a_site_that_was_never_connected(
+    world: World, connected: bool
+) -> None:
+    world.connection._link = LINK._replace(authority=None)
+    broken = FlowerError(Refusal.AWAY, "Server disconnected without sending a response.")
+    if connected:
+        world.client.fails = {"pull": [broken]}
+        world.run(lambda: world.client.calls.count("pull") > 1)
+        assert world.said[1:] == [
+            f"the SuperLink at {LINK.address} cannot be reached; this site tries again."
+        ]
+    else:
+        world.client.fails = {"register": [broken]}
+        with pytest.raises(InputError, match="speaks TLS: give --certificate"):
+            world.connection.run()
+
+
 def test_an_answer_is_kept_while_the_superlink_is_away(world: World) -> None:
     world.client.queue = [("train.task", Content("{}", b"model"))]
     world.client.fails = {"send": [FlowerError(Refusal.AWAY, "x")] * 3}

@@ -37,7 +37,7 @@ from offbeat.privacy.secure.terms import SecureTerms
 _MAX_DAYS = 3650
 _CLOCK_SKEW = timedelta(hours=1)  # a site's clock may be slow
 _TOKEN_BYTES = 32
-_LOOPBACK_HOSTS = ("localhost", "127.0.0.1")  # for a SuperLink behind the gateway
+_LOOPBACK_HOSTS = ("localhost", "127.0.0.1")  # so that the server's own machine can be a site, too
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _HOST = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(?:\.{_LABEL})*")
 _SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")

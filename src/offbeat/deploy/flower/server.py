@@ -33,7 +33,6 @@ from offbeat.deploy.flower.content import (
 from offbeat.deploy.flower.private_api import (
     ControlClient,
     FlowerError,
-    MissingObjectError,
     PendingReply,
     Refusal,
     ServerTask,
@@ -180,8 +179,6 @@ def _transport_errors() -> Iterator[None]:
     """Turn any error of a call to the SuperLink into a `TransportError`."""
     try:
         yield
-    except MissingObjectError:
-        raise
     except FlowerError as error:
         # A SuperLink that was started again does not know the run nor the server.
         if error.refusal in (Refusal.RUN_ENDED, Refusal.UNAUTHORIZED):

@@ -423,7 +423,8 @@ class SiteConnection:
     def _handle_failure(self, error: FlowerError) -> None:
         """Say what is wrong, and when it is tried again; what only the user can change is raised."""
         address, refusal = self._link.address, error.refusal
-        if error.is_away and (problem := connection_problem(self._link, str(error))):
+        needs_no_tls = self._was_connected and self._link.authority is None
+        if error.is_away and not needs_no_tls and (problem := connection_problem(self._link, str(error))):
             if not self._was_connected:
                 raise InputError(problem)
             reason = problem
@@ -443,8 +444,6 @@ class SiteConnection:
         elif refusal is Refusal.NOT_ACTIVATED:
             own = self._options.key or "of this site"
             reason = f"another node is connected to the SuperLink at {address} with the key {own}"
-        elif refusal is Refusal.RUN_ENDED:
-            return
         else:
             reason = f"the SuperLink at {address} refuses this site ({str(error).rstrip('.')})"
         self._node = None

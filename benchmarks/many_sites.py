@@ -120,7 +120,8 @@ def measure(sites: int, given: argparse.Namespace) -> dict[str, Any]:
         create_keys(folder / "keys", ["127.0.0.1"], names, ["127.0.0.1"], 3)
         page, port = free_port(), free_port()
         write_task(folder, given.size, sites, UPDATES, max(2, sites // 10), page)
-        environment = os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{Path(__file__).parent}"}
+        paths = [str(folder), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
         command = ["-m", "offbeat", "serve", "serve.toml", "--certificates", "keys"]
         command += ["--host", "127.0.0.1", "--port", str(port), "--out", "run"]
         log = stack.enter_context((folder / "log").open("wb"))

@@ -241,7 +241,7 @@ class AsgiFlower:
         return asyncio.run(send())
 
     def call(self, path: str, message: Any, response: Any, **headers: str) -> Any:
-        status, body = self.ask(self.superlink, path, message, **headers)
+        status, body = self.ask(self.superlink.app, path, message, **headers)
         assert status == 200, body
         return response.FromString(body)
 
@@ -250,7 +250,7 @@ class AsgiFlower:
 def test_what_an_update_needs_is_answered_as_flower_itself_would(monkeypatch: pytest.MonkeyPatch) -> None:
     """A task to a site and its reply, each request once in either way; then what has to be refused."""
     flower = AsgiFlower(monkeypatch)
-    superlink, fleet, runtime = flower.superlink, flower.superlink.fleet, flower.superlink.runtime
+    superlink, fleet, runtime = flower.superlink.app, flower.superlink.fleet, flower.superlink.runtime
     register = RegisterNodeFleetRequest(public_key=flower.pem)
     node = flower.call("/v1/fleet/register-node", register, RegisterNodeFleetResponse).node_id
     activate = ActivateNodeRequest(public_key=flower.pem, heartbeat_interval=30)

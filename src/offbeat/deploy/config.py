@@ -233,30 +233,24 @@ class ServeConfig:
         experiment = self.experiment
         epochs = experiment.local_epochs
         work = ("steps", experiment.local_steps) if epochs is None else ("epochs", epochs)
-        scaled = {"standardise": True} if experiment.standardise else {}
-        rules: dict[str, Any] = {}  # that differ from those of most runs
-        if experiment.local_optimizer != Experiment.local_optimizer:
-            rules["local_optimizer"] = experiment.local_optimizer
-        if experiment.clip_grad_norm is not None:
-            rules["clip_grad_norm"] = experiment.clip_grad_norm
-        if experiment.local_lr_schedule != Experiment.local_lr_schedule:
-            rules["sends_local_lr"] = True  # the schedule stays at the server
-        if experiment.compress is not None:
-            rules["compress"] = experiment.compress
-        return (
-            scaled
-            | rules
-            | {
-                "algorithm": experiment.algorithm,
-                "parameters": dict(parameters),
-                "setting": list(self.setting),
-                "work": [*work, experiment.batch_size],
-                "weight_decay": experiment.weight_decay,
-                "precision": experiment.precision,
-                "seed": experiment.seed,
-                "clients": experiment.clients,
-            }
-        )
+        own_optimizer = experiment.local_optimizer != Experiment.local_optimizer
+        optional = {  # what most runs do without
+            "standardise": experiment.standardise,
+            "local_optimizer": own_optimizer and experiment.local_optimizer,
+            "clip_grad_norm": experiment.clip_grad_norm,
+            "sends_local_lr": experiment.local_lr_schedule != Experiment.local_lr_schedule,
+            "compress": experiment.compress,
+        }
+        return {name: value for name, value in optional.items() if value} | {
+            "algorithm": experiment.algorithm,
+            "parameters": dict(parameters),
+            "setting": list(self.setting),
+            "work": [*work, experiment.batch_size],
+            "weight_decay": experiment.weight_decay,
+            "precision": experiment.precision,
+            "seed": experiment.seed,
+            "clients": experiment.clients,
+        }
 
 
 TABLES: Mapping[str, tuple[type, ...]] = MappingProxyType(

@@ -427,8 +427,8 @@ _Handler = Callable[[Any, Any], Any]  # of a request and its caller
 class SuperLink:
     """Flower's SuperLink in this process, as three ASGI applications.
 
-    The object itself is Flower's own. `fleet` is for requests of nodes whose signature somebody has verified,
-    and `runtime` for those of a server; both answer without Flower's middleware what each update needs.
+    `app` is Flower's own. `fleet` is for requests of nodes whose signature somebody has verified, and
+    `runtime` for those of a server; both answer without Flower's middleware what each update needs.
     """
 
     def __init__(self) -> None:
@@ -442,8 +442,10 @@ class SuperLink:
         # it, so it needs no TLS; which keys may connect is decided by the gateway.
         options = ["--isolation", "process", "--database", ":flwr-in-memory:", "--insecure"]
         sys.argv = ["flower-superlink", *options, "--disable-runtime-dependency-installation"]
-        self._app: Any = create_app(_parse_superlink_lifespan_config(), SuperLinkLifespan)
-        self._state = state = self._app.state.linkstate_factory.state()
+        self.app: Any = create_app(_parse_superlink_lifespan_config(), SuperLinkLifespan)
+        self.fleet = functools.partial(self._answer, "/v1/fleet/", self._check_node)
+        self.runtime = functools.partial(self._answer, "/v1/runtime/", self._check_task)
+        self._state = state = self.app.state.linkstate_factory.state()
         self._handlers: dict[str, _Handler] = {  # of a request, and of whose it is
             "/v1/fleet/pull-messages": lambda it, _: fleet.pull_messages(it, state, state.object_store),
             "/v1/fleet/push-messages": lambda it, _: fleet.push_messages(it, state),
@@ -459,17 +461,6 @@ class SuperLink:
             ),
         }
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await self._app(scope, receive, send)
-
-    async def fleet(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer a request whose signature was verified."""
-        await self._answer("/v1/fleet/", self._check_node, scope, receive, send)
-
-    async def runtime(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer a request of a server."""
-        await self._answer("/v1/runtime/", self._check_task, scope, receive, send)
-
     async def _answer(self, prefix: str, check: _Handler, scope: Any, receive: Any, send: Any) -> None:
         from flwr.supercore.error import http_error_translator
         from flwr.supercore.protobuf import translation
@@ -480,7 +471,7 @@ class SuperLink:
         path = scope.get("path", "")
         handler = self._handlers.get(path) if path.startswith(prefix) else None
         if handler is None or scope["method"] != "POST":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         request = Request(scope, receive)
         body = await request.body()

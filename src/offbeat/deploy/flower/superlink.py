@@ -390,7 +390,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     superlink = SuperLink()
     logging.getLogger("flwr").setLevel(logging.WARNING)  # it would log every request
     bell = Doorbell(socket.socket(fileno=given.doorbell))
-    fleet = superlink if keys is None else superlink.fleet  # which relies on the gateway for signatures
+    fleet = superlink.app if keys is None else superlink.fleet  # which relies on the gateway for signatures
     gateway = http_server(Gateway(fleet, keys, log, bell), tls, _CONNECTIONS, log)
     own = http_server(superlink.runtime, None, _OWN_CONNECTIONS)
 

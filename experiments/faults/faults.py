@@ -201,7 +201,7 @@ def misset_clock(world: World, name: str) -> Seen:
         process = world.join(new, script="rogue.py")
     finally:
         del os.environ[CLOCK]
-    told = awaited(world, lambda: "clock differs" in process.said or None)
+    told = awaited(world, lambda: "clock is" in process.said or None)
     inside = world.client(new) is not None
     process.signal(signal.SIGTERM)
     process.wait(60)

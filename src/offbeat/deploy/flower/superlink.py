@@ -19,7 +19,6 @@ import math
 import os
 import resource
 import socket
-import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import datetime
@@ -34,8 +33,17 @@ from starlette.requests import ClientDisconnect
 
 from offbeat.deploy.flower.private_api import SuperLink
 from offbeat.deploy.keys import find_site_keys, fingerprint
-from offbeat.deploy.network import Connection, Doorbell, HttpLimits, TlsFiles, http_server, waits_for
+from offbeat.deploy.network import (
+    Connection,
+    Doorbell,
+    HttpLimits,
+    TlsFiles,
+    check_tls,
+    http_server,
+    waits_for,
+)
 from offbeat.deploy.protocol.strict_json import quote
+from offbeat.errors import InputError
 
 if TYPE_CHECKING:
     import uvicorn
@@ -411,10 +419,10 @@ async def use_renewed_certificate(server: "uvicorn.Server", tls: TlsFiles) -> No
     used = tls.certificate.stat().st_mtime_ns
     while True:
         await asyncio.sleep(_KEY_INTERVAL)
-        with contextlib.suppress(OSError):  # as while only one of the files was copied
+        with contextlib.suppress(InputError, OSError):  # as while only one of the files was copied
             date = tls.certificate.stat().st_mtime_ns
             if date != used and server.config.ssl is not None:
-                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*tls)  # a failure does no harm here
+                check_tls(tls)
                 server.config.ssl.load_cert_chain(*tls)
                 used = date
                 _LOG.warning("the renewed certificate is used from now on.")

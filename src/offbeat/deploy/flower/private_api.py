@@ -9,7 +9,7 @@ relied on, one test for each point, against the installed version.
 - `SuperLink` is Flower's SuperLink as an ASGI application. Each of the nine layers of Flower's middleware
   starts tasks and copies for each request, so the requests that an update consists of are given to Flower's
   handlers directly.
-- `ControlClient` is the client of Flower's command line, each call of which takes seconds.
+- `submit_run` uses the client of Flower's command line, each call of which takes seconds.
 - `ServerTask` is the task of a ServerApp, acquired in the server's own process, as Flower's SuperExec would
   do before it starts another process for it. It has the calls of Flower's grid, but fetches replies object by
   object: the grid waits for objects that a site has not sent yet, accepts any size, loses all replies of a
@@ -380,6 +380,19 @@ class ServerTask:
         self._client.close()
 
 
+def submit_run(address: str, last: int | None) -> None:
+    """Submit a run, whose code is not in its app; `last` is ended, so that sites stop working for it."""
+    from flwr.cli.build import build_fab_from_files
+    from flwr.supercore.control.control_http_client import ControlHttpClient
+
+    content, _ = build_fab_from_files(APP_FILES)
+    with contextlib.closing(_connect(ControlHttpClient, address, "flwr CLI")) as client:
+        if last is not None:
+            with contextlib.suppress(FlowerError):
+                _call(client, "StopRun", run_id=last)
+        _call(client, "StartRun", fab=_proto().Fab(content=content))
+
+
 def acquire_server_task(address: str) -> ServerTask:
     """Acquire the task of any run that was submitted and not begun.
 
@@ -499,26 +512,3 @@ class SuperLink:
         from flwr.supercore.dependencies.task import authenticate_task
 
         return authenticate_task(request, request.headers.get(TASK_TOKEN_HEADER), self._state)
-
-
-class ControlClient:
-    """The calls of Flower's command line; each raises a `FlowerError` if it fails."""
-
-    def __init__(self, address: str) -> None:
-        from flwr.supercore.control.control_http_client import ControlHttpClient
-
-        self._client = _connect(ControlHttpClient, address, "flwr CLI")
-
-    def submit_run(self) -> int:
-        """Submit a run whose code is not in its app; return its ID."""
-        from flwr.cli.build import build_fab_from_files
-
-        content, _ = build_fab_from_files(APP_FILES)
-        return int(_call(self._client, "StartRun", fab=_proto().Fab(content=content)).run_id)
-
-    def stop_run(self, run_id: int) -> None:
-        """End a run, so that sites do not go on working for it."""
-        _call(self._client, "StopRun", run_id=run_id)
-
-    def close(self) -> None:
-        self._client.close()

@@ -31,12 +31,12 @@ from offbeat.deploy.flower.content import (
     to_objects,
 )
 from offbeat.deploy.flower.private_api import (
-    ControlClient,
     FlowerError,
     PendingReply,
     Refusal,
     ServerTask,
     acquire_server_task,
+    submit_run,
 )
 from offbeat.deploy.keys import reply_statement, verify_signature
 from offbeat.deploy.network import Doorbell, waits_for
@@ -188,10 +188,10 @@ def _transport_errors() -> Iterator[None]:
 
 def begin_task(address: str, run_file: Path) -> ServerTask:
     """Submit a run and acquire its task; the run that `run_file` names is ended first."""
-    with contextlib.closing(ControlClient(address)) as control:
-        with contextlib.suppress(OSError, ValueError, FlowerError):
-            control.stop_run(int(run_file.read_text()))
-        control.submit_run()
+    last = None
+    with contextlib.suppress(OSError, ValueError):
+        last = int(run_file.read_text())
+    submit_run(address, last)
     task = acquire_server_task(address)
     run_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     run_file.write_text(str(task.run_id))

@@ -280,7 +280,8 @@ class Gateway:
             self._log("slow", f"a request from {connection.address} took too long")
         if started:  # abort, so that half a response is not taken for a whole one
             connection.close()
-            await _wait_for_end(receive)
+            while (await receive())["type"] != "http.disconnect":
+                pass
         else:
             refusal = _Refusal(504, "the request took too long.")
             await self._refuse(refusal, receive, send, self._limits.max_bytes)
@@ -340,7 +341,8 @@ class Gateway:
         """Answer with an error; then some of the body is read, so that the sender gets the response."""
         body = json.dumps({"detail": refusal.sentence}).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-        await send(_head(refusal.status, [*headers, (b"connection", b"close")]))
+        headers += [(b"connection", b"close")]
+        await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
         await send(_body(body, more=True))
         pace = _Pace(self._limits)
         with contextlib.suppress(TimeoutError, ClientDisconnect):
@@ -362,15 +364,6 @@ async def _chunks(receive: Any) -> AsyncIterator[bytes]:
             yield message["body"]
         if not message["more_body"]:
             return
-
-
-async def _wait_for_end(receive: Any) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-def _head(status: int, headers: list[tuple[bytes, bytes]]) -> dict[str, Any]:
-    return {"type": "http.response.start", "status": status, "headers": headers}
 
 
 def _body(data: bytes | memoryview, *, more: bool) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """A site's own connection to a SuperLink, which is scripted here."""
 
-import json
 import signal
 import threading
 import time
@@ -198,12 +197,12 @@ def test_objects_that_the_superlink_does_not_have_yet_are_waited_for(world: Worl
 
 
 def test_the_node_of_a_process_that_was_killed_is_deactivated_first(world: World, tmp_path: Path) -> None:
-    record = tmp_path / "node.json"
-    record.write_text(json.dumps({"superlink": LINK.address, "node": 5}))
+    record = tmp_path / "node"
+    record.write_text("5")
     world.client.fails = {"activate": [FlowerError(Refusal.NOT_ACTIVATED, "x")]}
     world.run(lambda: "pull" in world.client.calls)
     assert world.client.calls[:4] == ["register", "activate", "deactivate 5", "activate"]
-    assert json.loads(record.read_text())["node"] == 77
+    assert record.read_text() == "77"
 
 
 def test_a_key_that_is_not_known_yet_is_tried_again(world: World) -> None:
@@ -216,7 +215,7 @@ def test_a_key_that_is_not_known_yet_is_tried_again(world: World) -> None:
 
 
 def test_a_key_that_another_node_uses_is_tried_again(world: World, key: Path) -> None:
-    world.client.fails = {"activate": [FlowerError(Refusal.NOT_ACTIVATED, "x")]}
+    world.client.fails = {"activate": [FlowerError(Refusal.NOT_ACTIVATED, "x")] * 2}
     world.run(lambda: "pull" in world.client.calls)
     assert f"another node is connected to the SuperLink at {LINK.address} with the key {key}" in world.said[0]
     assert world.said[1].startswith("connected")

@@ -385,20 +385,20 @@ class SiteConnection:
 
     def _connect(self) -> None:
         """Activate the node; first the one of an earlier process is deactivated, if it may be active."""
+        record = self._options.folder / "node"  # the ID of the last one
         self._client.register()
         try:
             node = self._client.activate()
         except FlowerError as error:
-            last = self._last_node()
-            if error.refusal is not Refusal.NOT_ACTIVATED or last is None:
+            if error.refusal is not Refusal.NOT_ACTIVATED:
                 raise
-            with contextlib.suppress(FlowerError):
-                self._client.deactivate(last)
+            with contextlib.suppress(FlowerError, OSError, ValueError):
+                self._client.deactivate(int(record.read_text()))
             node = self._client.activate()
         self._node, self._was_connected, self._ended = node, True, False
         self._backoff.reset()
         self._next_heartbeat = time.monotonic() + _HEARTBEAT_FRACTION * self._client.heartbeat_interval
-        self._record.write_text(json.dumps({"superlink": self._link.address, "node": node}))
+        record.write_text(str(node))
         self._notify(f"connected to {self._link.address} as node {node}.")
 
     def _send_heartbeat(self) -> None:
@@ -406,19 +406,6 @@ class SiteConnection:
             raise FlowerError(Refusal.UNAUTHORIZED, "the SuperLink does not know this node")
         interval = _HEARTBEAT_FRACTION * self._client.heartbeat_interval
         self._next_heartbeat = time.monotonic() + interval * random.uniform(0.8, 1.0)
-
-    @property
-    def _record(self) -> Path:
-        """The file that keeps the last node ID."""
-        return self._options.folder / "node.json"
-
-    def _last_node(self) -> int | None:
-        """The node that this site was last at this SuperLink."""
-        try:
-            record = json.loads(self._record.read_text())
-            return int(record["node"]) if record["superlink"] == self._link.address else None
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
 
     def _handle_failure(self, error: FlowerError) -> None:
         """Say what is wrong, and when it is tried again; what only the user can change is raised."""

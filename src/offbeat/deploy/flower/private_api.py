@@ -22,6 +22,7 @@ import functools
 import hashlib
 import importlib
 import json
+import logging
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -455,7 +456,10 @@ class SuperLink:
         # it, so it needs no TLS; which keys may connect is decided by the gateway.
         options = ["--isolation", "process", "--database", ":flwr-in-memory:", "--insecure"]
         sys.argv = ["flower-superlink", *options, "--disable-runtime-dependency-installation"]
+        log = logging.getLogger("flwr")
+        log.setLevel(logging.ERROR)  # it would warn of all that the gateway does in its place
         self.app: Any = create_app(_parse_superlink_lifespan_config(), SuperLinkLifespan)
+        log.setLevel(logging.WARNING)  # it would log every request
         self.fleet = functools.partial(self._answer, "/v1/fleet/", self._check_node)
         self.runtime = functools.partial(self._answer, "/v1/runtime/", self._check_task)
         self._state = state = self.app.state.linkstate_factory.state()

@@ -389,7 +389,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.certificate is not None:
         tls, keys = TlsFiles(given.certificate, given.key), SiteKeys(given.sites)
     superlink = SuperLink()
-    logging.getLogger("flwr").setLevel(logging.WARNING)  # it would log every request
     bell = Doorbell(socket.socket(fileno=given.doorbell))
     fleet = superlink.app if keys is None else superlink.fleet  # which relies on the gateway for signatures
     gateway = http_server(Gateway(fleet, keys, log, bell), tls, _CONNECTIONS, log)

@@ -26,7 +26,6 @@ from offbeat.deploy.flower.content import (
     KINDS,
     PARALLEL_PULLS,
     Content,
-    ContentError,
     MessageDownload,
     to_objects,
 )
@@ -123,42 +122,31 @@ class FlowerTransport:
         for reply in found:
             if reply.reply_to not in message_ids:
                 continue
-            error = reply.error
-            if error is None:
-                try:
-                    download = MessageDownload(reply.message_id, reply.object_ids, self._max_bytes)
-                    self._arriving[reply.reply_to] = reply, download
-                except ContentError as problem:
-                    error = str(problem)
-                    self._delete(reply.message_id)
-            if error is not None:
-                errors.append(Reply(reply.reply_to, reply.node, "", b"", error))
+            if reply.error is not None:
+                errors.append(Reply(reply.reply_to, reply.node, "", b"", reply.error))
+            else:
+                download = MessageDownload(reply.message_id, reply.object_ids, self._max_bytes)
+                self._arriving[reply.reply_to] = reply, download
         return errors
 
     def _fetch(self, reply: PendingReply, download: MessageDownload) -> Reply | None:
         """Return the reply, or None while its sender is still sending."""
-        content, error = Content("", b""), None
+        error = None
         try:
-            found = download.fetch(self._pull_object, self._pool)
-            if found is None:
-                return None
-            content = found
+            content = download.fetch(self._pull_object, self._pool)
         except TransportError:
             raise
         except Exception as failure:  # the bytes come from outside and may cause any error
-            error = f"the reply cannot be read: {failure}"
+            content, error = Content("", b""), f"the reply cannot be read: {failure}"
+        if content is None:
+            return None
         self._delete(reply.message_id)
         authentic = error is not None or self._is_authentic(reply, content)
         return Reply(reply.reply_to, reply.node, content.header, content.payload, error, authentic)
 
     def _delete(self, message_id: str) -> None:
-        """Have the SuperLink delete the objects of a message; nothing waits for it."""
-
-        def delete() -> None:
-            with contextlib.suppress(FlowerError):
-                self._task.delete(message_id)
-
-        self._deletions.submit(delete)
+        """Have the SuperLink delete the objects of a message; nothing waits for it, or depends on it."""
+        self._deletions.submit(self._task.delete, message_id)
 
     def _pull_object(self, object_id: str) -> bytes | None:
         with _transport_errors():

@@ -29,7 +29,6 @@ from offbeat.deploy.flower.content import (
     KINDS,
     PARALLEL_PULLS,
     Content,
-    ContentError,
     MessageDownload,
     to_objects,
 )
@@ -304,11 +303,7 @@ class SiteConnection:
         if message is None:
             self._next_pull = heard.begun + _PULL_INTERVAL
             return
-        try:
-            download = MessageDownload(message.message_id, message.object_ids, self._site.max_message_bytes)
-        except ContentError as error:
-            self._ignore(message, str(error))
-            return
+        download = MessageDownload(message.message_id, message.object_ids, self._site.max_message_bytes)
         self._fetch(message, download, time.monotonic() + min(_OBJECT_TIMEOUT, message.ttl))
 
     def _fetch(self, message: PendingMessage, download: MessageDownload, deadline: float) -> None:

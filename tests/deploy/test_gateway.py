@@ -37,7 +37,7 @@ from offbeat.deploy.flower.superlink import (
     SiteKeys,
     use_renewed_certificate,
 )
-from offbeat.deploy.flower.supervisor import Backend, ListenAddress
+from offbeat.deploy.flower.supervisor import Backend
 from offbeat.deploy.keys import Certificates, find_certificates
 from offbeat.deploy.network import (
     Connection,
@@ -678,7 +678,7 @@ def test_as_a_process_it_is_started_again_and_ends_with_whoever_started_it(
 ) -> None:
     port = free_port()
     world = World(port, [], RefusalLog(print), made)
-    with Backend(tmp_path, Path("serve.toml"), ListenAddress("127.0.0.1", port), made) as backend:
+    with Backend(tmp_path, Path("serve.toml"), ("127.0.0.1", port), made) as backend:
         assert superlink_problem(backend.address) is None
         assert world.ask("GET", "/health")[0] == 200
         first = backend._superlink

@@ -8,7 +8,7 @@ import pytest
 
 from offbeat.deploy import keys
 from offbeat.deploy.flower import supervisor
-from offbeat.deploy.flower.supervisor import Backend, ListenAddress
+from offbeat.deploy.flower.supervisor import Backend
 from offbeat.deploy.network import bind_socket, free_port
 from offbeat.deploy.protocol.transport import Backoff
 from offbeat.errors import InputError
@@ -67,8 +67,8 @@ class World:
             raise InputError("the SuperLink does not answer.")
 
 
-def somewhere() -> ListenAddress:
-    return ListenAddress("127.0.0.1", free_port())
+def somewhere() -> tuple[str, int]:
+    return "127.0.0.1", free_port()
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_one_of_ours_is_started_and_ended(world: World, tmp_path: Path) -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
 def test_only_its_gateway_is_where_sites_look(world: World, tmp_path: Path, host: str) -> None:
     port = free_port()
-    with Backend(tmp_path, Path("serve.toml"), ListenAddress(host, port), None):
+    with Backend(tmp_path, Path("serve.toml"), (host, port), None):
         (own,) = world.places
         assert own.startswith("127.0.0.1:")
         assert own != f"127.0.0.1:{port}"

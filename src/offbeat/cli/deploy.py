@@ -18,7 +18,7 @@ from offbeat.aggregate.secure import Secure
 from offbeat.cli import terminal
 from offbeat.cli.options import folder_name, whole_number
 from offbeat.deploy.config import ServeConfig
-from offbeat.deploy.flower.supervisor import Backend, ListenAddress, Supervisor
+from offbeat.deploy.flower.supervisor import Backend, Supervisor
 from offbeat.deploy.helper.protocol import read_token
 from offbeat.deploy.keys import (
     Certificates,
@@ -431,7 +431,7 @@ def _supervise(
     given: argparse.Namespace,
     setup: ServerSetup,
     folder: Path,
-    listen: ListenAddress,
+    listen: tuple[str, int],
     certificates: Certificates | None,
     stop: StopRequest,
 ) -> int:
@@ -445,13 +445,13 @@ def _supervise(
     return _finish_serve(given, plan, folder, outcome, stop.code)
 
 
-def _listen_address(given: argparse.Namespace, certificates: Certificates | None) -> ListenAddress:
+def _listen_address(given: argparse.Namespace, certificates: Certificates | None) -> tuple[str, int]:
     host, port = given.host or _SUPERLINK_HOST, _SUPERLINK_PORT if given.port is None else given.port
     if not 0 < port < 65536:
         raise InputError(f"--port must be from 1 to 65535, not {port}.")
     if certificates is None and not is_loopback(host):
         print("offbeat: without --certificates connections are not encrypted.", file=sys.stderr)
-    return ListenAddress(host, port)
+    return host, port
 
 
 def _check_setup(settings: Path, plan: ServeConfig, resumed: Path | None) -> ServerSetup:
@@ -473,11 +473,10 @@ def _finished_outcome(folder: Path) -> ServeOutcome | None:
 
 
 def _announce_server(
-    plan: ServeConfig, folder: Path, listen: ListenAddress, certificates: Certificates | None
+    plan: ServeConfig, folder: Path, listen: tuple[str, int], certificates: Certificates | None
 ) -> None:
-    experiment = plan.experiment
-    anywhere = listen.host in ("0.0.0.0", "::")
-    address = format_address((platform.node() or "SERVER") if anywhere else listen.host, listen.port)
+    experiment, (host, port) = plan.experiment, listen
+    address = format_address(platform.node() or "SERVER" if host in ("0.0.0.0", "::") else host, port)
     trust = "--insecure" if certificates is None else "--certificate ca.crt --key key"
     lines = [
         f"{experiment.algorithm}: {experiment.rounds} server steps of {experiment.buffer} updates, "

@@ -9,7 +9,7 @@ relied on, one test for each point, against the installed version.
 - `SuperLink` is Flower's SuperLink as an ASGI application. Each of the nine layers of Flower's middleware
   starts tasks and copies for each request, so the requests that an update consists of are given to Flower's
   handlers directly.
-- `submit_run` uses the client of Flower's command line, each call of which takes seconds.
+- `begin_task` uses the client of Flower's command line, each call of which takes seconds.
 - `ServerTask` is the task of a ServerApp, acquired in the server's own process, as Flower's SuperExec would
   do before it starts another process for it. It has the calls of Flower's grid, but fetches replies object by
   object: the grid waits for objects that a site has not sent yet, accepts any size, loses all replies of a
@@ -381,29 +381,25 @@ class ServerTask:
         self._client.close()
 
 
-def submit_run(address: str, last: int | None) -> None:
-    """Submit a run, whose code is not in its app; `last` is ended, so that sites stop working for it."""
-    from flwr.cli.build import build_fab_from_files
-    from flwr.supercore.control.control_http_client import ControlHttpClient
+def begin_task(address: str, last: int | None) -> ServerTask:
+    """Submit a run, whose code is not in its app, and acquire its task.
 
-    content, _ = build_fab_from_files(APP_FILES)
-    with contextlib.closing(_connect(ControlHttpClient, address, "flwr CLI")) as client:
-        if last is not None:
-            with contextlib.suppress(FlowerError):
-                _call(client, "StopRun", run_id=last)
-        _call(client, "StartRun", fab=_proto().Fab(content=content))
-
-
-def acquire_server_task(address: str) -> ServerTask:
-    """Acquire the task of any run that was submitted and not begun.
-
-    All runs that offbeat submits are alike, so it does not matter which one a server gets.
+    The run `last` is ended, so that sites stop working for it. All runs that offbeat submits are alike: it
+    does not matter which one of those that were not begun a server gets.
     """
+    from flwr.cli.build import build_fab_from_files
     from flwr.supercore.constant import TaskType
+    from flwr.supercore.control.control_http_client import ControlHttpClient
     from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
     from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
     from flwr.supercore.runtime import RuntimeHttpClient
 
+    content, _ = build_fab_from_files(APP_FILES)
+    with contextlib.closing(_connect(ControlHttpClient, address, "flwr CLI")) as control:
+        if last is not None:
+            with contextlib.suppress(FlowerError):
+                _call(control, "StopRun", run_id=last)
+        _call(control, "StartRun", fab=_proto().Fab(content=content))
     with contextlib.closing(_connect(RuntimeHttpClient, address, "SuperExec")) as asking:
         acquired = _call(asking, "AcquireTask", supported_task_types=[TaskType.SERVER_APP])
     if not acquired.token:

@@ -34,8 +34,7 @@ from offbeat.deploy.flower.private_api import (
     PendingReply,
     Refusal,
     ServerTask,
-    acquire_server_task,
-    submit_run,
+    begin_task,
 )
 from offbeat.deploy.keys import reply_statement, verify_signature
 from offbeat.deploy.network import Doorbell, waits_for
@@ -174,22 +173,17 @@ def _transport_errors() -> Iterator[None]:
         raise TransportError(str(error)) from error
 
 
-def begin_task(address: str, run_file: Path) -> ServerTask:
-    """Submit a run and acquire its task; the run that `run_file` names is ended first."""
-    last = None
-    with contextlib.suppress(OSError, ValueError):
-        last = int(run_file.read_text())
-    submit_run(address, last)
-    task = acquire_server_task(address)
-    run_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    run_file.write_text(str(task.run_id))
-    return task
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the server from start to end; the outcome is in the folder of the run."""
+    parser = argparse.ArgumentParser(prog="python -m offbeat.deploy.flower.server", description=__doc__)
+    parser.add_argument("--superlink", required=True, metavar="HOST:PORT")
+    parser.add_argument("--doorbell", required=True, type=int, metavar="N", help="a socket to the gateway")
+    parser.add_argument("--settings", required=True, type=Path)
+    parser.add_argument("--folder", required=True, type=Path)
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--sites", type=Path, help="a folder with the public keys of sites, by name")
+    options = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent process
-    options = _parse_arguments(arguments)
     torch.set_num_threads(min(_MAX_THREADS, torch.get_num_threads()))
     _LOG.setLevel(logging.INFO)
     with log_to(options.folder / "server.log"):
@@ -200,11 +194,15 @@ def _run(options: argparse.Namespace, bell: Doorbell) -> int:
     request = ServeRequest(
         options.settings, options.folder, options.resume, options.sites is not None, options.sites
     )
+    run_file, last = options.folder / _RUN_FILE, None
+    with contextlib.suppress(OSError, ValueError):
+        last = int(run_file.read_text())
     try:
-        task = begin_task(options.superlink, options.folder / _RUN_FILE)
+        task = begin_task(options.superlink, last)
     except FlowerError as problem:
         _LOG.error("the server cannot begin its run: %s", problem)
         return 1
+    run_file.write_text(str(task.run_id))
     error: str | None = "the server failed"
     try:
         outcome = serve(request, lambda max_bytes: FlowerTransport(task, bell, max_bytes), bell.wait)
@@ -220,19 +218,6 @@ def _run(options: argparse.Namespace, bell: Doorbell) -> int:
     finally:
         task.finish(error)
     return 0
-
-
-def _parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m offbeat.deploy.flower.server", description=__doc__)
-    parser.add_argument("--superlink", required=True, metavar="HOST:PORT")
-    parser.add_argument("--settings", required=True, type=Path)
-    parser.add_argument("--folder", required=True, type=Path)
-    parser.add_argument("--resume", action="store_true")
-    parser.add_argument("--sites", type=Path, help="a folder with the public keys of sites, by name")
-    parser.add_argument(
-        "--doorbell", required=True, type=int, metavar="N", help="the number of a socket to the gateway"
-    )
-    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

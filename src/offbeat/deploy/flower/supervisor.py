@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, Protocol, Self
 
 from offbeat.deploy.flower.commands import (
     ChildProcess,
@@ -37,22 +37,16 @@ _SAVE_TIMEOUT = 120.0  # seconds for a server to save and end
 _LOOPBACK = "127.0.0.1"  # where the SuperLink listens
 
 
-class ListenAddress(NamedTuple):
-    """Where sites connect."""
-
-    host: str
-    port: int
-
-
 class Backend:
     """The two processes of a run: the SuperLink with its gateway, and the server.
 
-    Both sockets of the SuperLink are bound here, so connections that arrive while it restarts wait. Used as a
-    context manager, it starts the SuperLink, and stops both in the end; an exception kills them.
+    Sites connect to the host and port `listen`. Both sockets of the SuperLink are bound here, so connections
+    that arrive while it restarts wait. Used as a context manager, it starts the SuperLink, and stops both in
+    the end; an exception kills them.
     """
 
     def __init__(
-        self, folder: Path, settings: Path, listen: ListenAddress, certificates: Certificates | None
+        self, folder: Path, settings: Path, listen: tuple[str, int], certificates: Certificates | None
     ) -> None:
         self._folder, self._settings, self._certificates = folder, settings, certificates
         self._listener, self._own = bind_socket(*listen), bind_socket(_LOOPBACK, 0)

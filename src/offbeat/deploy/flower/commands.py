@@ -59,16 +59,13 @@ class ChildProcess:
 
     def is_alive(self) -> bool:
         """Whether it runs; once it has ended, everything left in its process group is killed."""
-        if self.returncode is None and _has_exited(self.process.pid):
+        if self.returncode is None and self._reports(os.WEXITED):
             self._kill_group()
         return self.returncode is None
 
     def is_stopped(self) -> bool:
         """Whether a signal such as SIGSTOP has stopped it, so that it lives but does nothing."""
-        if not self.is_alive():
-            return False
-        found = os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
-        return found is not None
+        return self.is_alive() and self._reports(os.WSTOPPED)
 
     def resume(self) -> None:
         """Let it continue after `is_stopped`."""
@@ -92,6 +89,10 @@ class ChildProcess:
         if self.is_alive():
             self._kill_group()
 
+    def _reports(self, change: int) -> bool:
+        """Whether the system knows of such a change of the process, which is not waited for."""
+        return os.waitid(os.P_PID, self.process.pid, change | os.WNOHANG | os.WNOWAIT) is not None
+
     def _kill_group(self) -> None:
         # Before the process is waited for, the system cannot give its number to another one.
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -99,11 +100,6 @@ class ChildProcess:
         self.returncode = self.process.wait()
         if self.process.stdin is not None:
             self.process.stdin.close()
-
-
-def _has_exited(pid: int) -> bool:
-    """Whether a child has ended; it is not waited for."""
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _die_with_parent(parent: int) -> Callable[[], None] | None:

@@ -183,10 +183,9 @@ def listen(pull: Callable[[], PendingMessage | None], node: int) -> Heard:
     begun = time.monotonic()
     try:
         return Heard(node, begun, pull(), None)
-    except FlowerError as error:
-        return Heard(node, begun, None, error)
     except Exception as error:  # the response may be anything
-        return Heard(node, begun, None, FlowerError(Refusal.OTHER, str(error)))
+        known = error if isinstance(error, FlowerError) else FlowerError(Refusal.OTHER, str(error))
+        return Heard(node, begun, None, known)
 
 
 def _set_alarm(seconds: float) -> None:

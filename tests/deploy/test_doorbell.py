@@ -1,7 +1,9 @@
 """A request for messages waits at the gateway until the server rings, and no message is given to nobody."""
 
+import asyncio
 import base64
 import http.client
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -161,6 +163,36 @@ def test_a_refusal_of_the_superlink_is_passed_on_at_once(world: World) -> None:
     status, _, seconds = world.pull()
     assert status == 401
     assert seconds < 5
+
+
+class Verifying(SuperLink):
+    """One that takes a while to refuse a forged request."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refusing = threading.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if (b"forged", b"1") not in scope["headers"]:
+            await super().__call__(scope, receive, send)
+            return
+        self.refusing.set()
+        await asyncio.sleep(0.5)
+        await send({"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+
+def test_a_forged_request_for_messages_does_not_delay_those_of_the_site() -> None:
+    superlink = Verifying()
+    with running(superlink, wait=5.0) as world:
+        superlink.messages[KEYS[0]] = b"a message"
+        line = world.connect()
+        line.request("POST", "/v1/fleet/pull-messages", b"x", HEADERS | {"forged": "1"})
+        assert superlink.refusing.wait(10)
+        _, message, seconds = world.pull()
+        assert (message, seconds < 3) == (b"a message", True)
+        assert line.getresponse().status == 401
+        line.close()
 
 
 def test_everybody_is_woken_when_the_superlink_was_started_again(world: World) -> None:

@@ -18,8 +18,8 @@ from typing import Any
 
 import httpx
 import pytest
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -137,7 +137,7 @@ class World:
 
 @contextmanager
 def gate(
-    upstream: Upstream,
+    upstream: Any,
     limits: RequestLimits = QUICK,
     certificates: Certificates | None = None,
     lines: HttpLimits = LINES,
@@ -177,15 +177,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Flower's own dependencies
-def test_all_that_flowers_nodes_ask_for_passes_and_nothing_else() -> None:
+def test_all_that_sites_ask_for_passes_and_nothing_else_of_flowers() -> None:
     from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 
-    fleet = {
-        (method.encode(), path.encode())
-        for method, path in PROTOBUF_REQUEST_TYPES
-        if path.startswith("/v1/fleet/")
-    }
-    assert fleet | {(b"GET", b"/health")} == ALLOWED_REQUESTS
+    fleet = {path.encode() for _, path in PROTOBUF_REQUEST_TYPES if path.startswith("/v1/fleet/")}
+    unused = {f"/v1/fleet/{name}".encode() for name in ("unregister-node", "get-run", "get-fab")}
+    assert unused <= fleet
+    assert {(b"POST", path) for path in fleet - unused} | {(b"GET", b"/health")} == ALLOWED_REQUESTS
 
 
 def test_a_request_passes_as_it_is(world: World, upstream: Upstream) -> None:
@@ -216,6 +214,7 @@ def test_a_request_passes_as_it_is(world: World, upstream: Upstream) -> None:
         ("POST", "/v1/control/start-run"),
         ("POST", "/v1/control/register-node"),
         ("POST", "/v1/runtime/push-object"),
+        ("POST", "/v1/fleet/unregister-node"),
         ("GET", "/docs"),
         ("GET", PUSH),
         ("PUT", PUSH),
@@ -522,7 +521,8 @@ def at(seconds: float) -> str:
         (lambda good, other: proof(good, "0001-01-01T00:00:00+23:00"), "seconds|signature"),
         (lambda good, other: proof(good, flwr_signature="x"), "needs the signature"),
         (lambda good, other: proof(good, flwr_signature="QUJD"), "does not belong"),
-        (lambda good, other: proof(good, flwr_public_key="QUJD"), "needs the signature"),
+        (lambda good, other: proof(good, flwr_public_key="QUJD"), "does not know this key"),
+        (lambda good, other: proof(good, flwr_public_key="?"), "does not know this key"),
     ],
 )
 def test_a_stranger_is_refused_before_a_byte_of_the_body_is_read(
@@ -556,6 +556,56 @@ def test_a_header_that_comes_twice_does_not_make_one_site_another(
     answer = world.raw(HEAD + "\r\n".join(lines).encode() + b"\r\ncontent-length: 0\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert len(upstream.asked) == before
+
+
+def forms(pem: str) -> Iterator[str]:
+    """Other texts of the same key, which Flower would take for other nodes."""
+    head, *lines, tail, _ = pem.split("\n")
+    yield pem + "\n"
+    yield pem.rstrip("\n")
+    yield pem.replace("\n", "\r\n")
+    yield "\n" + pem
+    yield "\n".join([head, "".join(lines), tail, ""])
+
+
+def test_one_key_is_one_node(identified: tuple[World, Upstream], made: Certificates) -> None:
+    world, upstream = identified
+    before, own = len(upstream.asked), proof(made.sites / "a" / "key")
+    pem = base64.b64decode(own["flwr_public_key"]).decode()
+    for form in forms(pem):
+        assert serialization.load_pem_public_key(form.encode()) is not None
+        other = own | {"flwr_public_key": base64.b64encode(form.encode()).decode()}
+        status, answer, _ = world.ask("POST", PUSH, b"abc", **other)
+        assert (status, b"does not know this key" in answer) == (401, True)
+    assert len(upstream.asked) == before
+
+
+def test_a_request_that_is_kept_is_refused_once_its_key_is_revoked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(superlink, "_KEY_INTERVAL", 0.0)
+    folder, asked = tmp_path / "keys", []
+    keys.create_keys(folder, ["127.0.0.1"], ["a", "b"], ["localhost"], 3)
+
+    async def without_messages(scope: Any, receive: Any, send: Any) -> None:
+        asked.append(scope["path"])
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    site_keys = SiteKeys(folder / "sites")
+    with gate(without_messages, QUICK._replace(wait=1.0), site_keys=site_keys) as world:
+        signed, found = proof(folder / "sites" / "a" / "key"), []
+        pull = lambda: found.append(world.ask("POST", "/v1/fleet/pull-messages", b"x", **signed)[:2])  # noqa: E731
+        thread = threading.Thread(target=pull)
+        thread.start()
+        limit = time.monotonic() + 10
+        while not asked and time.monotonic() < limit:
+            time.sleep(0.01)
+        (folder / "sites" / "a" / "key.pub").unlink()
+        thread.join()
+    [(status, answer)] = found
+    assert (status, b"does not know this key" in answer) == (401, True)
+    assert len(asked) == 1
 
 
 def test_keys_that_are_added_or_removed_count_soon(
@@ -663,6 +713,19 @@ def test_a_renewed_certificate_is_used_as_soon_as_it_is_whole(
         keys.renew_certificates(tmp_path / "keys", 30)
         limit = time.monotonic() + 10
         while present() == first:
+            assert time.monotonic() < limit
+        second = present()
+        authority: Any = serialization.load_pem_private_key(
+            (tmp_path / "keys" / "ca.key").read_bytes(), password=None
+        )
+        other = rsa.generate_private_key(65537, 2048)  # a key of another type
+        own = keys._server_extensions(["127.0.0.1"])
+        form = Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        made.tls.key.write_bytes(other.private_bytes(*form))
+        made.tls.certificate.write_bytes(
+            keys._certificate("offbeat server", other.public_key(), authority, 3, *own)
+        )
+        while present() == second:
             assert time.monotonic() < limit
         assert tasks, "what looks for certificates has ended"
 

@@ -32,10 +32,10 @@ from offbeat.deploy.keys import (
 from offbeat.deploy.network import (
     TlsFiles,
     bind_socket,
-    check_tls,
     format_address,
     is_loopback,
     parse_address,
+    tls_context,
 )
 from offbeat.deploy.server.run import (
     SET_ASIDE_FILE,
@@ -211,7 +211,7 @@ def helper_command(given: argparse.Namespace) -> int:
         raise InputError("give --certificate and --certificate-key, which 'offbeat keys' makes.")
     else:
         tls = TlsFiles(*map(Path, pair))
-        check_tls(tls)
+        tls_context(tls)
     token = read_token(Path(given.token))
     sites = None if given.sites is None else read_site_keys(Path(given.sites))
     with bind_socket(given.host, given.port) as socket:

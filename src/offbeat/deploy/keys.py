@@ -29,7 +29,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from offbeat.core import Task
-from offbeat.deploy.network import TlsFiles, check_tls
+from offbeat.deploy.network import TlsFiles, tls_context
 from offbeat.errors import InputError
 from offbeat.files import atomic_dir, write_atomic, write_new
 from offbeat.privacy.secure.terms import SecureTerms
@@ -327,7 +327,7 @@ class Certificates(NamedTuple):
 def find_certificates(folder: Path) -> Certificates:
     """Return the files of a folder that `offbeat keys` made, after a check that they can be used."""
     found = Certificates(TlsFiles(folder / "server.pem", folder / "server.key"), folder / "sites")
-    check_tls(found.tls)
+    tls_context(found.tls)
     read_site_keys(found.sites)
     return found
 

@@ -138,18 +138,20 @@ class TlsFiles(NamedTuple):
     key: Path
 
 
-def check_tls(tls: TlsFiles) -> None:
-    """Raise an `InputError` if a server could not start with these files."""
+def tls_context(tls: TlsFiles) -> ssl.SSLContext:
+    """The TLS of a server with these files; an `InputError` is raised if it could not start with them."""
     for path in tls:
         if not path.is_file():
             raise InputError(f"there is no file {path}: name the server's certificate and its key.")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*tls, password=lambda: b"")
+        context.load_cert_chain(*tls, password=lambda: b"")
     except (ssl.SSLError, OSError, ValueError):
         raise InputError(
             f"{tls.certificate} and {tls.key} are not a certificate and its key, both as PEM: "
             "make them with offbeat keys."
         ) from None
+    return context
 
 
 class HttpLimits(NamedTuple):

@@ -116,8 +116,9 @@ def _die_with_parent(parent: int) -> Callable[[], None] | None:
 
 
 def flower_environment(home: Path) -> dict[str, str]:
-    """Return the environment of processes that use Flower."""
-    return _DEFAULT_ENVIRONMENT | dict(os.environ) | {"FLWR_HOME": str(home.absolute())}
+    """Return the environment of processes that use Flower, which is told to open no ports of its own."""
+    given = {name: value for name, value in os.environ.items() if not name.startswith("FLWR_INTERNAL_GRPC")}
+    return _DEFAULT_ENVIRONMENT | given | {"FLWR_HOME": str(home.absolute())}
 
 
 @contextlib.contextmanager

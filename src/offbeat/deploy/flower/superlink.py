@@ -10,7 +10,6 @@ before any of its body is read, because Flower keeps a body in memory before it 
 import argparse
 import asyncio
 import base64
-import binascii
 import collections
 import contextlib
 import json
@@ -25,21 +24,21 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_pem_public_key
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from starlette.requests import ClientDisconnect
 
 from offbeat.deploy.flower.private_api import SuperLink
-from offbeat.deploy.keys import find_site_keys, fingerprint
+from offbeat.deploy.keys import find_site_keys
 from offbeat.deploy.network import (
     Connection,
     Doorbell,
     HttpLimits,
     TlsFiles,
-    check_tls,
     http_server,
+    tls_context,
     waits_for,
 )
 from offbeat.deploy.protocol.strict_json import quote
@@ -49,12 +48,11 @@ if TYPE_CHECKING:
     import uvicorn
 
 _FLEET_METHODS = (
-    *("register-node", "activate-node", "deactivate-node", "unregister-node", "send-node-heartbeat"),
-    *("pull-messages", "push-messages", "get-run", "get-fab"),
-    *("pull-object", "push-object", "confirm-message-received"),
+    *("register-node", "activate-node", "deactivate-node", "send-node-heartbeat", "pull-messages"),
+    *("push-messages", "pull-object", "push-object", "confirm-message-received"),
 )
 HEALTH = (b"GET", b"/health")
-# The requests of a SuperNode, and the one with which a monitor finds out whether a server is there. They are
+# The requests of a site, and the one with which a monitor finds out whether a server is there. They are
 # compared byte by byte: nothing is decoded or normalised that the SuperLink might read in another way.
 ALLOWED_REQUESTS = frozenset({HEALTH, *((b"POST", f"/v1/fleet/{name}".encode()) for name in _FLEET_METHODS)})
 # The headers with which a SuperNode signs the time of a request, and how old they may be, in seconds.
@@ -70,6 +68,7 @@ _PIECE_BYTES = 256 * 1024  # of a response, that are given to the network at onc
 _MAX_DISCARD = 1024 * 1024  # bytes of a refused request that are read, so that its sender gets the response
 _LOG_INTERVAL = 10.0  # seconds between two lines of the same kind
 _KEY_INTERVAL = 2.0  # seconds between two looks for keys that were added or removed
+_PEM = Encoding.PEM, PublicFormat.SubjectPublicKeyInfo
 _LOG = logging.getLogger("offbeat.gateway")
 _Data = TypeVar("_Data", bytes, memoryview)
 _CONNECTIONS = HttpLimits(connections=400, per_address=100, per_identity=16, head=15.0, idle=90.0)
@@ -107,25 +106,28 @@ class SiteKeys:
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
         self._folder, self._clock = folder, clock
         self._files: dict[Path, int] = {}
-        self._keys: Mapping[str, ec.EllipticCurvePublicKey] = {}
+        # By the one PEM that a site sends: Flower would take another form of the same key for another node.
+        self._keys: dict[bytes, tuple[str, ec.EllipticCurvePublicKey]] = {}
         self._next = -math.inf
         self._refresh()
 
+    def find(self, headers: Mapping[bytes, bytes]) -> tuple[str, ec.EllipticCurvePublicKey]:
+        """The fingerprint and the key that a request names; a `ValueError` says why it is refused."""
+        self._refresh()
+        try:
+            return self._keys[base64.b64decode(headers.get(PUBLIC_KEY_HEADER, b""), validate=True)]
+        except (KeyError, ValueError):
+            raise ValueError("the server does not know this key: ask its operator to add it.") from None
+
     def identify(self, headers: Mapping[bytes, bytes]) -> str:
         """The fingerprint of the key that signed a request; a `ValueError` says why it is refused."""
-        self._refresh()
         timestamp = headers.get(TIMESTAMP_HEADER, b"")
         try:
             age = self._clock() - datetime.fromisoformat(timestamp.decode("ascii")).timestamp()
-            pem = base64.b64decode(headers[PUBLIC_KEY_HEADER], validate=True)
             signature = base64.b64decode(headers[SIGNATURE_HEADER], validate=True)
-            claimed = load_pem_public_key(pem)
-        except (KeyError, ValueError, OverflowError, UnsupportedAlgorithm, binascii.Error):
+        except (KeyError, ValueError, OverflowError):
             raise ValueError("a request needs the signature of a site's key.") from None
-        known = fingerprint(claimed) if isinstance(claimed, ec.EllipticCurvePublicKey) else ""
-        key = self._keys.get(known)
-        if key is None:
-            raise ValueError("the server does not know this key: ask its operator to add it.")
+        known, key = self.find(headers)
         if not MIN_AGE < age < MAX_AGE:
             raise ValueError(
                 f"the site's clock is {abs(age):.0f} seconds {'behind' if age > 0 else 'ahead'}."
@@ -146,7 +148,8 @@ class SiteKeys:
             _LOG.warning("%s", error)
             return
         if files != self._files:
-            self._files, (self._keys, problems) = files, find_site_keys(self._folder)
+            self._files, (found, problems) = files, find_site_keys(self._folder)
+            self._keys = {key.public_bytes(*_PEM): (name, key) for name, key in found.items()}
             for problem in problems:
                 _LOG.warning("%s", problem)
 
@@ -293,13 +296,13 @@ class Gateway:
 
         Nothing is asked of the SuperLink for a client that has gone: it gives out a message only once.
         """
-        node = waits_for(dict(scope["headers"]).get(PUBLIC_KEY_HEADER, b""))
+        headers = dict(scope["headers"])
+        node = waits_for(headers.get(PUBLIC_KEY_HEADER, b""))
         event, now = asyncio.Event(), asyncio.get_running_loop().time
         until, gone = now() + self._limits.wait, asyncio.ensure_future(receive())
         self._waiting.setdefault(node, set()).add(event)
         try:
             while True:
-                event.clear()
                 connection.busy = False  # while it waits, it makes room for another, if it has to
                 if node in self._quiet:
                     ringing = asyncio.ensure_future(event.wait())
@@ -309,12 +312,21 @@ class Gateway:
                     ringing.cancel()
                 if gone.done():
                     raise ClientDisconnect
+                try:
+                    if self._keys is not None:
+                        self._keys.find(headers)  # it may have been revoked meanwhile
+                except ValueError as error:
+                    return _response(_Refusal(401, str(error)))
                 connection.busy = True  # a message that it is given must reach its site
-                self._quiet.add(node)  # before the SuperLink is asked, so that no ring is missed
+                event.clear()
                 response = await self._ask(scope, body)
-                if response[0]["status"] != 200 or any(each.get("body") for each in response):
+                if response[0]["status"] != 200:  # who asks may not be that node
+                    return response
+                if any(each.get("body") for each in response):
                     self._quiet.discard(node)
                     return response
+                if not event.is_set():  # nobody has rung since
+                    self._quiet.add(node)
                 if now() >= until:
                     return response
         finally:
@@ -339,11 +351,9 @@ class Gateway:
 
     async def _refuse(self, refusal: _Refusal, receive: Any, send: Any, discard: int = _MAX_DISCARD) -> None:
         """Answer with an error; then some of the body is read, so that the sender gets the response."""
-        body = json.dumps({"detail": refusal.sentence}).encode()
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-        headers += [(b"connection", b"close")]
-        await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
-        await send(_body(body, more=True))
+        start, body = _response(refusal)
+        await send(start)
+        await send(body | {"more_body": True})
         pace = _Pace(self._limits)
         with contextlib.suppress(TimeoutError, ClientDisconnect):
             async with pace.timeout:
@@ -364,6 +374,14 @@ async def _chunks(receive: Any) -> AsyncIterator[bytes]:
             yield message["body"]
         if not message["more_body"]:
             return
+
+
+def _response(refusal: _Refusal) -> list[dict[str, Any]]:
+    body = json.dumps({"detail": refusal.sentence}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    headers += [(b"connection", b"close")]
+    start = {"type": "http.response.start", "status": refusal.status, "headers": headers}
+    return [start, _body(body, more=False)]
 
 
 def _body(data: bytes | memoryview, *, more: bool) -> dict[str, Any]:
@@ -413,10 +431,8 @@ async def use_renewed_certificate(server: "uvicorn.Server", tls: TlsFiles) -> No
         await asyncio.sleep(_KEY_INTERVAL)
         with contextlib.suppress(InputError, OSError):  # as while only one of the files was copied
             date = tls.certificate.stat().st_mtime_ns
-            if date != used and server.config.ssl is not None:
-                check_tls(tls)
-                server.config.ssl.load_cert_chain(*tls)
-                used = date
+            if date != used:
+                server.config.ssl, used = tls_context(tls), date
                 _LOG.warning("the renewed certificate is used from now on.")
 
 

@@ -8,7 +8,6 @@ from offbeat.errors import InputError
 
 _FIRST_PAUSE, _MAX_PAUSE = 0.5, 30.0  # seconds between two calls to a transport that fails
 _MAX_COOLDOWN = 600.0  # seconds
-FIRST_POLL, _POLL_FRACTION = 0.02, 0.1
 
 _T = TypeVar("_T")
 
@@ -65,11 +64,6 @@ class BacklogTransport(Protocol):
     def backlog(self) -> frozenset[str]:
         """The messages whose replies have arrived, and are left for the next call of `pull`."""
         ...
-
-
-def polling_pause(idle: float, longest: float, first: float = FIRST_POLL) -> float:
-    """The seconds until the next poll after `idle` seconds without news: a tenth of them, within limits."""
-    return min(longest, max(first, _POLL_FRACTION * idle))
 
 
 class Backoff:
@@ -176,6 +170,6 @@ class RetryingTransport:
         if now - self._since > self._patience:
             raise InputError(
                 f"the network has been unreachable for {now - self._since:.0f} seconds ({sentence}): "
-                "check that the SuperLink is running, then resume the run."
+                "see the log of the SuperLink, then resume the run."
             )
         self._backoff.fail()

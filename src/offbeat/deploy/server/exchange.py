@@ -12,7 +12,7 @@ from offbeat.deploy.monitor.observer import Observer
 from offbeat.deploy.protocol import messages
 from offbeat.deploy.protocol.messages import TaskMessage, TensorSpecs, byte_size, pack, specs_of
 from offbeat.deploy.protocol.strict_json import Reason, Rejected
-from offbeat.deploy.protocol.transport import FIRST_POLL, Cooldown, Reply, RetryingTransport
+from offbeat.deploy.protocol.transport import Cooldown, Reply, RetryingTransport
 from offbeat.deploy.server.journal import AcceptedUpload, Journal
 from offbeat.deploy.server.registry import ConnectedNodes, one_line
 from offbeat.deploy.server.validation import (
@@ -46,8 +46,7 @@ class SessionConfig:
     partial_work: bool = False  # sites send before the deadline what they have done
     recall_stale: bool = False  # and before their update would be too stale
     greeting_timeout: float = 120.0
-    poll: float = 0.5  # at most, between two polls of the transport
-    first_poll: float = FIRST_POLL  # at least
+    poll: float = 0.5  # between two polls of the transport, if nothing ends the pause before
     refresh: float = 2.0  # between two requests for the list of nodes
     grace: float = 10.0  # how long a node may be missing from the list, or a task wait to be sent
     patience: float = 600.0  # without the network before the run is saved and ends

@@ -21,7 +21,7 @@ from offbeat.aggregate.uploads import clients_read_staleness
 from offbeat.core import AnyAlgorithm, SavedState, Task, Vector
 from offbeat.deploy.monitor.observer import Observer
 from offbeat.deploy.protocol.messages import specs_of, unpack
-from offbeat.deploy.protocol.transport import KeyedTransport, RetryingTransport, Transport, polling_pause
+from offbeat.deploy.protocol.transport import KeyedTransport, RetryingTransport, Transport
 from offbeat.deploy.server.exchange import (
     BroadcastCache,
     Exchange,
@@ -92,7 +92,6 @@ class DeployedSession:
         self._set_aside = set_aside
         self._zero = clock()  # when the run began, by this clock
         self._idle: set[int] = set()  # the idle clients when `next` looked last
-        self._active = 0.0  # when the last upload arrived
         self._ended = -math.inf  # the last time to wait until that has passed
         self._epoch = 0  # the number of saves
         self._has_start = False  # whether a task of the full-participation start was seen
@@ -158,14 +157,13 @@ class DeployedSession:
                 rest = until - self.now
                 if idle - before or rest <= 0:
                     return None
-                self._sleep(max(_MIN_SLEEP, min(self._pause, rest)))
-        self._active = self.now
+                self._sleep(max(_MIN_SLEEP, min(self._config.poll, rest)))
         return self._exchange.arrivals.popleft()
 
     def wait(self, until: float) -> None:
         self._poll()
         while (rest := until - self.now) > 0:
-            self._sleep(max(_MIN_SLEEP, min(self._pause, rest)))
+            self._sleep(max(_MIN_SLEEP, min(self._config.poll, rest)))
             self._poll()
 
     def publish(self, version: int, algorithm: AnyAlgorithm, message: Tree, statistics: Statistics) -> None:
@@ -331,11 +329,6 @@ class DeployedSession:
             upload = self._journal.read(task)
             return Arrival(task, started, upload.arrived, False, upload.steps)
         return Arrival(task, started, self.now, True)
-
-    @property
-    def _pause(self) -> float:
-        """The seconds until the next poll, which are few when uploads arrive often."""
-        return polling_pause(self.now - self._active, self._config.poll, self._config.first_poll)
 
     def _poll(self, until: float = math.inf) -> None:
         if self._stop():

@@ -3,6 +3,7 @@
 import json
 import re
 from collections import Counter
+from functools import cache
 from itertools import product
 from pathlib import Path
 from statistics import stdev
@@ -16,6 +17,7 @@ from experiments.reproduce.page import figures, marker, section, written
 from experiments.reproduce.records import Curve, append, recorded
 from experiments.reproduce.study import Cell, Study, Version
 from experiments.reproduce.tables import Best, Swept, entries_of, whole_seeds
+from experiments.studies.claim_map import ClaimMap
 from experiments.studies.registry import STUDIES
 
 EXPERIMENTS = Path(__file__).parent.parent.parent / "experiments"
@@ -34,15 +36,18 @@ class Part(NamedTuple):
         return EXPERIMENTS / self.study.paper / "README.md"
 
 
-def parts() -> list[Part]:
-    """Every version of a study of which a run is recorded."""
+@cache
+def parts() -> tuple[Part, ...]:
+    """Every version of a study of which a run is recorded, or that its page shows as not run yet."""
     made = []
     for study in STUDIES.values():
         for name, version in (("full", study.full), ("quick", study.quick)):
             found = recorded(EXPERIMENTS / study.paper / "records" / f"{name}.jsonl")
-            if found.keys() & {cell.key for cell in version.cells}:
-                made.append(Part(study, version, found, name == "quick"))
-    return made
+            part = Part(study, version.after(found), found, name == "quick")
+            begun = found.keys() & {cell.key for cell in version.cells}
+            if begun or marker(study, part.quick) in part.page.read_text():
+                made.append(part)
+    return tuple(made)
 
 
 PARTS = [pytest.param(part, id=f"{part.study.name}-{'quick' if part.quick else 'full'}") for part in parts()]
@@ -335,7 +340,7 @@ def test_what_the_page_on_fadas_says_holds() -> None:
 
 
 def test_a_quick_version_is_recorded_in_whole() -> None:
-    quick = [part for part in parts() if part.quick]
+    quick = [part for part in parts() if part.quick and part.version.cells[0].key in part.found]
     assert quick
     for part in quick:
         assert {cell.key for cell in part.version.cells} <= part.found.keys(), part.study.name
@@ -344,6 +349,8 @@ def test_a_quick_version_is_recorded_in_whole() -> None:
 def test_a_table_and_its_drawing_are_in_the_same_unit() -> None:
     seen = set()
     for part in parts():
+        if isinstance(part.version.tabulate, ClaimMap):  # which draws differences
+            continue
         for drawing in figures(part.study, part.version, part.found, part.quick).values():
             assert isinstance(part.version.tabulate, Best | Swept)
             per_cent = isinstance(part.version.tabulate.measure, LastRounds)

@@ -137,16 +137,16 @@ _WHOLE = (
     *(Place(split, 50, 5, 300) for split in (_HALF, _TENTH)),
     Place(_HALF, 16, 16, 300),
 )
+_LASTING = (Place(_HALF, 5, 5, 1000), Place(_HALF, 5, 5, 3000))
 _BRIEF = (
-    Place(_HALF, 5, 5, 1000),
+    *_LASTING,
     Place(_HALF, 50, 16, 300),
     Place(_HALF, 50, 5, 1000),
-    Place(_EVEN, 50, 5, 300),
-    Place(_HALF, 5, 5, 3000),
     Place(_HALF, 5, 50, 300),
-    *(Place(split, 16, 16, 300) for split in (_TENTH, _EVEN)),
+    Place(_EVEN, 50, 5, 300),
 )
 _FURTHER = (
+    *(Place(split, 16, 16, 300) for split in (_TENTH, _EVEN)),
     Place(_TENTH, 5, 50, 300),
     Place(_HALF, 16, 16, 1000),
     Place(_HALF, 50, 50, 300),
@@ -163,10 +163,11 @@ _MAPPED: dict[str, Any] = {
 FULL_MAP = ClaimMap(
     (*_WHOLE, *_BRIEF, *_FURTHER),
     (*_BRIEF, *_FURTHER),
+    _LASTING,
     _DECISIVE,
     _MAPPED | {"model": "cnn", "batch_size": 50},
 )
-QUICK_MAP = ClaimMap((*_WHOLE, *_BRIEF), _BRIEF, _DECISIVE, _MAPPED | {"model": "mlp"}, pooled=2)
+QUICK_MAP = ClaimMap((*_WHOLE, *_BRIEF), _BRIEF, _LASTING, _DECISIVE, _MAPPED | {"model": "mlp"}, pooled=2)
 MAP = Study(
     "adamasfl-map",
     "adamasfl",

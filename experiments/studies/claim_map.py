@@ -15,7 +15,6 @@ from experiments.reproduce.study import Cell, Table
 from experiments.studies.fadas import Rates, both
 from experiments.studies.map_table import (
     CAPTION,
-    CLOSE,
     FACTORS,
     HEAD,
     SWEPT,
@@ -39,7 +38,8 @@ class ClaimMap:
     """The places of a map, with which data and model, and which of them have more seeds."""
 
     places: tuple[Place, ...]
-    brief: tuple[Place, ...]  # of which fewer methods are run, and not all at several concurrencies
+    brief: tuple[Place, ...]  # of which fewer methods are run, and AdaMasFL's concurrency alone is changed
+    lasting: tuple[Place, ...]  # of these, the ones where that of others is changed, too
     decisive: tuple[Place, ...]
     setting: Mapping[str, Any]
     pooled: int = 1
@@ -178,7 +178,7 @@ class ClaimMap:
             yield from tried
             if best is not None:
                 chosen[method] = best
-        for method in SWEPT if place not in self.brief or place.cohort <= CLOSE else ():
+        for method in SWEPT if place not in self.brief or place in self.lasting else ():
             if method in chosen:
                 yield from (self.cell(place, method, chosen[method], at) for at in (least, most))
         if place in self.decisive and all(method in chosen for method in TUNED):

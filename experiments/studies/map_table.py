@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from statistics import mean, stdev
+from statistics import mean
 from typing import NamedTuple
 
 import numpy as np
 
+from experiments.reproduce.measures import LastModel, paired
 from experiments.reproduce.tables import UNTOLD
 from offbeat.report.chart import COUNT, Axis, Figure, Series
 from offbeat.report.svg import draw, standalone
@@ -221,23 +222,13 @@ def paired_note(seeds: Sequence[Measured]) -> str:
     first = seeds[0]
     best = first.best
     steady = max(SWEPT, key=lambda method: first.change(first.swept[method]))
-    margins = [one.middle - one.tuned[best] for one in seeds]
-    changes = [one.change(one.printed) - one.change(one.swept[steady]) for one in seeds]
+    say = LastModel().say
+    margins = paired([one.middle - one.tuned[best] for one in seeds], say)
+    changes = paired([one.change(one.printed) - one.change(one.swept[steady]) for one in seeds], say)
     return (
-        f"{first.place.title}, {len(seeds)} seeds: adamasfl minus {best} {paired(margins)}; its change with "
-        f"the concurrency minus that of {steady} {paired(changes)}."
+        f"{first.place.title}, {len(seeds)} seeds: adamasfl minus {best} {margins}; its change with "
+        f"the concurrency minus that of {steady} {changes}."
     )
-
-
-def paired(differences: Sequence[float]) -> str:
-    """Mean and deviation of the differences of three seeds, and the p of a paired t-test, two-sided."""
-    if len(differences) != 3:
-        raise ValueError("the distribution that is used has two degrees of freedom")
-    middle, spread = mean(differences), stdev(differences)
-    if spread == 0:
-        return f"{middle:+.3f} on every seed"
-    t = abs(middle) / (spread / math.sqrt(3))
-    return f"{middle:+.3f} ± {spread:.3f} (p = {1 - t / math.sqrt(2 + t * t):.2g})"
 
 
 def sign_test(count: int, of: int) -> float:
@@ -247,11 +238,13 @@ def sign_test(count: int, of: int) -> float:
 
 
 def rank_correlation(xs: Sequence[float], ys: Sequence[float]) -> float:
-    """Spearman's; equal values share the mean of their ranks."""
+    """Spearman's, where equal values share the mean of their ranks; NaN where all are equal."""
 
     def ranks(values: Sequence[float]) -> list[float]:
         return [sum(b < a for b in values) + (sum(b == a for b in values) - 1) / 2 for a in values]
 
+    if min(len(set(xs)), len(set(ys))) < 2:
+        return math.nan
     return float(np.corrcoef(ranks(xs), ranks(ys))[0, 1])
 
 

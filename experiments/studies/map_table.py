@@ -9,7 +9,7 @@ import numpy as np
 
 from experiments.reproduce.measures import LastModel, paired
 from experiments.reproduce.tables import UNTOLD
-from offbeat.report.chart import COUNT, Axis, Figure, Series
+from offbeat.report.chart import Axis, Figure, Series
 from offbeat.report.svg import draw, standalone
 
 TUNED = ("fedbuff", "defedavg", "ca2fl")
@@ -213,7 +213,7 @@ def drawing(known: Iterable[Measured], name: str) -> dict[str, str]:
     )
     if not series:
         return {}
-    axes = Axis("S K T", COUNT, log=True), Axis("accuracy above the best tuned method")
+    axes = Axis("S K T", log=True), Axis("accuracy above the best tuned method")
     return {f"{name}.svg": standalone(draw(Figure(name, CAPTION, *axes, series)), dark=True)}
 
 

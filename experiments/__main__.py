@@ -20,6 +20,7 @@ from experiments.reproduce.workers import results
 from experiments.studies.registry import STUDIES, find_study
 from offbeat.cli.main import Parser, parse_options, run_program
 from offbeat.cli.options import folder_name, number, whole_number
+from offbeat.data import glue
 from offbeat.errors import InputError
 from offbeat.report.build import ReportPaths, write_report
 
@@ -78,18 +79,22 @@ def reproduce_command(given: argparse.Namespace) -> int:
         return _list(given)
     study = find_study(given.name)
     _check(given, study)
-    version = _version(study, given)
     spot = ComputeOptions(given.device, given.execution, given.data_dir, given.weights)
     path = _path(given.out, study, given.quick)
     found = recorded(path)
+    version = _version(study, given, found)
     check_same_weights((found[cell.key] for cell in version.cells if cell.key in found), given.weights)
-    missing = _missing(version.cells, found)[: given.runs]
-    code = 0
-    if missing and not given.table:
+    code, begun, left = 0, time.monotonic(), given.runs
+    missing = _missing(version.cells, found)[:left]
+    while missing and not given.table and code == 0:
         _check_cells(missing, spot)
         begin(path)
-        code = _run(missing, spot, path, given.processes, given.minutes)
+        deadline = math.inf if given.minutes is None else begun + 60 * given.minutes
+        code = _run(missing, spot, path, given.processes, deadline)
         found = recorded(path)
+        version = _version(study, given, found)  # with cells that follow from these runs
+        left = None if left is None else left - len(missing)
+        missing = [] if time.monotonic() > deadline else _missing(version.cells, found)[:left]
     _show(given, study, version, found, path)
     return code
 
@@ -101,8 +106,8 @@ def _list(given: argparse.Namespace) -> int:
     for study in STUDIES.values():
         row = summary_of(study)
         for quick in (False, True):
-            version = study.quick if quick else study.full
             held = recorded(_path(given.out, study, quick))
+            version = (study.quick if quick else study.full).after(held)
             keys = {cell.key for cell in version.cells}
             name = "quick" if quick else "full"
             row[name] = {
@@ -156,9 +161,9 @@ def _read(page: Path) -> str:
         ) from None
 
 
-def _version(study: Study, given: argparse.Namespace) -> Version:
+def _version(study: Study, given: argparse.Namespace, found: dict[str, Curve]) -> Version:
     """The study's cells as asked for: shortened, or in another precision."""
-    version = study.quick if given.quick else study.full
+    version = (study.quick if given.quick else study.full).after(found)
     cells = tuple(cell.shortened(given.rounds) for cell in version.cells)
     if given.precision is not None:
         cells = tuple(
@@ -170,8 +175,12 @@ def _version(study: Study, given: argparse.Namespace) -> Version:
     return dataclasses.replace(version, cells=cells)
 
 
-def _on_digits(version: Version) -> bool:
-    return {cell.experiment.data for cell in version.cells} == {"digits"}
+def _smaller(version: Version) -> str:
+    """In what the quick version is smaller."""
+    data = {str(cell.experiment.data) for cell in version.cells}
+    if data <= set(glue.NAMES):
+        return "; here from random weights"
+    return f"; here on {' and '.join(sorted(data))}"
 
 
 def _path(out: str | None, study: Study, quick: bool) -> Path:
@@ -190,10 +199,9 @@ def _check_cells(cells: list[Cell], spot: ComputeOptions) -> None:
         trial_of(cell, spot)
 
 
-def _run(cells: list[Cell], spot: ComputeOptions, path: Path, processes: int, minutes: float | None) -> int:
+def _run(cells: list[Cell], spot: ComputeOptions, path: Path, processes: int, deadline: float) -> int:
     """Run and record them; 1 if one could not be run."""
     begun, count, failed = time.monotonic(), 0, 0
-    deadline = math.inf if minutes is None else begun + 60 * minutes
     for cell, answer in results(cells, spot, processes, deadline):
         count += 1
         words = f"[{time.monotonic() - begun:.0f} s, {count} of {len(cells)}] {cell.row}, {cell.column}"
@@ -229,8 +237,7 @@ def _show(
         facts["cost"] = None if spent is None else spent._asdict()
         print(json.dumps(facts | {"terms": took, "records": str(path)}))
         return
-    small = "; here on digits" if _on_digits(version) else "; here from random weights"
-    print(f"{study.source}: {study.shows}{small if given.quick else ''}\n")
+    print(f"{study.source}: {study.shows}{_smaller(version) if given.quick else ''}\n")
     print(aligned(table))
     print()
     for note in (*table.notes, study.unknown, took):

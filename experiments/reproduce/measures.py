@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -105,6 +105,20 @@ class TimeTo:
             return Score(-math.inf, f"not reached (best {best:.3f})")
         mean = statistics.mean(times)
         return Score(-mean, f"{mean:.1f}")
+
+
+PAIRED = 3  # seeds of a paired test, whose t has two degrees of freedom
+
+
+def paired(differences: Sequence[float], say: Callable[[float], str]) -> str:
+    """Mean and deviation of the differences of three seeds, and the p of a paired t-test, two-sided."""
+    if len(differences) != PAIRED:
+        raise ValueError(f"the test is for {PAIRED} seeds, not {len(differences)}")
+    mean, spread = statistics.mean(differences), statistics.stdev(differences)
+    words = f"{'-' if mean < 0 else '+'}{say(abs(mean))} ± {say(spread)}"
+    t = math.inf if spread == 0 else abs(mean) / (spread / math.sqrt(PAIRED))
+    p = 0.0 if math.isinf(t) else 1 - t / math.sqrt(2 + t * t)
+    return f"{words} (p = {p:.2g})"
 
 
 def _failed(curves: Sequence[Curve]) -> Score | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.functional import avg_pool2d
 
 from experiments.reproduce.study import TAIL, Cell
 from experiments.reproduce.weights import check_weights, digest, module_in
@@ -57,7 +58,7 @@ def placed_experiment(cell: Cell, spot: ComputeOptions) -> Experiment:
 def source_of(cell: Cell, spot: ComputeOptions) -> Source:
     """A cell's data, the test set thinned where that is asked for."""
     data = cell.experiment.subject
-    return _source(data, _folder(data, spot), cell.tested, _writers(cell, spot), spot.weights)
+    return _source(data, _folder(data, spot), cell.tested, _writers(cell, spot), spot.weights, cell.pooled)
 
 
 def trial_of(cell: Cell, spot: ComputeOptions) -> RunSpec:
@@ -155,7 +156,7 @@ def _writers(cell: Cell, spot: ComputeOptions) -> str | None:
 
 @lru_cache(maxsize=2)
 def _source(
-    data: str, folder: str | None, tested: int | None, writers: str | None, weights: str | None
+    data: str, folder: str | None, tested: int | None, writers: str | None, weights: str | None, pooled: int
 ) -> Source:
     if weights is None:
         source = load(data, folder)
@@ -163,6 +164,9 @@ def _source(
         source = load_glue(data, Path(folder) if folder else cache_folder(data), load_tokenizer(weights))
     if writers is not None:
         source = by_writer(source, Path(writers))
+    if pooled > 1:
+        smaller = [Examples(avg_pool2d(x, pooled), y) for x, y in (source.train, source.test)]
+        source = source._replace(train=smaller[0], test=smaller[1])
     if tested is None:
         return source
     inputs, targets = source.test

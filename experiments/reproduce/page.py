@@ -7,7 +7,7 @@ from pathlib import Path
 from experiments.reproduce import cost_figure, sweep_figure
 from experiments.reproduce.measures import AccuracyMeasure
 from experiments.reproduce.records import Curve
-from experiments.reproduce.study import Study, Table, Version
+from experiments.reproduce.study import DrawnTable, Study, Table, Version
 from experiments.reproduce.tables import Best, Swept, whole_seeds
 from experiments.reproduce.tuning_cost import Cost, cost_table, costs
 from experiments.reproduce.weights import FINE_TUNED
@@ -41,7 +41,10 @@ def terms(
     done = [found[key] for key in keys & found.keys()]
     seeds = sorted({cell.experiment.seed for cell in version.cells if cell.key in found})
     words = [f"{len(done)} of {len(keys)} runs"]
-    if done:
+    if not done:
+        place = "two cores" if quick else "an H200"
+        words.append(f"not run yet, about {max(1, round(version.minutes))} minutes of {place}")
+    else:
         words.append(f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}")
         words.append(" and ".join(sorted({curve.device for curve in done})))
         words.append(" and ".join(sorted({curve.date for curve in done})))
@@ -67,6 +70,8 @@ def section(
     names = figures(study, version, found, quick)
     if names and isinstance(version.tabulate, Swept):
         parts.append(_shown(sweep_figure.caption(version.tabulate), names))
+    if names and isinstance(version.tabulate, DrawnTable):
+        parts.append(_shown(version.tabulate.caption, names))
     spent = cost(version, found)
     if spent is not None:
         parts += ["The cost of tuning:", _shown("Accuracy by runs spent on a grid", names), markdown(spent)]
@@ -84,6 +89,8 @@ def figures(study: Study, version: Version, found: Mapping[str, Curve], quick: b
     name = f"{study.name}{'-quick' if quick else ''}"
     if isinstance(version.tabulate, Swept):
         return sweep_figure.drawings(version.tabulate, version.cells, found, f"{name}-sweep")
+    if isinstance(version.tabulate, DrawnTable):
+        return version.tabulate.drawings(version.cells, found, name)
     measure, made = _graded(version, found)
     return {} if measure is None else cost_figure.drawings(made, f"{name}-cost", measure.unit)
 

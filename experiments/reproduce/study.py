@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from experiments.reproduce.records import PLACE, Curve
 from offbeat.training.experiment import Experiment
@@ -21,12 +21,14 @@ class Cell:
     scale: int = 1  # server steps that count as one round: those of a method that steps on each arrival
     tested: int | None = None  # about so many test examples, evenly spaced; None: all
     writers: bool = False  # the clients of MNIST are those who wrote its digits
+    pooled: int = 1  # images are averaged over squares of so many pixels a side, for smaller models
 
     @property
     def key(self) -> str:
         """The same for runs that should come out the same."""
         settings = {n: value for n, value in self.experiment.settings().items() if n not in PLACE}
-        return json.dumps([settings, self.scale, self.tested, self.writers], sort_keys=True)
+        smaller = () if self.pooled == 1 else (self.pooled,)
+        return json.dumps([settings, self.scale, self.tested, self.writers, *smaller], sort_keys=True)
 
     @property
     def rates(self) -> str:
@@ -76,6 +78,24 @@ class Table(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
+@runtime_checkable
+class DrawnTable(Protocol):
+    """What makes a table and drawings of its own."""
+
+    @property
+    def caption(self) -> str:
+        """What the drawings show."""
+        ...
+
+    def __call__(self, cells: tuple[Cell, ...], found: Mapping[str, Curve]) -> Table:
+        """The table."""
+        ...
+
+    def drawings(self, cells: tuple[Cell, ...], found: Mapping[str, Curve], name: str) -> dict[str, str]:
+        """SVG by file name; none without runs."""
+        ...
+
+
 Tabulate: TypeAlias = Callable[[tuple[Cell, ...], Mapping[str, Curve]], Table]
 
 
@@ -86,6 +106,11 @@ class Version:
     cells: tuple[Cell, ...]
     tabulate: Tabulate
     pace: float  # local steps a second: of an H200 in full, of two cores where it is quick
+    follow: Callable[[Mapping[str, Curve]], tuple[Cell, ...]] | None = None  # cells that depend on records
+
+    def after(self, found: Mapping[str, Curve]) -> "Version":
+        """With the cells that follow from what is recorded, such as a grid's next rate, before the others."""
+        return self if self.follow is None else replace(self, cells=(*self.follow(found), *self.cells))
 
     @property
     def minutes(self) -> float:

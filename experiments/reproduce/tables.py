@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from experiments.reproduce.measures import Measure, Score
+from experiments.reproduce.measures import PAIRED, AccuracyMeasure, Measure, Score, paired
 from experiments.reproduce.records import Curve
 from experiments.reproduce.study import Cell, Table
 from offbeat.report.chart import Axis
@@ -48,7 +48,7 @@ class Best:
             lines.append((*line, _runs(row, cells, found)))
         meant = {(cell.row, cell.column) for cell in cells}
         notes += [
-            _ranked(row, others, column, entries)
+            _ranked(row, others, column, entries) + self._tested(row, others, column, shown, found, entries)
             for column in columns
             for row, others in self.above
             if meant.issuperset((one, column) for one in (row, *others))
@@ -56,6 +56,37 @@ class Best:
         if self.delays:
             notes.append(_delays(self.delays, cells, found))
         return Table((*head, "runs"), tuple(lines), tuple(notes))
+
+    def _tested(
+        self,
+        row: str,
+        others: tuple[str, ...],
+        column: str,
+        cells: Iterable[Cell],
+        found: Mapping[str, Curve],
+        entries: Mapping[tuple[str, str], TableEntry],
+    ) -> str:
+        """A row minus each of the others, seed by seed, at their best rates; nothing but for three seeds."""
+        if not isinstance(self.measure, AccuracyMeasure):
+            return ""
+        curves: dict[str, dict[int, Curve]] = {}
+        for cell in cells:
+            place = entries.get((cell.row, column))
+            if (
+                cell.column == column
+                and place is not None
+                and place.rates == cell.rates
+                and cell.key in found
+            ):
+                curves.setdefault(cell.row, {})[cell.experiment.seed] = found[cell.key]
+        words = []
+        for other in others:
+            one, two = curves.get(row, {}), curves.get(other, {})
+            seeds = sorted(one.keys() & two.keys())
+            if len(seeds) == PAIRED and not any(each[seed].failure for each in (one, two) for seed in seeds):
+                gaps = [self.measure.accuracy(one[seed]) - self.measure.accuracy(two[seed]) for seed in seeds]
+                words.append(f"minus {other} {paired(gaps, self.measure.say)}")
+        return f" Paired over seeds: {', '.join(words)}." if words else ""
 
 
 @dataclass(frozen=True)

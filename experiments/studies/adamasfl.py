@@ -9,7 +9,9 @@ from typing import Any
 from experiments.reproduce.measures import LastModel
 from experiments.reproduce.study import Cell, Study, Version
 from experiments.reproduce.tables import Best, Swept, change
+from experiments.studies.claim_map import ClaimMap
 from experiments.studies.fadas import Rates, both
+from experiments.studies.map_table import Place
 from offbeat.report.chart import COUNT, Axis
 from offbeat.training.experiment import Experiment
 
@@ -126,5 +128,52 @@ FIG2 = Study(
     "the same by concurrency, rates frozen: AdaMasFL nearly flat, the others fall",
     Version(_fig2(_FASHION, CHOSEN, (20, 10, 40, 60, 90), _SEEDS), _FLAT, 5000),
     Version(_fig2(_DIGITS, SMALL_CHOSEN, (20, 10, 60, 90), (0,)), _FLAT, 2000),
+    _UNKNOWN,
+)
+
+_SPLITS = (_HALF, _TENTH, _EVEN) = "dirichlet:0.5", "dirichlet:0.1", "iid"
+_WHOLE = (
+    *(Place(split, 5, 5, 300) for split in _SPLITS),
+    *(Place(split, 50, 5, 300) for split in (_HALF, _TENTH)),
+    Place(_HALF, 16, 16, 300),
+)
+_LASTING = (Place(_HALF, 5, 5, 1000), Place(_HALF, 5, 5, 3000))
+_BRIEF = (
+    *_LASTING,
+    Place(_HALF, 50, 16, 300),
+    Place(_HALF, 50, 5, 1000),
+    Place(_HALF, 5, 50, 300),
+    Place(_EVEN, 50, 5, 300),
+)
+_FURTHER = (
+    *(Place(split, 16, 16, 300) for split in (_TENTH, _EVEN)),
+    Place(_TENTH, 5, 50, 300),
+    Place(_HALF, 16, 16, 1000),
+    Place(_HALF, 50, 50, 300),
+    Place(_HALF, 50, 5, 3000),
+)  # too long for a CPU
+_DECISIVE = (*_WHOLE[:3], Place(_HALF, 50, 5, 300))
+_MAPPED: dict[str, Any] = {
+    "data": "fashion-mnist",
+    "clients": 100,
+    "hand_out": "after",
+    "delays": "tiers:mild",
+    "batch_size": 10,
+}
+FULL_MAP = ClaimMap(
+    (*_WHOLE, *_BRIEF, *_FURTHER),
+    (*_BRIEF, *_FURTHER),
+    _LASTING,
+    _DECISIVE,
+    _MAPPED | {"model": "cnn", "batch_size": 50},
+)
+QUICK_MAP = ClaimMap((*_WHOLE, *_BRIEF), _BRIEF, _LASTING, _DECISIVE, _MAPPED | {"model": "mlp"}, pooled=2)
+MAP = Study(
+    "adamasfl-map",
+    "adamasfl",
+    f"{_SOURCE}, Figs 1 and 2",
+    "where over S, K, T and the split AdaMasFL is nearly flat and above tuned methods",
+    Version(FULL_MAP.cells(), FULL_MAP, 5000, FULL_MAP.follow),
+    Version(QUICK_MAP.cells(), QUICK_MAP, 10_000, QUICK_MAP.follow),
     _UNKNOWN,
 )

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from experiments.reproduce.study import Study
-from experiments.studies import adamasfl, fadas, fadas_fig1, language, momentum, padamfed
+from experiments.studies import adamasfl, fadas, fadas_authors, fadas_fig1, language, momentum, padamfed
 from offbeat.errors import unknown_name
 
 STUDIES: Mapping[str, Study] = MappingProxyType(
@@ -13,12 +13,17 @@ STUDIES: Mapping[str, Study] = MappingProxyType(
         for study in (
             adamasfl.FIG1,
             adamasfl.FIG2,
+            adamasfl.MAP,
             fadas.TABLE2,
             fadas.TABLE4,
             fadas.TABLE7,
             fadas_fig1.FIG1,
+            fadas_authors.CORNERS,
+            fadas_authors.TABLE8,
+            fadas_authors.TABLE4,
             language.GLUE,
             momentum.TABLE2,
+            momentum.SCALE,
             padamfed.FIG1,
             padamfed.FIG2,
         )

@@ -4,6 +4,7 @@ import itertools
 import json
 import re
 import shlex
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from experiments.momentum import table4
 from experiments.reproduce.outcome import ComputeOptions, run_cell
 from experiments.reproduce.page import fill_sections, marker
 from experiments.reproduce.records import append, present_key, recorded
-from experiments.studies.momentum import BETAS, NEAR, TABLE2, beta_of, rate_of
+from experiments.studies.momentum import BETAS, NEAR, SCALE, TABLE2, beta_of, rate_of, speed_ups
 
 from offbeat.algorithms import find
 from offbeat.cli.main import parser
@@ -163,7 +164,7 @@ def test_every_table_on_momentum_is_made_from_the_records() -> None:
     for name in made:
         assert fill_sections(page, made | {name: "| data |"}) != page
     simulated = table4.tables(json.loads(table4.RECORDS.read_text()))
-    studied = {marker(TABLE2, quick).strip("<!->\n ") for quick in (False, True)}
+    studied = {marker(study, quick).strip("<!->\n ") for study in (TABLE2, SCALE) for quick in (False, True)}
     assert (
         set(re.findall(r"<!-- (.+) -->", page)) - {"end", "glance"}
         == made.keys() | simulated.keys() | studied
@@ -175,7 +176,9 @@ def test_the_records_on_momentum_are_of_the_studys_own_runs() -> None:
         keys = [
             present_key(json.loads(line)["key"]) for line in momentum.path_of(name).read_text().splitlines()
         ]
-        assert sorted(keys) == sorted(cell.key for cell in version.cells)
+        scaled = {cell.key for cell in getattr(SCALE, name).cells}
+        assert sorted(set(keys) - scaled) == sorted(cell.key for cell in version.cells)
+        assert len(set(keys)) == len(keys)
     assert (len(TABLE2.full.cells), len(TABLE2.quick.cells)) == (120, 48)
 
 
@@ -184,8 +187,8 @@ def test_the_times_in_the_records_on_momentum_are_those_of_the_schedule() -> Non
     cells = {cell.key: cell.experiment for cell in TABLE2.full.cells}
     schedules: dict[int, list[Any]] = {}
     for line in lines:
-        made = cells[present_key(line["key"])]
-        if line["failure"]:
+        made = cells.get(present_key(line["key"]))
+        if made is None or line["failure"]:  # another study's, or not to its end
             continue
         if made.clients not in schedules:
             dispatch = build_dispatch(made)
@@ -204,6 +207,51 @@ def test_the_times_in_the_records_on_momentum_are_those_of_the_schedule() -> Non
             step, counts = steps[version - 1]
             assert (time, trips) == (round(step.time, 4), counts.client_updates)
     assert len(schedules) == 2
+
+
+def test_the_runs_at_the_papers_scale_have_its_settings() -> None:
+    beyond = SCALE.quick.cells[-2:]
+    assert [cell.column for cell in beyond] == ["fedbuff", "ma"]
+    for cell in (*SCALE.full.cells, *SCALE.quick.cells):
+        made, given = cell.experiment, dict(cell.experiment.parameters)
+        assert (made.buffer, made.dispatch, made.rounds, made.ema_decay) == (200, "poisson", 2000, 0.99)
+        assert (made.delays, made.max_staleness, made.batch_size) == ("half-normal:1", 20, 16)
+        assert given["local_lr"] == 0.1
+        adam = "fedadam" in made.algorithm
+        assert given.get("eps") == (0.01 if adam else None)
+        least, most = (0.01, 0.1) if adam else (0.1, 1.0)  # where the paper searches
+        assert least <= given["server_lr"] <= most or (cell in beyond and given["server_lr"] == 3)
+        assert given.get("span", 21) == 21
+        assert cell.column == "fedbuff" or given["beta"] == 0.9
+        assert made.noise == (0.609 if "+ DP" in cell.row else None)
+    assert set(Counter(cell.row for cell in SCALE.full.cells).values()) == {12}
+
+
+def test_what_the_page_says_of_momentum_at_the_papers_scale_holds() -> None:
+    found = recorded(momentum.path_of("quick"))
+    (runs,) = momentum.groups(SCALE.quick, found).values()
+    best = {(run.method, run.beta, run.rate): round(run.best, 4) for run in runs}
+    by_length = [
+        best[run]
+        for run in (("fedbuff", 0.0, 1.0), ("ma", 0.9, 1.0), ("fedbuff", 0.0, 3.0), ("ma", 0.9, 3.0))
+    ]
+    assert by_length == [0.8474, 0.8656, 0.8688, 0.8782]
+    plain = [value for (method, _, rate), value in best.items() if (method, rate) == ("fedbuff", 1.0)]
+    assert (len(plain), min(plain), max(plain)) == (4, 0.847, 0.8484)
+    for method in ("ma", "ma-light"):
+        assert best[method, 0.9, 1.0] > max(plain)
+    (row,) = speed_ups(SCALE.quick.cells, found).rows
+    assert row[3] == "2.31 / –"
+    (row,) = speed_ups(SCALE.quick.cells[:6], found).rows
+    assert row[3] == "1.87 / 1.44"
+    made = SCALE.quick.cells[0].experiment
+    dispatch = build_dispatch(made)
+    source = dispatch.source(made.seed)
+    clock = Clock(parse_delay(made.delays).bind(source, made.clients), source)
+    flow = Scheduler(clock, dispatch, source, made.clients, made.buffer, made.max_staleness or 0)
+    ages = [age for step in iterate_buffers(flow, made.rounds) for age in step.staleness]
+    assert made.weights == "polynomial:0.5"
+    assert round(sum((1 + age) ** -0.5 for age in ages) / len(ages), 2) == 0.46
 
 
 def test_tables_by_the_last_model_read_the_last_model(tmp_path: Path) -> None:

@@ -57,6 +57,10 @@ VERSIONS = [
 ]
 QUICK = Experiment.of(algorithm="fedbuff", clients=20, concurrency=10, rounds=8, eval_every=4)
 
+# Quick studies of data that the reader has to get, and most minutes: text,
+# a map over many places, and 200 clients a step.
+OWN_DATA = {"language-glue": 8, "adamasfl-map": 60, "momentum-c200": 30}
+
 
 def curve(*accuracies: float, failure: str | None = None, every: int = 10) -> Curve:
     versions = tuple(every * place for place in range(len(accuracies)))
@@ -93,8 +97,8 @@ def test_a_study_has_each_run_once_and_every_setting_fits_its_method(version: Ve
 
 @pytest.mark.parametrize("study", STUDIES.values(), ids=STUDIES)
 def test_a_quick_study_needs_no_download_and_is_meant_for_minutes(study: Study) -> None:
-    if study.name == "language-glue":  # of text, which its reader has to get
-        assert study.quick.minutes < 8
+    if study.name in OWN_DATA:
+        assert study.quick.minutes < OWN_DATA[study.name]
         return
     assert {one.experiment.data for one in study.quick.cells} == {"digits"}
     assert study.quick.minutes < 8
@@ -742,7 +746,10 @@ def test_what_is_written_twice_is_the_same() -> None:
 def test_the_terms_tell_seeds_machines_dates_cost_and_command() -> None:
     version = STUDIES["adamasfl-fig1"].quick
     study = STUDIES["adamasfl-fig1"]
-    assert terms(study, version, {}, True) == "0 of 26 runs: `python -m experiments adamasfl-fig1 --quick`"
+    assert terms(study, version, {}, True) == (
+        "0 of 26 runs, not run yet, about 4 minutes of two cores: "
+        "`python -m experiments adamasfl-fig1 --quick`"
+    )
     held = {one.key: curve(0.5) for one in version.cells}
     assert terms(study, version, held, False) == (
         "26 of 26 runs, seeds 0, 1, CPU, 2026-01-02, 26 minutes of processes: "

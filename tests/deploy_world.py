@@ -143,19 +143,25 @@ class Log:
     """Everything that a session tells."""
 
     def __init__(self) -> None:
-        self.events: list[tuple[Any, ...]] = []
+        self.events: list[tuple[str, dict[str, Any]]] = []
 
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *facts: self.events.append((name, *facts))
+    def tell(self, event: str, /, **fields: Any) -> None:
+        self.events.append((event, fields))
+
+    def those(self, name: str) -> list[dict[str, Any]]:
+        return [fields for event, fields in self.events if event == name]
 
     def count(self, name: str) -> int:
-        return sum(event[0] == name for event in self.events)
+        return len(self.those(name))
+
+    def tasks(self, name: str) -> list[Task]:
+        return [Task(*(fields[each] for each in Task._fields)) for fields in self.those(name)]
 
     def reasons(self) -> list[Reason]:
-        return [event[3] for event in self.events if event[0] == "rejected"]
+        return [fields["reason"] for fields in self.those("rejected")]
 
     def sentences(self) -> list[str]:
-        return [event[4] for event in self.events if event[0] == "rejected"]
+        return [fields["sentence"] for fields in self.those("rejected")]
 
 
 @dataclass

@@ -243,7 +243,7 @@ def test_a_task_that_is_about_to_be_too_stale_is_recalled_and_used(place: Path) 
     run = recalled_run(place, recall=True)
     with run.joined():
         run.serve()
-    recalled = [event[2] for event in run.log.events if event[0] == "recalled"]
+    recalled = run.log.tasks("recalled")
     used = {Task(*task[:3]) for line in run.trace() for task in line["tasks"]}
     assert len(recalled) >= 2
     assert set(recalled[:-1]) <= used  # the last one may come after the end

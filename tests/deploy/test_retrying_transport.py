@@ -49,7 +49,13 @@ def make(patience: float = 600.0) -> tuple[RetryingTransport, Faulty, Clock, Log
     clock, log, faulty = Clock(), Log(), Faulty()
     transport: Transport = faulty
     return (
-        RetryingTransport(transport, patience, clock, log.unreachable, log.reachable),
+        RetryingTransport(
+            transport,
+            patience,
+            clock,
+            lambda sentence: log.tell("unreachable", sentence=sentence),
+            lambda: log.tell("reachable"),
+        ),
         faulty,
         clock,
         log,

@@ -12,12 +12,12 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.resources import files
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from offbeat.deploy.monitor.observer import METRICS_CONTENT_TYPE
+from offbeat.deploy.monitor.observer import METRICS_CONTENT_TYPE, Monitor
 from offbeat.deploy.network import (
     HttpLimits,
     bind_socket,
@@ -30,16 +30,8 @@ from offbeat.deploy.network import (
 _LIMITS = HttpLimits(connections=16, per_address=16, per_identity=0, head=5.0)
 
 
-class StatusSource(Protocol):
-    """What the page shows: a `Monitor`."""
-
-    def status(self) -> dict[str, Any]: ...
-
-    def metrics(self) -> bytes: ...
-
-
 @contextmanager
-def serve_page(watch: StatusSource, port: int, host: str = "127.0.0.1") -> Iterator[str]:
+def serve_page(watch: Monitor, port: int, host: str = "127.0.0.1") -> Iterator[str]:
     """Serve the page while the block runs; its address. Port 0 selects any free port."""
     app = build_app(watch, local=is_loopback(host))
     with (
@@ -49,7 +41,7 @@ def serve_page(watch: StatusSource, port: int, host: str = "127.0.0.1") -> Itera
         yield f"http://{format_address(host, listener.getsockname()[1])}/"
 
 
-def build_app(watch: StatusSource, *, local: bool) -> Any:
+def build_app(watch: Monitor, *, local: bool) -> Any:
     """Return the ASGI application of the page; a `local` one answers only to names of this machine."""
     page, policy = load_page()
     headers = {

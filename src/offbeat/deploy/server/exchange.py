@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from offbeat.aggregate.mean import SecureEncoding
 from offbeat.core import AnyAlgorithm, Task, Vector, traits_of
 from offbeat.deploy.monitor.observer import Observer
+from offbeat.deploy.monitor.state import EventFields
 from offbeat.deploy.protocol import messages
 from offbeat.deploy.protocol.messages import TaskMessage, TensorSpecs, byte_size, pack, specs_of
 from offbeat.deploy.protocol.strict_json import Reason, Rejected
@@ -289,7 +290,7 @@ class Exchange:
             if message_id is None:
                 return
             self.in_flight.mark_sent(pending, message_id, node, now)
-            self._observer.sent(client, pending.task, len(payload))
+            self._observer.tell("sent", **pending.task._asdict(), bytes=len(payload))
         self._send_recalls(now)
 
     def recall(self, version: int, now: float) -> list[Task]:
@@ -315,7 +316,7 @@ class Exchange:
             if message_id is None:
                 return
             self.in_flight.mark_recalled(pending, message_id)
-            self._observer.recalled(pending.task.client, pending.task)
+            self._observer.tell("recalled", **pending.task._asdict())
 
     def _greet(self, now: float) -> None:
         for node in self._nodes.to_greet():
@@ -353,11 +354,12 @@ class Exchange:
         pending = self.in_flight.find(reply.message_id)
         if pending is None or (reply.error is None and reply.node != pending.node):
             repeated = pending is None and self.in_flight.was_answered(reply.message_id)
-            self._observer.rejected(
-                reply.node,
-                self._nodes.client(reply.node),
-                Reason.REPEATED if repeated else Reason.TASK,
-                "it answered a task again." if repeated else "it answered a task that was not given to it.",
+            self._observer.tell(
+                "rejected",
+                node=reply.node,
+                client=self._nodes.client(reply.node),
+                reason=Reason.REPEATED if repeated else Reason.TASK,
+                sentence=f"it answered a task {'again' if repeated else 'that was not given to it'}.",
             )
             return
         try:
@@ -394,8 +396,10 @@ class Exchange:
         self._overheads[task.client] = max(0.0, seconds - message.seconds)
         self._cooldown.reset(task.client)
         self.arrivals.append(Arrival(task, pending.started, now, False, message.steps))
-        self._observer.accepted(
-            task.client, task, seconds, len(reply.payload), message.seconds, message.steps
+        early: EventFields = {} if message.steps is None else {"steps": message.steps}
+        size = len(reply.payload)
+        self._observer.tell(
+            "accepted", **task._asdict(), seconds=seconds, work=message.seconds, bytes=size, **early
         )
 
     def _check_steps(self, pending: InFlightTask, steps: int | None) -> None:
@@ -424,8 +428,10 @@ class Exchange:
         self.in_flight.remove(pending)
         client = pending.task.client
         node = pending.node if pending.node is not None else self._nodes.node(client)
-        self._observer.rejected(node or 0, client, rejected.reason, rejected.sentence)
-        self._observer.lost(client, pending.task)
+        self._observer.tell(
+            "rejected", node=node or 0, client=client, reason=rejected.reason, sentence=rejected.sentence
+        )
+        self._observer.tell("lost", **pending.task._asdict())
         if rejected.reason not in _NO_COOLDOWN:
-            self._observer.cooling_down(client, self._cooldown.fail(client))
+            self._observer.tell("aside", client=client, seconds=self._cooldown.fail(client))
         self.arrivals.append(Arrival(pending.task, pending.started, now, True))

@@ -247,7 +247,7 @@ class ConnectedNodes:
             self._cooldown.reset(node)
             known.client = client
             self._node_of[client] = node
-            self._observer.joined(node, hello.name, client)
+            self._observer.tell("joined", node=node, name=hello.name, client=client)
 
     def expire(self, now: float) -> None:
         """Refuse nodes that did not answer their greeting in time."""
@@ -278,7 +278,9 @@ class ConnectedNodes:
         self._forget_greeting(self._nodes[node])
         self._nodes[node].refused = rejected.sentence
         self._cooldown.fail(node)
-        self._observer.rejected(node, None, rejected.reason, rejected.sentence)
+        self._observer.tell(
+            "rejected", node=node, client=None, reason=rejected.reason, sentence=rejected.sentence
+        )
 
     def _forget_greeting(self, known: _Node) -> None:
         if known.greeting is not None:
@@ -291,7 +293,7 @@ class ConnectedNodes:
         del self._nodes[node]
         if known.client is not None:
             del self._node_of[known.client]
-        self._observer.left(node, known.client)
+        self._observer.tell("left", node=node, client=known.client)
 
 
 def one_line(error: str) -> str:

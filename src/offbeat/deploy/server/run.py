@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 from filelock import FileLock, Timeout
 
@@ -24,7 +24,7 @@ from offbeat.core import AnyAlgorithm
 from offbeat.deploy.config import ServeConfig
 from offbeat.deploy.monitor.http import serve_page
 from offbeat.deploy.monitor.observer import Monitor, Observer
-from offbeat.deploy.monitor.state import RunInfo
+from offbeat.deploy.monitor.state import EventFields, EventName, RunInfo
 from offbeat.deploy.network import Doorbell
 from offbeat.deploy.protocol import messages
 from offbeat.deploy.protocol.transport import FIRST_POLL, Transport, TransportError
@@ -245,22 +245,23 @@ def _serve(request: ServeRequest, connect: Callable[[int], Transport], bell: Doo
             if request.resume:
                 monitor.recall(read_jsonl(request.folder, "records"))
             if folder.notice is not None:
-                monitor.notice(folder.notice)
+                monitor.tell("notice", sentence=folder.notice)
             outcome = _train(setup, engine, folder, monitor, stop)
-            monitor.ended(outcome.ended or outcome.error)
+            monitor.tell("ended", sentence=outcome.ended or outcome.error)
             announce_end(transport, outcome)
             if folder.version is not None:
                 write_model(request.folder, setup.algorithm, setup.problem)
             return outcome
 
 
-class _PreparationObserver(Observer):
+class _PreparationObserver(NamedTuple):
     """Passes on what concerns an operator; the counts of a monitor are of training alone."""
 
-    def __init__(self, observer: Observer) -> None:
-        self.rejected = observer.rejected  # type: ignore[method-assign]
-        self.unreachable = observer.unreachable  # type: ignore[method-assign]
-        self.reachable = observer.reachable  # type: ignore[method-assign]
+    observer: Observer
+
+    def tell(self, event: EventName, /, **fields: Unpack[EventFields]) -> None:
+        if event in ("rejected", "unreachable", "reachable"):
+            self.observer.tell(event, **fields)
 
 
 def agree_on_scaling(
@@ -300,11 +301,11 @@ def agree_on_scaling(
     )
     run_id = bytes.fromhex(before["run"])
     summation = secure_summation(config, run_id, observer, limbs=True) or PlainSum()
-    observer.notice(f"waiting for {sites} sites to agree on the scales of {method.features} features.")
+    agreed = f"on the scales of {method.features} features."
+    observer.tell("notice", sentence=f"waiting for {sites} sites to agree {agreed}")
     limbs = sum_over_clients(method, engine, summation, config.experiment.seed)
-    scaling = Scaling.of(limbs, method.features)
-    observer.notice(f"{sites} sites agreed on the scales of {method.features} features.")
-    return scaling
+    observer.tell("notice", sentence=f"{sites} sites agreed {agreed}")
+    return Scaling.of(limbs, method.features)
 
 
 def announce_end(
@@ -344,10 +345,10 @@ def _train(
     try:
         for progress in run_experiment(experiment, setup.run_spec(engine), folder, save_every=1, stop=stop):
             last = progress
-            monitor.stepped(progress, list(progress.ages))
-            monitor.saved(progress.version)
-            if progress.record is not None:
-                monitor.spent(progress.record.get("epsilon"))
+            monitor.stepped(progress)
+            monitor.tell("saved", version=progress.version)
+            if (epsilon := (progress.record or {}).get("epsilon")) is not None:
+                monitor.tell("spent", epsilon=epsilon)
     except StopRequested:
         stopped = True
     except DiskFullError:

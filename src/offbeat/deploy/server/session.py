@@ -17,7 +17,6 @@ from typing import Any
 from torch import Tensor
 
 from offbeat.aggregate.mean import SecureEncoding
-from offbeat.aggregate.uploads import clients_read_staleness
 from offbeat.core import AnyAlgorithm, SavedState, Task, Vector
 from offbeat.deploy.monitor.observer import Observer
 from offbeat.deploy.protocol.messages import specs_of, unpack
@@ -29,7 +28,7 @@ from offbeat.deploy.server.exchange import (
     SessionConfig,
     upload_byte_limit,
 )
-from offbeat.deploy.server.journal import Journal, SetAside, buffered_tasks
+from offbeat.deploy.server.journal import Journal, buffered_tasks, without_buffered
 from offbeat.deploy.server.registry import ClientRegistry, ConnectedNodes, NameBinding
 from offbeat.deploy.server.validation import NormGuard, plain_validator
 from offbeat.engines.engine import ClientUpdates
@@ -75,22 +74,17 @@ class DeployedSession:
 
     def __init__(
         self,
-        config: SessionConfig,
+        engine: "DeployedEngine",
         exchange: Exchange,
         broadcasts: BroadcastCache,
         journal: Journal,
-        stop: Callable[[], bool],
-        clock: Callable[[], float],
-        sleep: Callable[[float], None],
-        set_aside: SetAside | None = None,
-        observer: Observer | None = None,
     ) -> None:
-        self._config, self._exchange = config, exchange
-        self._observer = observer or Observer()
-        self._broadcasts, self._journal = broadcasts, journal
-        self._stop, self._clock, self._sleep = stop, clock, sleep
-        self._set_aside = set_aside
-        self._zero = clock()  # when the run began, by this clock
+        self._config, self._exchange = engine.config, exchange
+        self._broadcasts, self._journal, self._observer = broadcasts, journal, engine.observer
+        self._stop, self._clock, self._sleep = engine.stop, engine.clock, engine.sleep
+        asked = engine.set_aside
+        self._set_aside = asked if asked is not None and asked.exists() else None
+        self._zero = self._clock()  # when the run began, by this clock
         self._idle: set[int] = set()  # the idle clients when `next` looked last
         self._active = 0.0  # when the last upload arrived
         self._ended = -math.inf  # the last time to wait until that has passed
@@ -226,7 +220,7 @@ class DeployedSession:
         # What the checkpoint before this one needs is kept, in case this one is damaged. Under a timed
         # dispatch that includes uploads in the scheduler's buffer that are for a later release.
         self._journal.drop(self._superfluous - _tasks_of(self._journal.last(self._epoch - 1)))
-        self._journal.discard_before(self._epoch - 1)
+        self._journal.discard(before=self._epoch - 1)
         self._superfluous = set()
 
     def load(self, saved: SavedState) -> None:
@@ -248,10 +242,10 @@ class DeployedSession:
         self._check_uploads(last)
         pending = [(Task(*task), started) for *task, started in last["flying"]]
         needed = buffered_tasks(self._kept or {}) | {task for task, _ in pending}
-        later = {epoch for epoch in self._journal.epochs() if epoch > self._epoch}
-        if later:  # the newest checkpoint was lost or damaged, and this is the one before it
+        if max(self._journal.epochs(), default=0) > self._epoch:
+            # The newest checkpoint was lost or damaged, and this is the one before it.
             self._report_set_aside(self._journal.tasks - needed)
-            self._journal.discard_after(self._epoch)
+            self._journal.discard(after=self._epoch)
         needed |= _tasks_of(self._journal.last(self._epoch - 1))
         self._journal.drop(self._journal.tasks - needed)
         arrivals = [self._recover(task, started) for task, started in pending]
@@ -284,25 +278,30 @@ class DeployedSession:
                 "backup, or resume with --set-aside to continue without such uploads."
             )
         self._journal.newest = max(self._journal.newest, last.get("order", 0))
-        accepted = {Task(*task) for task in last.get("accepted", ())}
-        damaged = self._journal.damaged((accepted & known) | buffered_tasks(self._kept or {}))
+        accepted, buffered = (
+            {Task(*task) for task in last.get("accepted", ())},
+            buffered_tasks(self._kept or {}),
+        )
+        damaged = self._journal.damaged((accepted & known) | buffered)
         if self._set_aside is None:
             if damaged:
                 raise InputError(next(iter(damaged.values())))
             return
+        # All uploads of the buffer, because they made the model diverge; or the damaged ones, if there are.
+        aside = buffered & damaged.keys() if damaged else buffered
+        state = without_buffered(self._kept or {}, aside)
+        self._report_set_aside(aside | {*unknown, *(damaged.keys() & accepted)})
         if self._kept is not None:
-            self._kept = self._set_aside.empty(self._kept, damaged.keys())
-            self._append(self._kept, last["flying"], last["now"], accepted - damaged.keys())
-        self._report_set_aside({*unknown, *(damaged.keys() & accepted)})
+            self._kept = state
+            self._append(state, last["flying"], last["now"], accepted - damaged.keys())
         self._journal.drop([*unknown, *damaged])
-        self._set_aside.done()
+        self._set_aside.unlink(missing_ok=True)  # a server that is restarted uses what has arrived since
 
-    def _report_set_aside(self, tasks: Iterable[Task]) -> None:
-        tasks = sorted(tasks)
+    def _report_set_aside(self, tasks: set[Task]) -> None:
         if tasks:
             self._journal.copy_aside(tasks)
-        for task in tasks:
-            self._observer.set_aside(task.client, task)
+        for task in sorted(tasks):
+            self._observer.tell("set_aside", **task._asdict())
 
     def close(self) -> None:
         self._journal.close()
@@ -363,7 +362,7 @@ class DeployedEngine:
     problem: Problem
     config: SessionConfig
     folder: Path
-    observer: Observer = field(default_factory=Observer)
+    observer: Observer
     stop: Callable[[], bool] = lambda: False
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
@@ -383,14 +382,9 @@ class DeployedEngine:
         """A SuperLink answers with an error of its own when the disk is full."""
         if disk_full(self.folder):
             raise DiskFullError(self.folder)
-        self.observer.unreachable(sentence)
+        self.observer.tell("unreachable", sentence=sentence)
 
     def open(self, algorithm: AnyAlgorithm, seed: int, rng: Rng) -> DeployedSession:
-        if clients_read_staleness(algorithm):
-            raise InputError(
-                f"the clients of {type(algorithm).__name__} need the staleness of their task, which is not "
-                "known before it arrives: use another method, or the simulator."
-            )
         x, statistics = self.problem.initial()
         config, observer, clock = self.config, self.observer, self.clock
         binding = None
@@ -409,16 +403,15 @@ class DeployedEngine:
         broadcasts = BroadcastCache(x, statistics)
         journal = Journal(self.folder / "journal")
         transport = RetryingTransport(
-            self.transport, config.patience, clock, self._report_unreachable, observer.reachable
+            self.transport,
+            config.patience,
+            clock,
+            self._report_unreachable,
+            lambda: observer.tell("reachable"),
         )
         norms = NormGuard(config.max_update_norm, float(x.double().norm()))
         exchange = Exchange(config, transport, nodes, broadcasts, journal, norms, observer, clock)
-        set_aside = None
-        if self.set_aside is not None and self.set_aside.exists():
-            set_aside = SetAside(self.set_aside, journal, observer)
-        session = DeployedSession(
-            config, exchange, broadcasts, journal, self.stop, clock, self.sleep, set_aside, observer
-        )
+        session = DeployedSession(self, exchange, broadcasts, journal)
         self.availability.follow(session.idle, config.poll)
         return session
 

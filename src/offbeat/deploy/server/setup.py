@@ -237,7 +237,7 @@ def _find_device(name: str) -> torch.device:
 
 
 def secure_summation(
-    config: ServeConfig, run: bytes, observer: Observer = Observer(), *, limbs: bool = False
+    config: ServeConfig, run: bytes, observer: Observer, *, limbs: bool = False
 ) -> Summation | None:
     """Secure aggregation with the helper of the settings, under the run's id; None if it is not used.
 
@@ -251,8 +251,8 @@ def secure_summation(
         secure.helper,
         read_token(config.near(secure.token)),
         certificate,
-        on_failure=observer.helper_away,
-        on_recovery=observer.helper_back,
+        on_failure=lambda sentence: observer.tell("helper_away", sentence=sentence),
+        on_recovery=lambda: observer.tell("helper_back"),
     )
     form = limb_secure(secure.minimum) if limbs else Secure(secure.minimum)
     return RemoteSecure(form, run, helper, secure.signed)

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from offbeat.aggregate.mean import SecureEncoding
 from offbeat.core import AnyAlgorithm, Task, Vector, traits_of
 from offbeat.deploy.monitor.observer import Observer
-from offbeat.deploy.monitor.state import EventFields
 from offbeat.deploy.protocol import messages
 from offbeat.deploy.protocol.messages import TaskMessage, TensorSpecs, byte_size, pack, specs_of
 from offbeat.deploy.protocol.strict_json import Reason, Rejected
@@ -89,8 +88,7 @@ class InFlightTasks:
         self._by_client: dict[int, InFlightTask] = {}
         self._by_message: dict[str, InFlightTask] = {}
         self._by_recall: dict[str, InFlightTask] = {}
-        self._recent: deque[str] = deque(maxlen=_MAX_ANSWERED)
-        self._answered: set[str] = set()
+        self._answered: dict[str, None] = {}  # a set in the order of insertion
 
     def __len__(self) -> int:
         return len(self._by_client)
@@ -137,10 +135,9 @@ class InFlightTasks:
         del self._by_client[pending.task.client]
         if pending.message_id is not None:
             del self._by_message[pending.message_id]
-            if len(self._recent) == _MAX_ANSWERED:
-                self._answered.discard(self._recent[0])
-            self._recent.append(pending.message_id)
-            self._answered.add(pending.message_id)
+            self._answered[pending.message_id] = None
+            if len(self._answered) > _MAX_ANSWERED:
+                del self._answered[next(iter(self._answered))]
 
 
 class Broadcast(NamedTuple):
@@ -396,7 +393,7 @@ class Exchange:
         self._overheads[task.client] = max(0.0, seconds - message.seconds)
         self._cooldown.reset(task.client)
         self.arrivals.append(Arrival(task, pending.started, now, False, message.steps))
-        early: EventFields = {} if message.steps is None else {"steps": message.steps}
+        early: dict[str, Any] = {} if message.steps is None else {"steps": message.steps}
         size = len(reply.payload)
         self._observer.tell(
             "accepted", **task._asdict(), seconds=seconds, work=message.seconds, bytes=size, **early

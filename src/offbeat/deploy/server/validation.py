@@ -8,7 +8,7 @@ import statistics
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -124,25 +124,6 @@ class NormGuard:
         return min(highest, max(early, _EARLY_MIN_FACTOR * self._unit))
 
 
-class UploadValidator(Protocol):
-    """The layout of uploads, the checks they must pass, and how those of a buffer are joined."""
-
-    @property
-    def form(self) -> TensorSpecs: ...
-
-    def check(self, leaves: list[Tensor]) -> None:
-        """Reject numbers that no honest client could have computed."""
-        ...
-
-    def norms(self, leaves: list[Tensor]) -> UploadNorms:
-        """The norms of fields without a bound, as far as the server can see them."""
-        ...
-
-    def join(self, uploads: Iterable[list[Tensor]], count: int) -> ClientUpdates:
-        """So many uploads as one value; no more than one is held beside it."""
-        ...
-
-
 def _stack(uploads: Iterable[list[Tensor]], count: int) -> list[Tensor]:
     """Each leaf of all uploads, stacked as they come, so that they are not in memory twice."""
     stacks: list[Tensor] = []
@@ -169,6 +150,7 @@ class PlainUploadValidator:
     compressed: bool
 
     def check(self, leaves: list[Tensor]) -> None:
+        """Reject numbers that no honest client could have computed."""
         for number, leaf in enumerate(leaves):
             if leaf.is_floating_point() and not is_finite(leaf):
                 raise Rejected(Reason.INFINITE, f"tensor {number} of the upload holds NaN or infinity.")
@@ -190,6 +172,7 @@ class PlainUploadValidator:
                 raise Rejected(Reason.RANGE, f"the running statistic {name} is negative.")
 
     def norms(self, leaves: list[Tensor]) -> UploadNorms:
+        """The norms of fields without a bound."""
         if self.compressed:
             leaves = self._decoded(leaves)
         fields = {
@@ -203,6 +186,7 @@ class PlainUploadValidator:
         return trees.leaves(decode(trees.unflatten(self.structure, leaves), self.length))
 
     def join(self, uploads: Iterable[list[Tensor]], count: int) -> ClientUpdates:
+        """So many uploads as one value; no more than one is held beside it."""
         stacked = [stack.to(self.device) for stack in _stack(uploads, count)]
         return ClientUpdates(*trees.unflatten(self.structure, stacked))
 
@@ -237,7 +221,7 @@ def plain_validator(
 
 
 def validate_upload(
-    header: str, payload: bytes, task: Task, run: str, validator: UploadValidator, limit: int
+    header: str, payload: bytes, task: Task, run: str, validator: "UploadValidator", limit: int
 ) -> tuple[UploadMessage, list[Tensor]]:
     """The header and the leaves of the upload that answers a task, or `Rejected`; sizes are checked first."""
     if len(payload) > limit:
@@ -328,6 +312,9 @@ class SecureUploadValidator:
     def join(self, uploads: Iterable[list[Tensor]], count: int) -> ClientUpdates:
         share, sealed, signature = _stack(uploads, count)
         return ClientUpdates(SecretShares(share, sealed, signature if signature.numel() else None), {})
+
+
+UploadValidator: TypeAlias = PlainUploadValidator | SecureUploadValidator
 
 
 def secure_validator(encoding: SecureEncoding, version: int = 0) -> SecureUploadValidator:

@@ -86,6 +86,7 @@ class Network:
     extra: list[Reply] = field(default_factory=list)  # that nobody asked for
     honest: dict[Task, set[bytes]] = field(default_factory=dict)  # payloads that sites gave
     count: int = 0
+    backlog: frozenset[str] = frozenset()
     _free: dict[int, float] = field(default_factory=dict)
 
     def join(self, site: Site) -> int:
@@ -102,6 +103,9 @@ class Network:
     def nodes(self) -> frozenset[int]:
         self.trouble("nodes")
         return frozenset(self.sites) - self.hidden
+
+    def key(self, node: int) -> bytes:
+        return b""
 
     def push(self, node: int, kind: str, header: str, payload: bytes, timeout: float) -> str:
         self.trouble("push")

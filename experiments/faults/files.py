@@ -51,6 +51,8 @@ poll = 0.002
 class InMemory:
     """A transport whose sites answer at once, in the order in which they were asked."""
 
+    backlog: frozenset[str] = frozenset()
+
     def __init__(self, all_sites: dict[int, Site], after: Callable[[int], None] = lambda tasks: None) -> None:
         self._sites, self._after = all_sites, after
         self._replies: dict[str, Reply] = {}
@@ -59,6 +61,10 @@ class InMemory:
     def nodes(self) -> frozenset[int]:
         """All of them are always there."""
         return frozenset(self._sites)
+
+    def key(self, node: int) -> bytes:
+        """None has one."""
+        return b""
 
     def push(self, node: int, kind: str, header: str, payload: bytes, timeout: float) -> str:
         """Have a site answer a message."""

@@ -698,6 +698,8 @@ def test_uploads_may_have_four_times_their_size(place: Path) -> None:
 class Parrots:
     """Sites that answer at once with zeros, so that two thousand updates are quick."""
 
+    backlog: frozenset[str] = frozenset()
+
     def __init__(self, run: Deployment) -> None:
         self._run = run
         self._form = specs_of(run.world.problem.initial())
@@ -707,6 +709,9 @@ class Parrots:
 
     def nodes(self) -> frozenset[int]:
         return frozenset(range(1, self._run.clients + 1))
+
+    def key(self, node: int) -> bytes:
+        return b""
 
     def push(self, node: int, kind: str, header: str, payload: bytes, timeout: float) -> str:
         self._count += 1

@@ -201,14 +201,13 @@ def cut_to_one(letter: Letter, reply: Reply) -> Reply:
 def test_an_upload_that_has_arrived_and_waits_to_be_fetched_is_not_late(place: Path) -> None:
     run = Deployment(place, "fedbuff", terms={"deadline": 10.0}, rounds=3)
     pull, network = run.network.pull, run.network
-    network.backlog = frozenset()  # type: ignore[attr-defined]
 
     def one_at_a_time(message_ids: list[str]) -> list[Reply]:
         """Which takes longer than a task may."""
         tasks = [each for each in message_ids if network.letters[each].kind == "task"]
         if tasks:
             network.clock.sleep(12.0)
-        network.backlog = frozenset(tasks[1:])  # type: ignore[attr-defined]
+        network.backlog = frozenset(tasks[1:])
         return pull([each for each in message_ids if each not in tasks[1:]])
 
     network.pull = one_at_a_time  # type: ignore[method-assign, assignment]

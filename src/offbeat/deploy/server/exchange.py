@@ -14,7 +14,7 @@ from offbeat.deploy.protocol.messages import TaskMessage, TensorSpecs, byte_size
 from offbeat.deploy.protocol.strict_json import Reason, Rejected
 from offbeat.deploy.protocol.transport import FIRST_POLL, Cooldown, Reply, RetryingTransport
 from offbeat.deploy.server.journal import AcceptedUpload, Journal
-from offbeat.deploy.server.registry import ConnectedNodes, one_line
+from offbeat.deploy.server.registry import ConnectedNodes
 from offbeat.deploy.server.validation import (
     NormGuard,
     SecureUploadValidator,
@@ -157,7 +157,6 @@ class BroadcastCache:
         self._encoding: SecureEncoding | None = None
         self._newest = 0
         self._algorithm: AnyAlgorithm | None = None
-        self._two_phases = False
         self._validators: dict[int, UploadValidator] = {}
         self._broadcasts: dict[int, Broadcast] = {}
         self._digests: dict[tuple[int, bool], bytes] = {}
@@ -186,7 +185,6 @@ class BroadcastCache:
         """A new version; of the earlier ones only the needed ones are kept."""
         if algorithm is not self._algorithm:
             self._algorithm, self._validators = algorithm, {}
-            self._two_phases = traits_of(algorithm).two_phases
         self._encoding, self._newest = encoding, version
         secure = None if encoding is None else encoding.facts
         tree = (message, statistics)
@@ -199,7 +197,7 @@ class BroadcastCache:
         if self._encoding is not None:
             return secure_validator(self._encoding, self._newest)
         assert self._algorithm is not None
-        kind = version % 2 if self._two_phases else 0
+        kind = version % 2 if traits_of(self._algorithm).two_phases else 0
         if kind not in self._validators:
             self._validators[kind] = plain_validator(
                 self._algorithm, *self._model, version, private=self.private
@@ -361,7 +359,7 @@ class Exchange:
             return
         try:
             if reply.error is not None:
-                raise Rejected(Reason.FAILED, f"there is no upload: {one_line(reply.error)}")
+                raise Rejected(Reason.FAILED, f"there is no upload: {messages.one_line(reply.error)}")
             if not reply.authentic:
                 raise Rejected(Reason.SIGNATURE, "the reply was not signed with the key of its node.")
             self._accept(pending, reply, now)

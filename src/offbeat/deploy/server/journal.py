@@ -89,7 +89,11 @@ class Journal:
             if facts["checksum"] != zlib.crc32(payload) or Task(*facts["task"]) != task:
                 raise ValueError("its checksum does not match")
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise _unreadable(path, error) from None
+            problem = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error})"
+            raise InputError(
+                f"the accepted upload {path} {problem}: restore it from a backup, or resume with --set-aside "
+                "to continue without it."
+            ) from None
         form = tuple((name, tuple(shape)) for name, shape in facts["form"])
         return AcceptedUpload(task, facts["arrived"], form, payload, facts.get("steps"))
 
@@ -173,15 +177,13 @@ class Journal:
                 found[files.without_checksum(json.loads(line))["epoch"]] = line
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 problem = "was missing" if line == _MISSING else f"is damaged in line {number}"
-                raise self._unusable(problem) from None
+                raise InputError(
+                    f"the journal {self._path} {problem}: restore it from a backup, or resume with "
+                    "--set-aside to continue from the last checkpoint without the uploads that were accepted "
+                    "since."
+                ) from None
         self._latest = found
         return found
-
-    def _unusable(self, problem: str) -> InputError:
-        return InputError(
-            f"the journal {self._path} {problem}: restore it from a backup, or resume with --set-aside to "
-            "continue from the last checkpoint without the uploads that were accepted since."
-        )
 
     def _rewrite(self, latest: dict[int, bytes]) -> None:
         self._file.close()
@@ -223,14 +225,6 @@ def _order_of(path: Path) -> int:
             return int(json.loads(file.readline())["order"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return 0
-
-
-def _unreadable(path: Path, error: Exception) -> InputError:
-    problem = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error})"
-    return InputError(
-        f"the accepted upload {path} {problem}: restore it from a backup, or resume with --set-aside to "
-        "continue without it."
-    )
 
 
 def buffered_tasks(state: dict[str, Any]) -> set[Task]:

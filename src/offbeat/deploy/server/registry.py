@@ -22,12 +22,11 @@ from offbeat.deploy.monitor.observer import Observer
 from offbeat.deploy.protocol import messages
 from offbeat.deploy.protocol.messages import HelloReply, TensorSpecs, describe_difference
 from offbeat.deploy.protocol.strict_json import Reason, Rejected
-from offbeat.deploy.protocol.transport import Cooldown, KeyedTransport, Reply
+from offbeat.deploy.protocol.transport import Cooldown, Reply, Transport
 from offbeat.errors import InputError
 
 _SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # what keys are made for; no path out of a folder
 _GREETING_COOLDOWN = 5.0  # seconds until a refused node is greeted again, doubled each time
-_MAX_ERROR_SHOWN = 200  # characters
 
 
 class RegisteredSite(NamedTuple):
@@ -44,11 +43,10 @@ class ClientRegistry:
     def __init__(self, path: Path, clients: int, bound: bool) -> None:
         self._path, self._clients, self._bound = path, clients, bound
         self.members: dict[int, RegisteredSite] = _read_registry(path, clients) if path.exists() else {}
-        self._numbers = {member.site: client for client, member in self.members.items()}
 
     def admit(self, key: str | None, name: str, site: str) -> int:
         """The client number of a site with this public key; `Rejected` if it cannot have one."""
-        client = self._numbers.get(site)
+        client = next((number for number, each in self.members.items() if each.site == site), None)
         if client is None:
             return self._add(key, name, site)
         member = self.members[client]
@@ -87,7 +85,6 @@ class ClientRegistry:
         text = json.dumps(files.with_checksum(facts), indent=1)
         files.write_atomic(self._path, [text.encode(), b"\n"])
         self.members = members
-        self._numbers[member.site] = client
 
 
 def _read_registry(path: Path, clients: int) -> dict[int, RegisteredSite]:
@@ -115,7 +112,7 @@ class NameBinding:
     """
 
     sites: Path | None
-    transport: KeyedTransport
+    transport: Transport
 
     def key(self, node: int) -> str | None:
         """The public key of a node in hexadecimal; None if it has none."""
@@ -233,7 +230,9 @@ class ConnectedNodes:
         known = self._nodes[node]
         try:
             if reply.error is not None:
-                raise Rejected(Reason.FAILED, f"it could not answer the greeting: {one_line(reply.error)}")
+                raise Rejected(
+                    Reason.FAILED, f"it could not answer the greeting: {messages.one_line(reply.error)}"
+                )
             if not reply.authentic:
                 raise Rejected(Reason.SIGNATURE, "its greeting was not signed with the key of its node.")
             if reply.node != node:
@@ -294,11 +293,6 @@ class ConnectedNodes:
         if known.client is not None:
             del self._node_of[known.client]
         self._observer.tell("left", node=node, client=known.client)
-
-
-def one_line(error: str) -> str:
-    """An error of the transport on one line of ASCII."""
-    return ascii(" ".join(error.split()))[1:-1][:_MAX_ERROR_SHOWN]
 
 
 def _refused(sentence: str) -> Rejected:

@@ -40,7 +40,7 @@ from offbeat.training.build import resolved_settings
 from offbeat.training.checkpoint import Checkpoint
 from offbeat.training.experiment import is_deployment
 from offbeat.training.folder import RunFolder, check_free, read_jsonl
-from offbeat.training.runner import Progress, resumed_outcome, run_experiment
+from offbeat.training.runner import RunOutcome, resumed_outcome, run_experiment
 from offbeat.training.standardise import Scaling, sum_over_clients
 from offbeat.training.stopping import SETTINGS as STOP_SETTINGS
 
@@ -337,14 +337,12 @@ def _train(
     evaluated = setup.test is not None
     before = resumed_outcome(folder, experiment, setup.task.goals, evaluated=evaluated)
     if before.ended or folder.version == experiment.rounds:
-        return ServeOutcome(
-            folder.version, before.ended, spent=before.spent.as_json() if before.spent else None
-        )
-    last: Progress | None = None
+        return _outcome(folder, before)
+    outcome: RunOutcome | None = None
     error, stopped = None, False
     try:
         for progress in run_experiment(experiment, setup.run_spec(engine), folder, save_every=1, stop=stop):
-            last = progress
+            outcome = progress.outcome
             monitor.stepped(progress)
             monitor.tell("saved", version=progress.version)
             if (epsilon := (progress.record or {}).get("epsilon")) is not None:
@@ -357,17 +355,15 @@ def _train(
         error = _divergence_advice(str(failure))
     except InputError as failure:
         error = str(failure)
-    outcome = last.outcome if last else None
     if outcome is None:
         return ServeOutcome(folder.version, error=error, stopped=stopped)
     finished = outcome.ended is not None or folder.version == experiment.rounds
-    return ServeOutcome(
-        folder.version,
-        outcome.ended,
-        error,
-        not finished and error is None,
-        outcome.spent.as_json() if outcome.spent else None,
-    )
+    return _outcome(folder, outcome)._replace(error=error, stopped=not finished and error is None)
+
+
+def _outcome(folder: RunFolder, outcome: RunOutcome) -> ServeOutcome:
+    spent = outcome.spent.as_json() if outcome.spent else None
+    return ServeOutcome(folder.version, outcome.ended, spent=spent)
 
 
 def _divergence_advice(diverged: str) -> str:

@@ -20,7 +20,7 @@ from offbeat.aggregate.mean import SecureEncoding
 from offbeat.core import AnyAlgorithm, SavedState, Task, Vector
 from offbeat.deploy.monitor.observer import Observer
 from offbeat.deploy.protocol.messages import specs_of, unpack
-from offbeat.deploy.protocol.transport import KeyedTransport, RetryingTransport, Transport, polling_pause
+from offbeat.deploy.protocol.transport import RetryingTransport, Transport, polling_pause
 from offbeat.deploy.server.exchange import (
     BroadcastCache,
     Exchange,
@@ -387,9 +387,7 @@ class DeployedEngine:
     def open(self, algorithm: AnyAlgorithm, seed: int, rng: Rng) -> DeployedSession:
         x, statistics = self.problem.initial()
         config, observer, clock = self.config, self.observer, self.clock
-        binding = None
-        if config.bind_names and isinstance(self.transport, KeyedTransport):
-            binding = NameBinding(self.sites, self.transport)
+        binding = NameBinding(self.sites, self.transport) if config.bind_names else None
         whole, buffers = self.problem.whole()  # as sites have it
         nodes = ConnectedNodes(
             ClientRegistry(self.roster or self.folder / "roster.json", self.clients, config.bind_names),

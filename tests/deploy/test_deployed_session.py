@@ -458,16 +458,24 @@ def test_nothing_is_set_aside_in_the_start_of_everybody(place: Path) -> None:
 
 
 def test_of_messages_that_were_answered_the_oldest_is_forgotten_first(
-    monkeypatch: pytest.MonkeyPatch,
+    place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange, "_MAX_ANSWERED", 3)
-    in_flight = exchange.InFlightTasks()
-    for visit in range(5):
-        pending = exchange.InFlightTask(Task(0, 0, visit), 0.0, False)
-        in_flight.add(pending)
-        in_flight.mark_sent(pending, f"m{visit}", 1, 0.0)
-        in_flight.remove(pending)
-    assert [in_flight.was_answered(f"m{visit}") for visit in range(5)] == [False, False, True, True, True]
+    monkeypatch.setattr(exchange, "_MAX_SETTLED", 3)
+    run = Deployment(place)
+    replies: list[Reply] = []
+
+    def meddle(letter: Letter, reply: Reply) -> list[Reply]:
+        if letter.kind == "task":
+            replies.append(reply)
+            if len(replies) == 6:
+                run.network.extra = replies[:5]
+        return [reply]
+
+    run.network.meddle = meddle
+    with run.joined():
+        run.serve()
+    assert run.log.reasons() == [Reason.TASK] * 3 + [Reason.REPEATED] * 2  # six were answered
+    agree(run)
 
 
 def test_each_message_is_answered_once_by_the_node_it_went_to(place: Path) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ from offbeat.schedule.clock import Arrival, parse_deadline
 from offbeat.trees import Tree
 
 _FIRST_LIMIT = 600.0  # seconds for a task, before enough were seen for a quantile
-_MAX_ANSWERED = 256  # answered messages that are remembered
+_MAX_SETTLED = 256  # tasks whose messages are remembered after a reply
 _MIN_UPLOAD_LIMIT = 64 * 1024  # bytes
 _UPLOAD_LIMIT_FACTOR = 4  # times the expected size of an upload
 _ANSWER_SHARE = 0.9  # of a time limit, for a site; the rest is for network and server
@@ -79,65 +79,7 @@ class InFlightTask:
     limit: float = _FIRST_LIMIT  # seconds that it may take
     recalled: bool = False  # the site is to send what it has done
     recall_id: str | None = None  # the message that says so
-
-
-class InFlightTasks:
-    """At most one for each client."""
-
-    def __init__(self) -> None:
-        self._by_client: dict[int, InFlightTask] = {}
-        self._by_message: dict[str, InFlightTask] = {}
-        self._by_recall: dict[str, InFlightTask] = {}
-        self._answered: dict[str, None] = {}  # a set in the order of insertion
-
-    def __len__(self) -> int:
-        return len(self._by_client)
-
-    def __iter__(self) -> Iterator[InFlightTask]:
-        return iter(list(self._by_client.values()))
-
-    def __contains__(self, client: int) -> bool:
-        return client in self._by_client
-
-    @property
-    def message_ids(self) -> list[str]:
-        """The messages that wait for a reply."""
-        recalls = (key for key, each in self._by_recall.items() if each.message_id in self._by_message)
-        return [*self._by_message, *recalls]
-
-    def add(self, pending: InFlightTask) -> None:
-        self._by_client[pending.task.client] = pending
-
-    def mark_sent(self, pending: InFlightTask, message_id: str, node: int, now: float) -> None:
-        pending.message_id, pending.node, pending.sent = message_id, node, now
-        self._by_message[message_id] = pending
-
-    def mark_recalled(self, pending: InFlightTask, message_id: str) -> None:
-        pending.recall_id = message_id
-        self._by_recall[message_id] = pending
-        if len(self._by_recall) > _MAX_ANSWERED:
-            del self._by_recall[next(iter(self._by_recall))]
-
-    def take_recall(self, message_id: str) -> bool:
-        """Whether this message recalled a task; its reply may come with that to the task, or after it."""
-        return self._by_recall.pop(message_id, None) is not None
-
-    def find(self, message_id: str) -> InFlightTask | None:
-        """The task that a message was sent for."""
-        return self._by_message.get(message_id)
-
-    def was_answered(self, message_id: str) -> bool:
-        """Whether a message with this id was sent and settled."""
-        return message_id in self._answered
-
-    def remove(self, pending: InFlightTask) -> None:
-        """A reply came, or none ever will."""
-        del self._by_client[pending.task.client]
-        if pending.message_id is not None:
-            del self._by_message[pending.message_id]
-            self._answered[pending.message_id] = None
-            if len(self._answered) > _MAX_ANSWERED:
-                del self._answered[next(iter(self._answered))]
+    settled: bool = False  # a reply came, or none ever will
 
 
 class Broadcast(NamedTuple):
@@ -146,6 +88,7 @@ class Broadcast(NamedTuple):
     payload: bytes
     form: TensorSpecs
     secure: dict[str, Any] | None
+    digests: dict[bool, bytes]  # of the message in the full-participation start, and otherwise
 
 
 class BroadcastCache:
@@ -159,7 +102,6 @@ class BroadcastCache:
         self._algorithm: AnyAlgorithm | None = None
         self._validators: dict[int, UploadValidator] = {}
         self._broadcasts: dict[int, Broadcast] = {}
-        self._digests: dict[tuple[int, bool], bytes] = {}
 
     def __getitem__(self, version: int) -> Broadcast:
         return self._broadcasts[version]
@@ -168,10 +110,10 @@ class BroadcastCache:
         """What reports under secure aggregation must answer; empty where uploads are plain."""
         if task.secure is None:
             return b""
-        key = (task.task.version, task.start)
-        if key not in self._digests:
-            self._digests[key] = messages.message_digest(task, self._broadcasts[task.task.version].payload)
-        return self._digests[key]
+        payload, _, _, digests = self._broadcasts[task.task.version]
+        if task.start not in digests:
+            digests[task.start] = messages.message_digest(task, payload)
+        return digests[task.start]
 
     def add(
         self,
@@ -189,8 +131,7 @@ class BroadcastCache:
         secure = None if encoding is None else encoding.facts
         tree = (message, statistics)
         kept = {old: self._broadcasts[old] for old in needed if old in self._broadcasts}
-        self._broadcasts = kept | {version: Broadcast(pack(tree), specs_of(tree), secure)}
-        self._digests = {key: digest for key, digest in self._digests.items() if key[0] in kept}
+        self._broadcasts = kept | {version: Broadcast(pack(tree), specs_of(tree), secure, {})}
 
     def validator(self, version: int) -> UploadValidator:
         """What uploads of tasks from this version must satisfy."""
@@ -228,7 +169,9 @@ class Exchange:
         self._cooldown = Cooldown(config.cooldown, clock)
         self.deadline = parse_deadline(config.deadline).open(_FIRST_LIMIT)
         self._refreshed: float | None = None  # when the list of nodes was requested last
-        self.in_flight = InFlightTasks()
+        self.in_flight: dict[int, InFlightTask] = {}  # by client
+        self._asked: dict[str, InFlightTask] = {}  # by message, and by the message that recalls it
+        self._settled: deque[InFlightTask] = deque()  # the latest ones, whose messages are still known
         self.arrivals: deque[Arrival] = deque()  # not yet taken by the session
         self._overheads: dict[int, float] = {}  # seconds beside the work of each client's last upload
         self.committed: dict[int, int] = {}  # each client's last visit whose upload is certain to be used
@@ -236,8 +179,8 @@ class Exchange:
     @property
     def pending(self) -> list[list[float]]:
         """Each task that the scheduler waits for, and when it was started."""
-        tasks = [(*each.task, each.started) for each in (*self.in_flight, *self.arrivals)]
-        return [list(each) for each in tasks]
+        waiting: list[InFlightTask | Arrival] = [*self.in_flight.values(), *self.arrivals]
+        return [[*each.task, each.started] for each in waiting]
 
     def idle(self) -> set[int]:
         """The clients that can be given a task."""
@@ -253,7 +196,8 @@ class Exchange:
     def poll(self, now: float) -> None:
         """Take replies, update the nodes, give up overdue tasks, and send what can be sent."""
         was_reachable = self._transport.reachable
-        message_ids = self.in_flight.message_ids + self._nodes.greetings
+        message_ids = [each for each, pending in self._asked.items() if not pending.settled]
+        message_ids += self._nodes.greetings
         replies = self._transport.pull(message_ids) if message_ids else None
         for reply in replies or ():
             self._take(reply, now)
@@ -270,7 +214,7 @@ class Exchange:
 
     def send(self, now: float) -> None:
         """Send the tasks that were not sent yet to those of their clients that are reachable."""
-        for pending in self.in_flight:
+        for pending in self.in_flight.values():
             client = pending.task.client
             node = self._nodes.node(client)
             if pending.message_id is not None or node is None or not self._cooldown.is_over(client):
@@ -284,7 +228,8 @@ class Exchange:
             message_id = self._transport.push(node, "task", header, payload, pending.limit)
             if message_id is None:
                 return
-            self.in_flight.mark_sent(pending, message_id, node, now)
+            pending.message_id, pending.node, pending.sent = message_id, node, now
+            self._asked[message_id] = pending
             self._observer.tell("sent", **pending.task._asdict(), bytes=len(payload))
         self._send_recalls(now)
 
@@ -292,7 +237,7 @@ class Exchange:
         """Ask for what was done of the tasks that started from this version or an earlier one."""
         recalled = [
             each
-            for each in self.in_flight
+            for each in self.in_flight.values()
             if each.task.version <= version and each.message_id is not None and not each.required
         ]
         for pending in recalled:
@@ -301,7 +246,7 @@ class Exchange:
         return [pending.task for pending in recalled]
 
     def _send_recalls(self, now: float) -> None:
-        for pending in self.in_flight:
+        for pending in self.in_flight.values():
             if not pending.recalled or pending.recall_id is not None or pending.node is None:
                 continue
             message = messages.RecallMessage(self._journal.run, pending.task)
@@ -310,7 +255,8 @@ class Exchange:
             message_id = self._transport.push(pending.node, "recall", header, b"", rest)
             if message_id is None:
                 return
-            self.in_flight.mark_recalled(pending, message_id)
+            pending.recall_id = message_id
+            self._asked[message_id] = pending
             self._observer.tell("recalled", **pending.task._asdict())
 
     def _greet(self, now: float) -> None:
@@ -344,11 +290,11 @@ class Exchange:
         if reply.message_id in self._nodes.greetings:
             self._nodes.take_reply(reply)
             return
-        if self.in_flight.take_recall(reply.message_id):
+        pending = self._asked.get(reply.message_id)
+        if pending is not None and reply.message_id == pending.recall_id:
             return  # the reply that counts is that to the task
-        pending = self.in_flight.find(reply.message_id)
-        if pending is None or (reply.error is None and reply.node != pending.node):
-            repeated = pending is None and self.in_flight.was_answered(reply.message_id)
+        repeated = pending is not None and pending.settled
+        if pending is None or repeated or (reply.error is None and reply.node != pending.node):
             self._observer.tell(
                 "rejected",
                 node=reply.node,
@@ -385,7 +331,7 @@ class Exchange:
             validator.examine(task, leaves, pending.digest)
         self._journal.accept(AcceptedUpload(task, now, validator.form, reply.payload, message.steps))
         self.norms.add(norms)
-        self.in_flight.remove(pending)
+        self._settle(pending)
         seconds = now - pending.sent
         self.deadline.add(seconds, given_up=message.steps is not None)
         self._overheads[task.client] = max(0.0, seconds - message.seconds)
@@ -409,7 +355,7 @@ class Exchange:
 
     def _expire(self, now: float) -> None:
         backlog = self._transport.backlog  # what has arrived in time is not late
-        for pending in self.in_flight:
+        for pending in list(self.in_flight.values()):
             if pending.message_id is None:
                 if not pending.required and now > min(pending.started + self._config.grace, pending.until):
                     self._give_up(pending, Rejected(Reason.AWAY, "it left before its task was sent."), now)
@@ -419,8 +365,17 @@ class Exchange:
             elif pending.node is not None and pending.node not in self._nodes:
                 self._give_up(pending, Rejected(Reason.GONE, "its node has left."), now)
 
+    def _settle(self, pending: InFlightTask) -> None:
+        del self.in_flight[pending.task.client]
+        pending.settled = True
+        self._settled.append(pending)
+        if len(self._settled) > _MAX_SETTLED:
+            old = self._settled.popleft()
+            for message_id in (old.message_id, old.recall_id):
+                self._asked.pop(message_id or "", None)
+
     def _give_up(self, pending: InFlightTask, rejected: Rejected, now: float) -> None:
-        self.in_flight.remove(pending)
+        self._settle(pending)
         client = pending.task.client
         node = pending.node if pending.node is not None else self._nodes.node(client)
         self._observer.tell(

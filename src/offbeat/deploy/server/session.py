@@ -134,7 +134,7 @@ class DeployedSession:
             arrival, orders = Arrival(task, self.now, self.now, False), self._journal.orders
             insort(self._exchange.arrivals, arrival, key=lambda each: orders[each.task])
         else:
-            self._exchange.in_flight.add(InFlightTask(task, self.now, sure, until))
+            self._exchange.in_flight[task.client] = InFlightTask(task, self.now, sure, until)
 
     def next(self, until: float = math.inf) -> Arrival | None:
         if not self.busy and math.isinf(until):
@@ -163,7 +163,8 @@ class DeployedSession:
             self._poll()
 
     def publish(self, version: int, algorithm: AnyAlgorithm, message: Tree, statistics: Statistics) -> None:
-        needed = {each.task.version for each in self._exchange.in_flight if each.message_id is None}
+        in_flight = self._exchange.in_flight.values()
+        needed = {each.task.version for each in in_flight if each.message_id is None}
         self._broadcasts.add(version, algorithm, message, statistics, self._encoding(), needed)
 
     def set_secure_encoding(self, encoding: Callable[[], SecureEncoding | None], private: bool) -> None:

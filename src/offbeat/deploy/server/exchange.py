@@ -97,7 +97,8 @@ class BroadcastCache:
     def __init__(self, x: Vector, statistics: Statistics) -> None:
         self._model = x, statistics
         self.private = False  # whether uploads are clipped when they are summed, so no norm is checked
-        self._encoding: SecureEncoding | None = None
+        self.encoding: Callable[[], SecureEncoding | None] = lambda: None  # of the version that is added
+        self._encoding: SecureEncoding | None = None  # of the newest version
         self._newest = 0
         self._algorithm: AnyAlgorithm | None = None
         self._validators: dict[int, UploadValidator] = {}
@@ -116,20 +117,13 @@ class BroadcastCache:
         return digests[task.start]
 
     def add(
-        self,
-        version: int,
-        algorithm: AnyAlgorithm,
-        message: Tree,
-        statistics: Statistics,
-        encoding: SecureEncoding | None,
-        needed: Iterable[int],
+        self, version: int, algorithm: AnyAlgorithm, tree: tuple[Tree, Statistics], needed: Iterable[int]
     ) -> None:
-        """A new version; of the earlier ones only the needed ones are kept."""
+        """A new version, its message and statistics; of the earlier ones only the needed ones are kept."""
         if algorithm is not self._algorithm:
             self._algorithm, self._validators = algorithm, {}
-        self._encoding, self._newest = encoding, version
-        secure = None if encoding is None else encoding.facts
-        tree = (message, statistics)
+        self._encoding, self._newest = self.encoding(), version
+        secure = None if self._encoding is None else self._encoding.facts
         kept = {old: self._broadcasts[old] for old in needed if old in self._broadcasts}
         self._broadcasts = kept | {version: Broadcast(pack(tree), specs_of(tree), secure, {})}
 

@@ -7,7 +7,7 @@ nodes as they appear, are greeted, become clients and leave.
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -145,8 +145,6 @@ class NameBinding:
 class _Node:
     last_seen: float
     client: int | None = None
-    greeting: str | None = None  # the id of the greeting that is on its way to it
-    reply_due: float = 0.0
     refused: str | None = None  # why it was refused last
 
 
@@ -168,13 +166,13 @@ class ConnectedNodes:
         self._nodes: dict[int, _Node] = {}
         self._listed: frozenset[int] = frozenset()
         self._node_of: dict[int, int] = {}  # client to node
-        self._greetings: dict[str, int] = {}  # message id to node
+        self._greetings: dict[str, tuple[int, float]] = {}  # by message: the node, and when it is late
         self._cooldown = Cooldown(_GREETING_COOLDOWN, clock)
 
     @property
-    def greetings(self) -> list[str]:
+    def greetings(self) -> Collection[str]:
         """The ids of all greetings that wait for a reply."""
-        return list(self._greetings)
+        return self._greetings.keys()
 
     @property
     def clients(self) -> list[int]:
@@ -205,11 +203,12 @@ class ConnectedNodes:
 
     def to_greet(self) -> list[int]:
         """The nodes that are to be sent a greeting."""
+        greeted = {node for node, _ in self._greetings.values()}
         return [
             node
             for node, known in self._nodes.items()
             if known.client is None
-            and known.greeting is None
+            and node not in greeted
             and node in self._listed
             and self._cooldown.is_over(node)
         ]
@@ -220,14 +219,11 @@ class ConnectedNodes:
 
     def greeted(self, node: int, message_id: str, now: float) -> None:
         """A greeting was sent."""
-        known = self._nodes[node]
-        known.greeting, known.reply_due = message_id, now + self._greeting_timeout
-        self._greetings[message_id] = node
+        self._greetings[message_id] = node, now + self._greeting_timeout
 
     def take_reply(self, reply: Reply) -> None:
         """Admit or refuse the node that replied to a greeting."""
-        node = self._greetings[reply.message_id]
-        known = self._nodes[node]
+        node, _ = self._greetings.pop(reply.message_id)
         try:
             if reply.error is not None:
                 raise Rejected(
@@ -242,16 +238,16 @@ class ConnectedNodes:
         except Rejected as rejected:
             self._refuse(node, rejected)
         else:
-            self._forget_greeting(known)
             self._cooldown.reset(node)
-            known.client = client
+            self._nodes[node].client = client
             self._node_of[client] = node
             self._observer.tell("joined", node=node, name=hello.name, client=client)
 
     def expire(self, now: float) -> None:
         """Refuse nodes that did not answer their greeting in time."""
-        for node in list(self._greetings.values()):
-            if now > self._nodes[node].reply_due:
+        for message_id, (node, due) in list(self._greetings.items()):
+            if now > due:
+                del self._greetings[message_id]
                 self._refuse(node, Rejected(Reason.LATE, "it did not answer the greeting in time."))
 
     def _admit(self, node: int, hello: HelloReply) -> int:
@@ -274,20 +270,14 @@ class ConnectedNodes:
         return self._registry.admit(key, hello.name, hello.site)
 
     def _refuse(self, node: int, rejected: Rejected) -> None:
-        self._forget_greeting(self._nodes[node])
         self._nodes[node].refused = rejected.sentence
         self._cooldown.fail(node)
         self._observer.tell(
             "rejected", node=node, client=None, reason=rejected.reason, sentence=rejected.sentence
         )
 
-    def _forget_greeting(self, known: _Node) -> None:
-        if known.greeting is not None:
-            del self._greetings[known.greeting]
-            known.greeting = None
-
     def _remove(self, node: int, known: _Node) -> None:
-        self._forget_greeting(known)
+        self._greetings = {each: sent for each, sent in self._greetings.items() if sent[0] != node}
         self._cooldown.reset(node)
         del self._nodes[node]
         if known.client is not None:

@@ -93,7 +93,6 @@ class DeployedSession:
         self._gathered = 0  # clients whose upload of that start was gathered
         self._superfluous: set[Task] = set()  # uploads that the last save does not need
         self._kept: dict[str, Any] | None = None
-        self._encoding: Callable[[], SecureEncoding | None] = lambda: None
 
     @property
     def now(self) -> float:
@@ -165,10 +164,10 @@ class DeployedSession:
     def publish(self, version: int, algorithm: AnyAlgorithm, message: Tree, statistics: Statistics) -> None:
         in_flight = self._exchange.in_flight.values()
         needed = {each.task.version for each in in_flight if each.message_id is None}
-        self._broadcasts.add(version, algorithm, message, statistics, self._encoding(), needed)
+        self._broadcasts.add(version, algorithm, (message, statistics), needed)
 
     def set_secure_encoding(self, encoding: Callable[[], SecureEncoding | None], private: bool) -> None:
-        self._encoding, self._broadcasts.private = encoding, private
+        self._broadcasts.encoding, self._broadcasts.private = encoding, private
 
     def gather(self, tasks: Sequence[Task], version: int) -> ClientUpdates:
         validator = self._broadcasts.validator(version)
@@ -266,11 +265,10 @@ class DeployedSession:
 
     def _check_uploads(self, last: dict[str, Any]) -> None:
         """Find accepted uploads that are missing or damaged, and set aside what the operator said."""
-        known = {Task(*task) for *task, _ in last["flying"]} | buffered_tasks(self._kept or {})
+        buffered = buffered_tasks(self._kept or {})
+        known, orders = {Task(*task) for *task, _ in last["flying"]} | buffered, self._journal.orders
         unknown = [
-            task
-            for task in self._journal.tasks - known
-            if self._journal.orders[task] > last.get("order", math.inf)
+            task for task in orders if task not in known and orders[task] > last.get("order", math.inf)
         ]
         if unknown and self._set_aside is None:
             raise InputError(
@@ -279,10 +277,7 @@ class DeployedSession:
                 "backup, or resume with --set-aside to continue without such uploads."
             )
         self._journal.newest = max(self._journal.newest, last.get("order", 0))
-        accepted, buffered = (
-            {Task(*task) for task in last.get("accepted", ())},
-            buffered_tasks(self._kept or {}),
-        )
+        accepted = {Task(*task) for task in last.get("accepted", ())}
         damaged = self._journal.damaged((accepted & known) | buffered)
         if self._set_aside is None:
             if damaged:

@@ -143,14 +143,6 @@ class _Job(NamedTuple):
     execute: SequentialExecutor
 
 
-class _TaskResult(NamedTuple):
-    """What is sent for a task."""
-
-    upload: list[Tensor]
-    steps: int | None  # of a task that ended early
-    memory: str  # where the client's memory came from, as in an upload's header
-
-
 @dataclass(frozen=True)
 class AllExamples:
     """A partition in which every client has all examples, because a site knows only its own."""
@@ -234,29 +226,23 @@ class Site:
         if kind == "recall":
             self._recall(header)
             return "", b""
-        upload = _UNKNOWN_TASK
+        failed = _UNKNOWN_TASK
         try:
             if kind != "task":
                 raise InputError(
                     "a site answers only hello, task and recall: install the same version of offbeat on both."
                 )
             request = messages.decode_message(header, messages.TaskMessage)
-            upload = structs.replace(upload, run=request.run, task=request.task)
-            started = self._clock()
-            result = self._run_task(request, payload, started)
-            seconds = self._clock() - started
-            specs = specs_of(result.upload)
-            sent = structs.replace(
-                upload, form=specs, memory=result.memory, seconds=seconds, steps=result.steps
-            )
-            return messages.encode_message(sent), pack(result.upload)
+            failed = structs.replace(failed, run=request.run, task=request.task)
+            sent, leaves = self._run_task(request, payload)
+            return messages.encode_message(sent), pack(leaves)
         except (Exception, SystemExit) as error:
             known = isinstance(error, _OWN_ERRORS)
             sentence = (
                 str(error) if known else f"the task failed with {type(error).__name__}: see the site's log."
             )
-            _LOG.warning("%s of run %s: %s", upload.task, upload.run, sentence, exc_info=not known)
-            return messages.encode_message(structs.replace(upload, error=sentence)), b""
+            _LOG.warning("%s of run %s: %s", failed.task, failed.run, sentence, exc_info=not known)
+            return messages.encode_message(structs.replace(failed, error=sentence)), b""
 
     def sign(self, statement: bytes) -> bytes:
         """Sign a statement with the site's key; empty without a key."""
@@ -286,8 +272,8 @@ class Site:
         except Rejected as rejected:
             _LOG.warning("a recall is ignored: %s", rejected)
 
-    def _run_task(self, request: TaskMessage, payload: bytes, started: float) -> _TaskResult:
-        secure = None
+    def _run_task(self, request: TaskMessage, payload: bytes) -> tuple[UploadMessage, list[Tensor]]:
+        started, secure = self._clock(), None
         if (request.secure, self._helper, self._minimum) != (None, None, None):
             # Refused before any work is done.
             secure = read_secure_request(request.secure, self._helper, self._minimum)
@@ -336,7 +322,8 @@ class Site:
             )
         if memories := trees.leaves(results.memories):
             self._storage.save(request.run, task.client, task.visit, memories)
-        return _TaskResult(upload, steps, origin)
+        seconds = self._clock() - started
+        return UploadMessage(request.run, task, specs_of(upload), origin, seconds, None, steps), upload
 
     def _evaluate(self, problem: Problem, request: TaskMessage, message: Any, statistics: Statistics) -> None:
         """Write down how well the model that was sent does with this site's own layers and test examples."""
@@ -351,7 +338,7 @@ class Site:
 
     def _load_memory(
         self, request: TaskMessage, initial: ClientMemory, device: torch.device
-    ) -> tuple[ClientMemory, str]:
+    ) -> tuple[ClientMemory, Literal["none", "kept", "new"]]:
         """Return the client's memory, and whether it was loaded ("kept") or is new."""
         if not trees.leaves(initial):
             return initial, "none"

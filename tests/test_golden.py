@@ -463,9 +463,7 @@ def wire_bytes(folder: Path) -> Golden:
         "flower": flower_objects(),
         "terms": write_terms(TERMS),
         "clipping": [clipping_digest(None), clipping_digest({"b": 2, "a": math.inf}, ["b"])],
-        "requests": [
-            protocol.write_request(protocol.HelperRequest(TERMS, each)).hex() for each in (unsigned, signed)
-        ],
+        "requests": [protocol.write_request(TERMS, each).hex() for each in (unsigned, signed)],
         "request-digest": request_digest(unsigned, TERMS).hex(),
         "binding": TERMS.binding(task).hex(),
         "statement": statement.hex(),

@@ -4,7 +4,7 @@ import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 from msgspec import Meta, Struct
@@ -37,16 +37,8 @@ class _RequestFields(Struct, frozen=True):
     noise: Any
 
 
-class HelperRequest(NamedTuple):
-    """A request and the terms under which it is made."""
-
-    terms: SecureTerms
-    request: SumRequest
-
-
-def write_request(helper_request: HelperRequest) -> bytes:
-    """Encode a request: a header in JSON, the sealed seeds, and the signatures, if there are any."""
-    terms, request = helper_request
+def write_request(terms: SecureTerms, request: SumRequest) -> bytes:
+    """Encode a request under these terms: a header in JSON, the sealed seeds, and the signatures, if any."""
     tasks = [task for task, _ in request.reports]
     header = write_terms(terms) | {
         "clipping": terms.clipping,
@@ -61,8 +53,8 @@ def write_request(helper_request: HelperRequest) -> bytes:
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text + seeds + b"".join(request.signatures)
 
 
-def read_request(data: bytes) -> HelperRequest:
-    """Decode an untrusted request."""
+def read_request(data: bytes) -> tuple[SecureTerms, SumRequest]:
+    """Decode an untrusted request, and the terms under which it is made."""
     end = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
     if len(data) < end:
         raise MalformedError("the request ends before its header does.")
@@ -100,7 +92,7 @@ def read_request(data: bytes) -> HelperRequest:
                 "leader and helper compute different weights: install the same version of offbeat on both.",
                 [task],
             )
-    return HelperRequest(terms, request)
+    return terms, request
 
 
 def write_answer(terms: SecureTerms, total: Residues) -> bytes:

@@ -286,6 +286,7 @@ class Exchange:
             return
         pending = self._asked.get(reply.message_id)
         if pending is not None and reply.message_id == pending.recall_id:
+            del self._asked[reply.message_id]
             return  # the reply that counts is that to the task
         repeated = pending is not None and pending.settled
         if pending is None or repeated or (reply.error is None and reply.node != pending.node):

@@ -178,10 +178,8 @@ class Exchange:
 
     def idle(self) -> set[int]:
         """The clients that can be given a task."""
-        reachable = (client for client in self._nodes.clients if self._nodes.node(client) is not None)
-        return {
-            client for client in reachable if client not in self.in_flight and self._cooldown.is_over(client)
-        }
+        reachable = self._nodes.reachable - self.in_flight.keys()
+        return {client for client in reachable if self._cooldown.is_over(client)}
 
     def commit(self, task: Task) -> None:
         """Its upload is used, or on disk and certain to be: the client's next task builds on it."""
@@ -254,8 +252,8 @@ class Exchange:
             self._observer.tell("recalled", **pending.task._asdict())
 
     def _greet(self, now: float) -> None:
-        for node in self._nodes.to_greet():
-            header = messages.encode_greeting(self._nodes.refusal(node))
+        for node, refused in self._nodes.to_greet():
+            header = messages.encode_greeting(refused)
             message_id = self._transport.push(node, "hello", header, b"", self._config.greeting_timeout)
             if message_id is None:
                 return

@@ -175,9 +175,9 @@ class ConnectedNodes:
         return self._greetings.keys()
 
     @property
-    def clients(self) -> list[int]:
-        """The clients that have not left."""
-        return list(self._node_of)
+    def reachable(self) -> set[int]:
+        """The clients that can be reached now."""
+        return {client for client, node in self._node_of.items() if node in self._listed}
 
     def node(self, client: int) -> int | None:
         """The node through which a client can be reached now."""
@@ -201,21 +201,17 @@ class ConnectedNodes:
             if now - known.last_seen > self._grace:
                 self._remove(node, known)
 
-    def to_greet(self) -> list[int]:
-        """The nodes that are to be sent a greeting."""
+    def to_greet(self) -> list[tuple[int, str | None]]:
+        """The nodes that are to be sent a greeting, each with why it was refused last."""
         greeted = {node for node, _ in self._greetings.values()}
         return [
-            node
+            (node, known.refused)
             for node, known in self._nodes.items()
             if known.client is None
             and node not in greeted
             and node in self._listed
             and self._cooldown.is_over(node)
         ]
-
-    def refusal(self, node: int) -> str | None:
-        """Why a node was refused last; its next greeting says so."""
-        return self._nodes[node].refused
 
     def greeted(self, node: int, message_id: str, now: float) -> None:
         """A greeting was sent."""

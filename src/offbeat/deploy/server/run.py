@@ -210,19 +210,8 @@ def _serve(request: ServeRequest, connect: Callable[[int], Transport], bell: Doo
         limit = max_upload_bytes(setup.algorithm, setup.problem, session)
         if config.experiment.standardise:
             limit = max(limit, max_upload_bytes(setup.moments(), setup.problem, session))
-        transport = connect(limit)
-        if config.experiment.standardise:
-            try:
-                scaling = scaling or agree_on_scaling(
-                    request, config, setup, session, transport, monitor, stop, sleep=sleep
-                )
-            except StopRequested:
-                announce_end(transport, outcome := ServeOutcome(None, stopped=True))
-                return outcome
-            setup = setup.standardised(scaling)
-            session = _session_config(config, setup, request.authenticated, bell)
         engine = DeployedEngine(
-            transport,
+            transport := connect(limit),
             setup.problem,
             session,
             request.folder,
@@ -232,6 +221,15 @@ def _serve(request: ServeRequest, connect: Callable[[int], Transport], bell: Doo
             sites=request.sites,
             set_aside=request.folder / SET_ASIDE_FILE if request.resume else None,
         )
+        if config.experiment.standardise:
+            try:
+                scaling = scaling or agree_on_scaling(config, setup, engine)
+            except StopRequested:
+                announce_end(transport, outcome := ServeOutcome(None, stopped=True))
+                return outcome
+            setup = setup.standardised(scaling)
+            session = dataclasses.replace(session, plan=setup.site_plan)
+            engine = dataclasses.replace(engine, problem=setup.problem, config=session)
         if request.resume:
             opened = RunFolder.resume(request.folder, config.settings())
             changed = {name: getattr(config.experiment, name) for name in STOP_SETTINGS}
@@ -264,23 +262,14 @@ class _PreparationObserver(NamedTuple):
             self.observer.tell(event, **fields)
 
 
-def agree_on_scaling(
-    request: ServeRequest,
-    config: ServeConfig,
-    setup: ServerSetup,
-    session: SessionConfig,
-    transport: Transport,
-    observer: Observer,
-    stop: Callable[[], bool],
-    **timing: Any,
-) -> Scaling:
+def agree_on_scaling(config: ServeConfig, setup: ServerSetup, training: DeployedEngine) -> Scaling:
     """Wait for the sites, and have them agree on the mean and the standard deviation of each feature.
 
     A server that ended before all sites had answered continues with the answers that it has.
     """
-    method, folder = setup.moments(), request.folder / "prepare"
-    sites = config.prepare.sites or config.experiment.clients
-    plan = {name: value for name, value in session.plan.items() if name not in ("standardise", "compress")}
+    method, folder, observer = setup.moments(), training.folder / "prepare", training.observer
+    sites, plan = config.prepare.sites or config.experiment.clients, setup.site_plan
+    plan = {name: value for name, value in plan.items() if name not in ("standardise", "compress")}
     plan["prepare"] = [method.features, method.classes]
     before = _read_json(folder / _PLAN_FILE)
     if before is None or before["plan"] != json.loads(json.dumps(plan)):
@@ -288,16 +277,13 @@ def agree_on_scaling(
         folder.mkdir(parents=True)
         before = {"plan": plan, "run": secrets.token_hex(16)}
         _write_json(folder / _PLAN_FILE, before)
-    engine = DeployedEngine(
-        transport,
-        setup.problem,
-        dataclasses.replace(session, plan=plan, clients=sites),
-        folder,
-        _PreparationObserver(observer),
-        stop=stop,
-        sites=request.sites,
-        roster=request.folder / "roster.json",
-        **timing,
+    engine = dataclasses.replace(
+        training,
+        config=dataclasses.replace(training.config, plan=plan, clients=sites),
+        folder=folder,
+        observer=_PreparationObserver(observer),
+        set_aside=None,
+        roster=training.folder / "roster.json",
     )
     run_id = bytes.fromhex(before["run"])
     summation = secure_summation(config, run_id, observer, limbs=True) or PlainSum()

@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,6 +18,7 @@ from offbeat import Asynchronous, Examples, Population, Problem, Sequential, Set
 from offbeat.aggregate.compression import parse_compression
 from offbeat.aggregate.mean import Aggregator, Mean
 from offbeat.core import AnyAlgorithm, Task, Visit
+from offbeat.deploy.config import NetworkConfig
 from offbeat.deploy.protocol.strict_json import Reason
 from offbeat.deploy.protocol.transport import Reply, TransportError
 from offbeat.deploy.server.exchange import SessionConfig
@@ -232,7 +233,9 @@ class Deployment:
         )
 
     def engine(self, **options: Any) -> DeployedEngine:
-        terms = SessionConfig(self.plan, self.clients, **{"deadline": 20.0, "poll": 0.5} | self.terms)
+        given = {"deadline": 20.0, "poll": 0.5} | self.terms
+        own = {each.name: given.pop(each.name) for each in fields(SessionConfig) if each.name in given}
+        terms = SessionConfig(self.plan, self.clients, NetworkConfig(**given), **own)
         return DeployedEngine(
             self.network,
             self.world.problem,

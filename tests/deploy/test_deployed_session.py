@@ -16,6 +16,7 @@ from torch import nn
 from deploy_world import Deployment, Letter, ramdisk
 from offbeat import Asynchronous, Examples, Problem, Sequential, Synchronous, trees
 from offbeat.core import Task, traits_of
+from offbeat.deploy.config import NetworkConfig
 from offbeat.deploy.monitor.state import EventLog
 from offbeat.deploy.protocol import messages
 from offbeat.deploy.protocol.messages import HelloReply, UploadMessage, byte_size, specs_of
@@ -700,7 +701,10 @@ def test_uploads_may_have_four_times_their_size(place: Path) -> None:
     problem = Problem(module, each)
     wanted = byte_size(plain_validator(run.algorithm, *problem.initial()).form)
     assert max_upload_bytes(run.algorithm, problem, SessionConfig({}, 5)) == 4 * wanted
-    assert max_upload_bytes(run.algorithm, problem, SessionConfig({}, 5, max_upload_bytes=77)) == 77
+    assert (
+        max_upload_bytes(run.algorithm, problem, SessionConfig({}, 5, NetworkConfig(max_upload_bytes=77)))
+        == 77
+    )
 
 
 class Parrots:

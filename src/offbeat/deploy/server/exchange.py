@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from offbeat.aggregate.mean import SecureEncoding
 from offbeat.core import AnyAlgorithm, Task, Vector, traits_of
+from offbeat.deploy.config import NetworkConfig
 from offbeat.deploy.monitor.observer import Observer
 from offbeat.deploy.protocol import messages
 from offbeat.deploy.protocol.messages import TaskMessage, TensorSpecs, byte_size, pack, specs_of
@@ -42,25 +43,19 @@ class SessionConfig:
 
     plan: dict[str, Any]  # all that a site needs beyond its own code: part of every task's header
     clients: int
-    deadline: float | str = 600.0  # for a task, as `parse_deadline` reads it
-    partial_work: bool = False  # sites send before the deadline what they have done
-    recall_stale: bool = False  # and before their update would be too stale
+    network: NetworkConfig = NetworkConfig()
+    bind_names: bool = False  # a site keeps its key for good, which needs nodes with keys
     greeting_timeout: float = 120.0
-    poll: float = 0.5  # at most, between two polls of the transport
-    first_poll: float = FIRST_POLL  # at least
+    first_poll: float = FIRST_POLL  # at least, between two polls of the transport
     refresh: float = 2.0  # between two requests for the list of nodes
     grace: float = 10.0  # how long a node may be missing from the list, or a task wait to be sent
-    patience: float = 600.0  # without the network before the run is saved and ends
     cooldown: float = 2.0  # after a client's first failure; doubled with each failure in a row
-    max_upload_bytes: int | None = None  # of an upload; None: four times the expected size
-    max_update_norm: float | None = None  # of a field without a bound; None: by the run's norms; 0: any
-    bind_names: bool = False  # a site keeps its node for good, which needs nodes with keys
 
 
 def upload_byte_limit(validator: UploadValidator, config: SessionConfig) -> int:
     """The most bytes that an upload may have."""
-    if config.max_upload_bytes is not None:
-        return config.max_upload_bytes
+    if config.network.max_upload_bytes is not None:
+        return config.network.max_upload_bytes
     return max(_MIN_UPLOAD_LIMIT, _UPLOAD_LIMIT_FACTOR * byte_size(validator.form))
 
 
@@ -161,7 +156,7 @@ class Exchange:
         self._broadcasts, self._journal, self._observer = broadcasts, journal, observer
         self.norms = norms
         self._cooldown = Cooldown(config.cooldown, clock)
-        self.deadline = parse_deadline(config.deadline).open(_FIRST_LIMIT)
+        self.deadline = parse_deadline(config.network.deadline).open(_FIRST_LIMIT)
         self._refreshed: float | None = None  # when the list of nodes was requested last
         self.in_flight: dict[int, InFlightTask] = {}  # by client
         self._asked: dict[str, InFlightTask] = {}  # by message, and by the message that recalls it
@@ -263,7 +258,7 @@ class Exchange:
         broadcast = self._broadcasts[pending.task.version]
         seconds = min(pending.limit, _ANSWER_SHARE * (pending.until - now))
         work = None
-        if self._config.partial_work and not pending.required and math.isfinite(seconds):
+        if self._config.network.partial_work and not pending.required and math.isfinite(seconds):
             overhead = _OVERHEAD_FACTOR * self._overheads.get(pending.task.client, 0.0)
             work = max(0.0, min(_ANSWER_SHARE * seconds, seconds - overhead))
         return TaskMessage(
@@ -340,7 +335,7 @@ class Exchange:
         """Reject a task that ended early without being asked to, or after more steps than it has."""
         if steps is None:
             return
-        if pending.required or not (self._config.partial_work or pending.recalled):
+        if pending.required or not (self._config.network.partial_work or pending.recalled):
             raise Rejected(Reason.RANGE, f"the task ended after {steps} steps, which nobody asked for.")
         kind, count, _ = self._config.plan["work"]
         if kind == "steps" and steps >= count:

@@ -385,9 +385,9 @@ def _session_config(
     return SessionConfig(
         setup.site_plan,
         config.experiment.clients,
+        network,
+        authenticated if network.bind_names is None else network.bind_names,
         first_poll=FIRST_POLL if bell is None else network.poll,
-        **dataclasses.asdict(network)
-        | {"bind_names": authenticated if network.bind_names is None else network.bind_names},
     )
 
 

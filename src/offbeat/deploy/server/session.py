@@ -108,7 +108,7 @@ class DeployedSession:
 
     @property
     def recalls(self) -> bool:
-        return self._config.recall_stale
+        return self._config.network.recall_stale
 
     def recall(self, version: int) -> Sequence[Task]:
         return self._exchange.recall(version, self.now)
@@ -330,7 +330,7 @@ class DeployedSession:
     @property
     def _pause(self) -> float:
         """The seconds until the next poll, which are few when uploads arrive often."""
-        return polling_pause(self.now - self._active, self._config.poll, self._config.first_poll)
+        return polling_pause(self.now - self._active, self._config.network.poll, self._config.first_poll)
 
     def _poll(self, until: float = math.inf) -> None:
         if self._stop():
@@ -398,15 +398,15 @@ class DeployedEngine:
         journal = Journal(self.folder / "journal")
         transport = RetryingTransport(
             self.transport,
-            config.patience,
+            config.network.patience,
             clock,
             self._report_unreachable,
             lambda: observer.tell("reachable"),
         )
-        norms = NormGuard(config.max_update_norm, float(x.double().norm()))
+        norms = NormGuard(config.network.max_update_norm, float(x.double().norm()))
         exchange = Exchange(config, transport, nodes, broadcasts, journal, norms, observer, clock)
         session = DeployedSession(self, exchange, broadcasts, journal)
-        self.availability.follow(session.idle, config.poll)
+        self.availability.follow(session.idle, config.network.poll)
         return session
 
 

@@ -29,7 +29,7 @@ from offbeat.schedule.clock import Arrival, parse_deadline
 from offbeat.trees import Tree
 
 _FIRST_LIMIT = 600.0  # seconds for a task, before enough were seen for a quantile
-_MAX_SETTLED = 256  # tasks whose messages are remembered after a reply
+_MAX_SETTLED = 256  # messages that are remembered after a reply
 _MIN_UPLOAD_LIMIT = 64 * 1024  # bytes
 _UPLOAD_LIMIT_FACTOR = 4  # times the expected size of an upload
 _ANSWER_SHARE = 0.9  # of a time limit, for a site; the rest is for network and server
@@ -74,7 +74,6 @@ class InFlightTask:
     limit: float = _FIRST_LIMIT  # seconds that it may take
     recalled: bool = False  # the site is to send what it has done
     recall_id: str | None = None  # the message that says so
-    settled: bool = False  # a reply came, or none ever will
 
 
 class Broadcast(NamedTuple):
@@ -160,7 +159,7 @@ class Exchange:
         self._refreshed: float | None = None  # when the list of nodes was requested last
         self.in_flight: dict[int, InFlightTask] = {}  # by client
         self._asked: dict[str, InFlightTask] = {}  # by message, and by the message that recalls it
-        self._settled: deque[InFlightTask] = deque()  # the latest ones, whose messages are still known
+        self._settled: dict[str, bool] = {}  # the latest messages that were; whether they recalled a task
         self.arrivals: deque[Arrival] = deque()  # not yet taken by the session
         self._overheads: dict[int, float] = {}  # seconds beside the work of each client's last upload
         self.committed: dict[int, int] = {}  # each client's last visit whose upload is certain to be used
@@ -183,8 +182,7 @@ class Exchange:
     def poll(self, now: float) -> None:
         """Take replies, update the nodes, give up overdue tasks, and send what can be sent."""
         was_reachable = self._transport.reachable
-        message_ids = [each for each, pending in self._asked.items() if not pending.settled]
-        message_ids += self._nodes.greetings
+        message_ids = [*self._asked, *self._nodes.greetings]
         replies = self._transport.pull(message_ids) if message_ids else None
         for reply in replies or ():
             self._take(reply, now)
@@ -277,12 +275,11 @@ class Exchange:
         if reply.message_id in self._nodes.greetings:
             self._nodes.take_reply(reply)
             return
-        pending = self._asked.get(reply.message_id)
-        if pending is not None and reply.message_id == pending.recall_id:
-            del self._asked[reply.message_id]
-            return  # the reply that counts is that to the task
-        repeated = pending is not None and pending.settled
-        if pending is None or repeated or (reply.error is None and reply.node != pending.node):
+        pending, repeated = self._asked.get(reply.message_id), reply.message_id in self._settled
+        if self._settled.get(reply.message_id) or (pending and reply.message_id == pending.recall_id):
+            self._asked.pop(reply.message_id, None)
+            return  # the reply that counts is that to the task, which may come before
+        if pending is None or (reply.error is None and reply.node != pending.node):
             self._observer.tell(
                 "rejected",
                 node=reply.node,
@@ -354,13 +351,14 @@ class Exchange:
                 self._give_up(pending, Rejected(Reason.GONE, "its node has left."), now)
 
     def _settle(self, pending: InFlightTask) -> None:
+        """A reply came, or none ever will."""
         del self.in_flight[pending.task.client]
-        pending.settled = True
-        self._settled.append(pending)
-        if len(self._settled) > _MAX_SETTLED:
-            old = self._settled.popleft()
-            for message_id in (old.message_id, old.recall_id):
-                self._asked.pop(message_id or "", None)
+        for message_id in (pending.message_id, pending.recall_id):
+            if message_id is not None:
+                self._asked.pop(message_id, None)
+                self._settled[message_id] = message_id == pending.recall_id
+        while len(self._settled) > _MAX_SETTLED:
+            del self._settled[next(iter(self._settled))]
 
     def _give_up(self, pending: InFlightTask, rejected: Rejected, now: float) -> None:
         self._settle(pending)

@@ -51,7 +51,6 @@ from offbeat.privacy.secure.terms import (
 _BODY_TIMEOUT = 60.0  # seconds to receive a request
 _IDLE_TIMEOUT = 10.0  # seconds without a request after which a connection is closed
 _MAX_CONNECTIONS, _MAX_LEADER_CONNECTIONS = 32, 32  # of clients without and with the token
-_OCTET_STREAM = "application/octet-stream"
 _LOG = logging.getLogger(__name__)
 
 
@@ -185,7 +184,9 @@ def build_app(service: HelperService, token: str) -> Starlette:
 
     async def add(request: Request) -> Response:
         return await _answer(
-            request, token, lambda *asked: Response(service.add(*asked), media_type=_OCTET_STREAM)
+            request,
+            token,
+            lambda *asked: Response(service.add(*asked), media_type="application/octet-stream"),
         )
 
     async def examine(request: Request) -> Response:

@@ -363,11 +363,9 @@ class RunStatus:
             case "rejected":
                 self._reject(fields, now)
                 known.rejected += 1
-            case "lost":
+            case "lost" | "set_aside":
                 self.lost += 1
                 known.working = False
-            case "set_aside":
-                self.lost += 1
             case "aside":
                 known.aside = now + fields["seconds"]
             case "unreachable":

@@ -95,9 +95,7 @@ class Cooldown:
 
     def fail(self, who: int) -> float:
         """Count one more failure; the seconds to leave it alone."""
-        if who not in self._backoffs:
-            self._backoffs[who] = Backoff(self._first, _MAX_COOLDOWN, self._clock)
-        return self._backoffs[who].fail()
+        return self._backoffs.setdefault(who, Backoff(self._first, _MAX_COOLDOWN, self._clock)).fail()
 
     def reset(self, who: int) -> None:
         """It succeeded, or is gone."""

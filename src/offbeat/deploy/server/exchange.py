@@ -89,7 +89,7 @@ class BroadcastCache:
     """The broadcasts that some task may still be sent with, and the validator for their uploads."""
 
     def __init__(self, x: Vector, statistics: Statistics) -> None:
-        self._model = x, statistics
+        self.x, self._statistics = x, statistics
         self.private = False  # whether uploads are clipped when they are summed, so no norm is checked
         self.encoding: Callable[[], SecureEncoding | None] = lambda: None  # of the version that is added
         self._encoding: SecureEncoding | None = None  # of the newest version
@@ -129,7 +129,7 @@ class BroadcastCache:
         kind = version % 2 if traits_of(self._algorithm).two_phases else 0
         if kind not in self._validators:
             self._validators[kind] = plain_validator(
-                self._algorithm, *self._model, version, private=self.private
+                self._algorithm, self.x, self._statistics, version, private=self.private
             )
         return self._validators[kind]
 
@@ -147,13 +147,12 @@ class Exchange:
         nodes: ConnectedNodes,
         broadcasts: BroadcastCache,
         journal: Journal,
-        norms: NormGuard,
         observer: Observer,
         clock: Callable[[], float],
     ) -> None:
         self._config, self._transport, self._nodes = config, transport, nodes
         self._broadcasts, self._journal, self._observer = broadcasts, journal, observer
-        self.norms = norms
+        self.norms = NormGuard(config.network.max_update_norm, float(broadcasts.x.double().norm()))
         self._cooldown = Cooldown(config.cooldown, clock)
         self.deadline = parse_deadline(config.network.deadline).open(_FIRST_LIMIT)
         self._refreshed: float | None = None  # when the list of nodes was requested last

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, Unpack
 
 from filelock import FileLock, Timeout
 
-from offbeat import trees
 from offbeat.aggregate.mean import PlainSum
 from offbeat.core import AnyAlgorithm
 from offbeat.deploy.config import ServeConfig
@@ -40,7 +39,7 @@ from offbeat.training.build import resolved_settings
 from offbeat.training.checkpoint import Checkpoint
 from offbeat.training.experiment import is_deployment
 from offbeat.training.folder import RunFolder, check_free, read_jsonl
-from offbeat.training.runner import RunOutcome, resumed_outcome, run_experiment
+from offbeat.training.runner import RunOutcome, resumed_outcome, run_experiment, saved_model
 from offbeat.training.standardise import Scaling, sum_over_clients
 from offbeat.training.stopping import SETTINGS as STOP_SETTINGS
 
@@ -80,15 +79,13 @@ def lock_run_folder(folder: Path) -> Iterator[None]:
     own.mkdir(mode=0o700, parents=True, exist_ok=True)  # the SuperLink's log may name sites
     lock = FileLock(own / "lock")
     try:
-        lock.acquire(timeout=0)
+        held = lock.acquire(timeout=0)
     except Timeout:
         raise InputError(
             f"another 'offbeat serve' supervises {folder}: wait for it, or name another --out."
         ) from None
-    try:
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 STOP_FILE = "stop"  # asks the server to save and end
@@ -135,19 +132,12 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     return facts
 
 
-MODEL_FILE = "model.safetensors"
-
-
 def write_model(folder: Path, algorithm: AnyAlgorithm, problem: Problem) -> None:
     """Write the model of the last checkpoint as safetensors; the averaged one if the run averages."""
     saved = checkpoint.load(folder / "checkpoint" / "state.safetensors", problem.device)
-    x, statistics = problem.initial()
-    shape = trees.structure(algorithm.init(x))
-    state = trees.unflatten(shape, [saved.tensors[f"state.{n}"] for n in range(shape.num_leaves)])
-    known = {name: saved.tensors[f"statistics.{name}"] for name in statistics}
-    module = problem.module(saved.tensors.get("average", state.x), known)
+    module = problem.module(*saved_model(saved, algorithm, problem))
     facts = {"version": saved.facts["version"]}
-    checkpoint.save(folder / MODEL_FILE, Checkpoint(facts, dict(module.state_dict())))
+    checkpoint.save(folder / "model.safetensors", Checkpoint(facts, dict(module.state_dict())))
 
 
 _LOG = logging.getLogger("offbeat")
@@ -392,28 +382,17 @@ def _session_config(
 
 
 def _run_info(folder: Path, config: ServeConfig) -> RunInfo:
-    experiment = config.experiment
-    return RunInfo(
-        folder.absolute().name,
-        experiment.algorithm,
-        experiment.clients,
-        experiment.buffer,
-        experiment.rounds,
-        experiment.concurrency,
-        experiment.epsilon,
-        experiment.delta,
-    )
+    names = [each.name for each in dataclasses.fields(RunInfo) if each.name != "run"]
+    return RunInfo(folder.absolute().name, *(getattr(config.experiment, name) for name in names))
 
 
 @contextmanager
 def _live_page(config: ServeConfig, monitor: Monitor) -> Iterator[None]:
     """The live page, if it is configured; the run continues without it if it cannot be served."""
-    if not config.page.port:
-        yield
-        return
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(serve_page(monitor, config.page.port, config.page.host))
+            if config.page.port:
+                stack.enter_context(serve_page(monitor, config.page.port, config.page.host))
         except InputError as error:
             _LOG.warning("there is no live page: %s", error)
         yield

@@ -30,7 +30,7 @@ from offbeat.deploy.server.exchange import (
 )
 from offbeat.deploy.server.journal import Journal, buffered_tasks, without_buffered
 from offbeat.deploy.server.registry import ClientRegistry, ConnectedNodes, NameBinding
-from offbeat.deploy.server.validation import NormGuard, plain_validator
+from offbeat.deploy.server.validation import plain_validator
 from offbeat.engines.engine import ClientUpdates
 from offbeat.errors import DiskFullError, InputError
 from offbeat.files import disk_full
@@ -219,7 +219,7 @@ class DeployedSession:
     def confirm(self) -> None:
         # What the checkpoint before this one needs is kept, in case this one is damaged. Under a timed
         # dispatch that includes uploads in the scheduler's buffer that are for a later release.
-        self._journal.drop(self._superfluous - _tasks_of(self._journal.last(self._epoch - 1)))
+        self._journal.drop(self._superfluous - _tasks_of(self._journal.last(self._epoch - 1) or {}))
         self._journal.discard(before=self._epoch - 1)
         self._superfluous = set()
 
@@ -246,7 +246,7 @@ class DeployedSession:
             # The newest checkpoint was lost or damaged, and this is the one before it.
             self._report_set_aside(self._journal.tasks - needed)
             self._journal.discard(after=self._epoch)
-        needed |= _tasks_of(self._journal.last(self._epoch - 1))
+        needed |= _tasks_of(self._journal.last(self._epoch - 1) or {})
         self._journal.drop(self._journal.tasks - needed)
         arrivals = [self._recover(task, started) for task, started in pending]
         self._exchange.arrivals = deque(sorted(arrivals, key=lambda arrival: arrival.time))
@@ -338,11 +338,9 @@ class DeployedSession:
         self._exchange.poll(min(self.now, until))
 
 
-def _tasks_of(line: dict[str, Any] | None) -> set[Task]:
+def _tasks_of(line: dict[str, Any]) -> set[Task]:
     """The tasks that a line of the journal needs the uploads of, as far as they have any."""
-    if line is None:
-        return set()
-    return buffered_tasks(line["flow"]) | {Task(*task) for *task, _ in line["flying"]}
+    return buffered_tasks(line.get("flow", {})) | {Task(*task) for *task, _ in line.get("flying", ())}
 
 
 @dataclass(frozen=True)
@@ -381,7 +379,6 @@ class DeployedEngine:
         self.observer.tell("unreachable", sentence=sentence)
 
     def open(self, algorithm: AnyAlgorithm, seed: int, rng: Rng) -> DeployedSession:
-        x, statistics = self.problem.initial()
         config, observer, clock = self.config, self.observer, self.clock
         binding = NameBinding(self.sites, self.transport) if config.bind_names else None
         whole, buffers = self.problem.whole()  # as sites have it
@@ -394,7 +391,7 @@ class DeployedEngine:
             clock,
             binding,
         )
-        broadcasts = BroadcastCache(x, statistics)
+        broadcasts = BroadcastCache(*self.problem.initial())
         journal = Journal(self.folder / "journal")
         transport = RetryingTransport(
             self.transport,
@@ -403,8 +400,7 @@ class DeployedEngine:
             self._report_unreachable,
             lambda: observer.tell("reachable"),
         )
-        norms = NormGuard(config.network.max_update_norm, float(x.double().norm()))
-        exchange = Exchange(config, transport, nodes, broadcasts, journal, norms, observer, clock)
+        exchange = Exchange(config, transport, nodes, broadcasts, journal, observer, clock)
         session = DeployedSession(self, exchange, broadcasts, journal)
         self.availability.follow(session.idle, config.network.poll)
         return session

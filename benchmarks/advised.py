@@ -2,7 +2,7 @@
 
     python benchmarks/advised.py [--sites 6] [--record 2 2] [--predict 4 2] [--updates 80]
 
-`offbeat serve --start` with TLS and keys, and its sites by `offbeat join`, all as processes of this machine.
+`offbeat serve` with TLS and keys, and its sites by `offbeat join`, all as processes of this machine.
 The work of a task is a sleep: site n takes n + 2 times `--pace` seconds, give or take a fifth, so that the
 slowest of six takes three and a half times as long as the fastest. A first deployment runs at the concurrency
 and the buffer of `--record`. `offbeat advise` is given its folder and predicts those of `--predict`, at which
@@ -63,8 +63,6 @@ rounds = {rounds}
 eval_every = {rounds}
 local_steps = 1
 batch_size = 4
-[network]
-poll = 0.1
 [watch]
 port = 0
 """
@@ -106,7 +104,7 @@ def deploy(folder: Path, sites: int, concurrency: int, buffer: int, updates: int
         }
         wait_for(folder, joined)
         server = start(
-            *("server", "serve", "serve.toml", "--start", "--port", port, "--certificates", "keys"),
+            *("server", "serve", "serve.toml", "--port", port, "--certificates", "keys"),
             *("--out", "run"),
         )
         limit = time.monotonic() + LIMIT

@@ -4,7 +4,7 @@
     python benchmarks/deployed.py --memory [--updates 2000] [--sizes 100000]
     python benchmarks/deployed.py --buffers 8 32 128 [--sizes 10000000]
 
-Without `--memory`: `offbeat serve --start` with TLS and keys, and its sites, as processes of this machine.
+Without `--memory`: `offbeat serve` with TLS and keys, and its sites, as processes of this machine.
 Some sites are started by `offbeat join`; the others, in the same run, are deployment/bare_site.py, which is
 Flower's own connection around the same `Site.answer`. Both do the same work for the same server at the same
 time. The overhead of an update is the time from sending its task until its upload was accepted, checked and
@@ -71,7 +71,7 @@ def start_site(folder: Path, kind: str, name: str, address: str, size: int) -> S
 
 def run_sites(folder: Path, settings: Path, names: dict[str, str], port: int, size: int) -> dict[str, Any]:
     """One run with sites of these kinds; the most processes and MiB of a site of each kind."""
-    words = [sys.executable, "-m", "offbeat", "serve", str(settings), "--start", "--port", str(port)]
+    words = [sys.executable, "-m", "offbeat", "serve", str(settings), "--port", str(port)]
     words += ["--certificates", str(folder / "keys"), "--out", str(folder / "run")]
     most: dict[str, tuple[int, float]] = dict.fromkeys(KINDS, (0, 0.0))
     with contextlib.ExitStack() as stack:
@@ -112,7 +112,7 @@ def compare(given: argparse.Namespace, size: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="offbeat-") as name:
         folder = Path(name)
         create_keys(folder / "keys", ["127.0.0.1"], list(names), ["localhost"], 2)
-        settings = write_task(folder, size, len(names), given.updates, 0.5)
+        settings = write_task(folder, size, len(names), given.updates)
         most = run_sites(folder, settings, names, given.port, size)
         events = [json.loads(line) for line in (folder / "run" / "events.jsonl").read_text().splitlines()]
     kind_of = {event["client"]: names[event["name"]] for event in events if event["event"] == "joined"}

@@ -2,7 +2,7 @@
 
     python benchmarks/many_sites.py [--sites 100 300 1000] [--size 200000] [--seconds 30] [--processes 2]
 
-`offbeat serve --start` runs with TLS and one key for each site, all on this machine. The sites are light:
+`offbeat serve` runs with TLS and one key for each site, all on this machine. The sites are light:
 each has its own key, its own connection and the code of `offbeat join` (`SiteConnection`), many threads to a
 process, but they answer every task with an update that was computed once. What is measured is therefore the
 server and the SuperLink with its gateway, and not the training. Updates are counted over `--seconds` seconds
@@ -27,6 +27,7 @@ import tempfile
 import threading
 import time
 import urllib.request
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,18 +79,19 @@ class LightSite:
 
 def work(folder: Path, address: str, names: list[str], size: int) -> None:
     """Serve as many sites as there are names, until the process is ended."""
-    from offbeat.deploy.config import import_user_code
-    from offbeat.deploy.flower.commands import SuperLinkAddress
+    from offbeat.deploy.config import make_site_module
     from offbeat.deploy.flower.private_api import FleetClient
-    from offbeat.deploy.flower.site import SiteConnection
+    from offbeat.deploy.flower.site import SiteConnection, SuperLinkAddress
     from offbeat.deploy.keys import load_site_key
     from offbeat.deploy.site.site import Site, SiteOptions
+    from offbeat.training.task import load_task
 
     logging.getLogger().setLevel(logging.CRITICAL)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    code = import_user_code(f"wide_{size}:task")
-    real = Site("real", folder / f"real-{names[0]}", code.load, code.module, code.losses)
+    task = load_task(f"wide_{size}:task")
+    make = partial(make_site_module, f"wide_{size}:task")
+    real = Site("real", folder / f"real-{names[0]}", task.site_examples, make, task.loss)
     link = SuperLinkAddress(address, folder / "keys" / "ca.crt")
 
     def serve(name: str) -> None:
@@ -117,9 +119,10 @@ def measure(sites: int, given: argparse.Namespace) -> dict[str, Any]:
         names = [f"site-{number:04d}" for number in range(sites)]
         create_keys(folder / "keys", ["127.0.0.1"], names, ["127.0.0.1"], 3)
         page, port = free_port(), free_port()
-        write_task(folder, given.size, sites, UPDATES, 0.5, max(2, sites // 10), page)
-        environment = os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{Path(__file__).parent}"}
-        command = ["-m", "offbeat", "serve", "serve.toml", "--start", "--certificates", "keys"]
+        write_task(folder, given.size, sites, UPDATES, max(2, sites // 10), page)
+        paths = [str(folder), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        command = ["-m", "offbeat", "serve", "serve.toml", "--certificates", "keys"]
         command += ["--host", "127.0.0.1", "--port", str(port), "--out", "run"]
         log = stack.enter_context((folder / "log").open("wb"))
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from deployment.in_memory import InMemory, open_sites
+from deployment.in_memory import InMemory, briefly, open_sites
 
 import offbeat
 from offbeat.deploy.protocol.transport import Reply
@@ -103,7 +103,7 @@ def deployed() -> Walk:
     """One upload in the middle of a run."""
     with open_sites(SIZE, NODES, UPDATES) as (request, sites):
         transport = Watched(sites)
-        outcome = serve(request, lambda limit: transport)
+        outcome = serve(request, lambda limit: transport, briefly)
     if outcome.error:
         raise SystemExit(f"walk: the run failed: {outcome.error}")
     return transport.walk

@@ -58,7 +58,7 @@ def deployed() -> float:
     """Train over three sites, each a process that has its own data alone."""
     Path("serve.toml").write_text(SETTINGS)
     port, offbeat_command = str(free_port()), [sys.executable, "-m", "offbeat"]
-    serve = [*offbeat_command, "serve", "serve.toml", "--start", "--port", port, "--json"]
+    serve = [*offbeat_command, "serve", "serve.toml", "--port", port, "--json"]
     join = [*offbeat_command, "join", "--superlink", f"127.0.0.1:{port}", "--insecure", "--once"]
     join += ["--task", "three_sites:task"]
     server = subprocess.Popen(serve, stdout=subprocess.PIPE, text=True)

@@ -238,7 +238,7 @@ COMMANDS: dict[str, tuple[str, float]] = {  # in this order: later ones read wha
     "reproduce": ("experiments --out reproduced", EXACT),
     "new": ("new hospital", EXACT),
     "keys": ("keys --hosts localhost --sites a,b", EXACT),
-    "serve": ("serve serve.toml --start --resume --out served", EXACT),
+    "serve": ("serve serve.toml --resume --out served", EXACT),
     "join": (
         "join --superlink 127.0.0.1:9092 --insecure --task golden_task:task --name a --folder site",
         EXACT,

@@ -106,7 +106,7 @@ def test_the_wheel_alone_runs_reports_and_writes_an_app(clean: Path, tmp_path: P
     call(offbeat, "run", "--task", "first_try.task:task", "--rounds", "2", folder=tmp_path / "first-try")
     assert (tmp_path / "first-try" / "runs").is_dir()
     call(offbeat, "replay", "run", folder=tmp_path)
-    serve = [str(offbeat), "serve", "serve.toml", "--start"]
+    serve = [str(offbeat), "serve", "serve.toml"]
     done = subprocess.run(serve, cwd=tmp_path / "first-try", capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "is not installed: install 'offbeat[deploy]'." in done.stderr

@@ -6,8 +6,10 @@ It uses `http_request_response`, the loop of callbacks that a SuperNode uses, as
 and gives each to offbeat's `Site.answer`. It recovers from nothing.
 """
 
+import contextlib
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from flwr.common.serde import message_from_proto, metadata_to_proto
@@ -15,20 +17,24 @@ from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supernode.fleet_http_connection import http_request_response
 
-from offbeat.deploy.config import import_user_code
+from offbeat.deploy.config import make_site_module
 from offbeat.deploy.flower.content import KINDS, Content, ContentObjects, from_objects, to_objects
-from offbeat.deploy.flower.private_api import OutgoingReply, PendingMessage
+from offbeat.deploy.flower.private_api import FleetClient, OutgoingReply, PendingMessage
 from offbeat.deploy.keys import load_site_key, reply_statement
 from offbeat.deploy.site.site import Site
+from offbeat.training.task import load_task
 
 PAUSE = 0.02  # seconds between two requests for a message
 
 
 def main(address: str, authority: str, key: str, module: str, name: str, folder: str) -> None:
     """Serve one run."""
-    code = import_user_code(f"{module}:task")
-    site = Site(name, Path(folder), code.load, code.module, code.losses, Path(key))
+    task = load_task(f"{module}:task")
+    make = partial(make_site_module, f"{module}:task")
+    site = Site(name, Path(folder), task.site_examples, make, task.loss, Path(key))
     private = load_site_key(Path(key))
+    with contextlib.closing(FleetClient(address, Path(authority), private)) as registering:
+        registering.register()
     keys = private, private.public_key()
     with http_request_response(address, False, Path(authority).read_bytes(), keys) as calls:
         _, receive, send, _, _, pull, push, confirm = calls

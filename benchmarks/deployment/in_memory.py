@@ -84,12 +84,17 @@ def resident() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
+def briefly(seconds: float) -> None:
+    """Sleep as long as a server does that is told of each upload at once."""
+    time.sleep(min(seconds, 0.001))
+
+
 @contextmanager
 def open_sites(size: int, nodes: int, updates: int) -> Iterator[tuple[ServeRequest, list[Site]]]:
     """A run of that many updates, to be served, and the sites that take part in it."""
     with tempfile.TemporaryDirectory(prefix="offbeat-") as name, ExitStack() as stack:
         folder = Path(name)
-        settings = write_task(folder, size, nodes, updates, 0.001)
+        settings = write_task(folder, size, nodes, updates)
         sys.path.insert(0, name)
         task = __import__(f"wide_{size}")
         sites = [Site(f"s{node}", folder / f"site-{node}", task.load, task.Wide) for node in range(nodes)]
@@ -103,7 +108,7 @@ def weigh(size: int, nodes: int, updates: int) -> dict[str, Any]:
     with open_sites(size, nodes, updates) as (request, sites):
         post = InMemory(sites, max(1, updates // 10))
         begun, spent = time.perf_counter(), time.process_time()
-        outcome = serve(request, lambda most: post)
+        outcome = serve(request, lambda most: post, briefly)
         wall, cpu = time.perf_counter() - begun, time.process_time() - spent
     if outcome.error or outcome.version != updates // BUFFER:
         raise SystemExit(f"deployed: the run did not end well: {outcome}")
@@ -123,11 +128,12 @@ def weigh(size: int, nodes: int, updates: int) -> dict[str, Any]:
 def peak(size: int, buffer: int, steps: int) -> dict[str, Any]:
     """The most memory of a server whose sites are no part of its process; call it in a new process."""
     with tempfile.TemporaryDirectory(prefix="offbeat-") as name:
-        settings = write_task(Path(name), size, buffer, steps * buffer, 0.001, buffer)
+        settings = write_task(Path(name), size, buffer, steps * buffer, buffer)
         sys.path.insert(0, name)
         post = InMemory([Parrot(number, size) for number in range(buffer)], steps * buffer, at_once=1)
         begun = time.perf_counter()
-        outcome = serve(ServeRequest(settings, Path(name) / "run", False, False), lambda most: post)
+        request = ServeRequest(settings, Path(name) / "run", False, False)
+        outcome = serve(request, lambda most: post, briefly)
         wall = time.perf_counter() - begun
     if outcome.error or outcome.version != steps:
         raise SystemExit(f"deployed: the run did not end well: {outcome}")

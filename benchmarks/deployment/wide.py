@@ -36,7 +36,6 @@ eval_every = {rounds}
 local_steps = 1
 batch_size = 4
 [network]
-poll = {poll}
 deadline = 300
 [watch]
 port = {page}
@@ -44,12 +43,10 @@ port = {page}
 
 
 def write_task(
-    folder: Path, size: int, nodes: int, updates: int, poll: float, buffer: int = BUFFER, page: int = 0
+    folder: Path, size: int, nodes: int, updates: int, buffer: int = BUFFER, page: int = 0
 ) -> Path:
     """A model of that size and the settings of a run with it; where the settings are."""
     (folder / f"wide_{size}.py").write_text(TASK.format(size=size))
     settings, rounds = folder / "serve.toml", max(1, updates // buffer)
-    settings.write_text(
-        SETTINGS.format(size=size, nodes=nodes, buffer=buffer, rounds=rounds, poll=poll, page=page)
-    )
+    settings.write_text(SETTINGS.format(size=size, nodes=nodes, buffer=buffer, rounds=rounds, page=page))
     return settings

@@ -201,7 +201,7 @@ def misset_clock(world: World, name: str) -> Seen:
         process = world.join(new, script="rogue.py")
     finally:
         del os.environ[CLOCK]
-    told = awaited(world, lambda: "clock differs" in process.said or None)
+    told = awaited(world, lambda: "clock is" in process.said or None)
     inside = world.client(new) is not None
     process.signal(signal.SIGTERM)
     process.wait(60)
@@ -297,7 +297,7 @@ def kinds() -> Iterator[tuple[str, str, Act, int, int]]:
     yield "a clock that is ten minutes behind", "site", misset_clock, 1, 0
     yield "a late joiner", "site", join_late, 1, 0
     trust, mine = ("--certificate", "keys/ca.crt"), ("--key", "elsewhere/sites/late-1/key")
-    yield "a key that is not registered", "site", strange((*trust, *mine), "does not know the key"), 1, 0
+    yield "a key that is not registered", "site", strange((*trust, *mine), "does not know this key"), 1, 0
     yield "no key", "site", strange(trust, "accepts registered sites only"), 1, 0
     yield "plaintext", "site", strange(("--insecure",), "speaks TLS"), 1, 0
     other = ("--certificate", "elsewhere/ca.crt", *mine)

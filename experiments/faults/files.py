@@ -43,8 +43,6 @@ rounds = {ROUNDS}
 eval_every = 2
 local_steps = 3
 batch_size = 10
-[network]
-poll = 0.002
 """
 
 
@@ -81,11 +79,16 @@ class InMemory:
         return [] if number is None else [self._replies.pop(number)]
 
 
+def briefly(seconds: float) -> None:
+    """Sleep as long as a server does that is told of each upload at once."""
+    time.sleep(min(seconds, 0.002))
+
+
 def resume(place: Path, all_sites: dict[int, Site]) -> ServeOutcome:
     """Start the server in a folder as a person would."""
     known = (place / "settings.json").exists()
     request = ServeRequest(place.parent / "serve.toml", place, known, authenticated=False)
-    return serve(request, lambda max_bytes: InMemory(all_sites))
+    return serve(request, lambda max_bytes: InMemory(all_sites), briefly)
 
 
 def accounted(place: Path) -> tuple[int, int, int]:
@@ -187,7 +190,7 @@ def main() -> int:
         with contextlib.ExitStack() as stack:
             own = open_sites(stack, home, home)
             request = ServeRequest(home / "serve.toml", folder, False, authenticated=False)
-            if not serve(request, lambda max_bytes: InMemory(own, stop)).stopped:
+            if not serve(request, lambda max_bytes: InMemory(own, stop), briefly).stopped:
                 raise SystemExit("the run was not stopped")
         found = (path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
         names = sorted(str(path.relative_to(folder)) for path in found)

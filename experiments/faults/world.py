@@ -97,7 +97,7 @@ class World:
             self.join(name)
 
     def serve(self, *words: str) -> None:
-        given = ("serve.toml", "--out", "run", "--start", "--port", str(self.port), "--certificates", "keys")
+        given = ("serve.toml", "--out", "run", "--port", str(self.port), "--certificates", "keys")
         self.processes["serve"] = self.trial.offbeat("serve", "serve", *given, *words)
 
     def help(self) -> None:

@@ -1,4 +1,4 @@
-"""Former names of settings, record fields and modules.
+"""Former names of settings, record fields and modules, and settings that are gone.
 
 An option, a key or a module with a former name is rejected in a sentence that gives the present one. The
 settings and records of earlier runs are read as if they had been written with the present names.
@@ -25,6 +25,12 @@ SETTINGS: Mapping[str, str] = MappingProxyType(
         "most_bytes": "max_upload_bytes",
         "most_norm": "max_update_norm",
         "bound": "bind_names",
+    }
+)
+REMOVED: Mapping[str, str] = MappingProxyType(  # and why
+    {
+        "superlink": "'offbeat serve' starts a SuperLink of its own, where sites connect",
+        "poll": "the server is told when an upload has arrived",
     }
 )
 _NO_CLIENT_APP = "is gone, since a site needs no ClientApp: start the site with 'offbeat join'"
@@ -70,7 +76,9 @@ class FormerModules(MetaPathFinder):
 
 
 def check_name(name: str, place: str = "") -> None:
-    """Reject the former name of a setting; `place` is added to the sentence, such as " of [training]"."""
+    """Reject a former setting; `place` is added to the sentence, such as " of [training]"."""
+    if name in REMOVED:
+        raise InputError(f"{setting_name(name)}{place} is gone, since {REMOVED[name]}: leave it out.")
     if name in SETTINGS:
         raise InputError(f"{setting_name(name)}{place} is now called {setting_name(SETTINGS[name])}.")
 

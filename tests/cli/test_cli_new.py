@@ -18,7 +18,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_it_says_how_to_start_the_app(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["new", "my-app"]) == 0
     told = capsys.readouterr().out
-    assert "\n  cd my-app\n  offbeat serve serve.toml --start\n  offbeat join --superlink " in told
+    assert "\n  cd my-app\n  offbeat serve serve.toml\n  offbeat join --superlink " in told
     assert "my_app/task.py" in told
     assert (here / "my-app" / "my_app" / "task.py").exists()
     assert [each.name for each in here.iterdir()] == ["my-app"]

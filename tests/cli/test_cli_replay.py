@@ -4,6 +4,7 @@ import json
 import shlex
 import shutil
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -206,9 +207,6 @@ seed = 5
 
 [training.parameters]
 {parameters}
-
-[network]
-poll = 0.0005
 """
 
 
@@ -258,7 +256,8 @@ def deploy(folder: Path, method: str, parameters: str = "", dtype: str = "torch.
         Site(name, folder / "sites" / name, local_task.load, local_task.module) for name in local_task.SIZES
     ]
     try:
-        outcome = serve(ServeRequest(settings, folder / "run", False, False), lambda size: Direct(sites))
+        request = ServeRequest(settings, folder / "run", False, False)
+        outcome = serve(request, lambda size: Direct(sites), lambda seconds: time.sleep(0.0005))
     finally:
         for site in sites:
             site.close()

@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import shutil
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -102,7 +101,7 @@ def act(monkeypatch: pytest.MonkeyPatch) -> Act:
             asked.append((folder, *words))
             yield Acted(folder, outcome)
 
-        monkeypatch.setattr(serve_command, "running_backend", held)
+        monkeypatch.setattr(serve_command, "Backend", held)
         return asked
 
     return put
@@ -118,7 +117,7 @@ def fails(words: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_a_run_is_told_line_by_line(here: Path, act: Act, capsys: pytest.CaptureFixture[str]) -> None:
     asked = act(ServeOutcome(3))
-    assert main(shlex.split("serve serve.toml --start --port 23998 --out run")) == 0
+    assert main(shlex.split("serve serve.toml --port 23998 --out run")) == 0
     said = capsys.readouterr()
     assert said.out.splitlines() == [
         "fedbuff: 3 server steps of 2 updates, 4 sites; the run is in run",
@@ -139,7 +138,7 @@ def test_sites_are_not_told_an_address_that_is_nobodys(
 ) -> None:
     act(ServeOutcome(3))
     monkeypatch.setattr("platform.node", lambda: "server.example")
-    assert main(shlex.split("serve serve.toml --start --host 0.0.0.0 --port 23998")) == 0
+    assert main(shlex.split("serve serve.toml --host 0.0.0.0 --port 23998")) == 0
     assert "--superlink server.example:23998" in capsys.readouterr().out
 
 
@@ -147,7 +146,7 @@ def test_the_line_for_sites_says_how_they_are_known(
     act: Act, made: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     act(ServeOutcome(3))
-    assert main(shlex.split(f"serve serve.toml --start --port 23998 --certificates {made}")) == 0
+    assert main(shlex.split(f"serve serve.toml --port 23998 --certificates {made}")) == 0
     out = capsys.readouterr().out
     assert "join --superlink 127.0.0.1:23998 --certificate ca.crt --key key --task cli_task:task" in out
     assert "runs/serve-fedbuff-1" in out
@@ -155,10 +154,10 @@ def test_the_line_for_sites_says_how_they_are_known(
 
 def test_a_stopped_run_says_how_to_go_on(act: Act, capsys: pytest.CaptureFixture[str]) -> None:
     act(ServeOutcome(2, stopped=True))
-    words = "serve serve.toml --start --port 23998 --out 'a run' --json"
+    words = "serve serve.toml --port 23998 --out 'a run' --json"
     assert main(shlex.split(words)) == 130
     said = capsys.readouterr()
-    again = "offbeat serve serve.toml --out 'a run' --resume --port 23998 --start"
+    again = "offbeat serve serve.toml --out 'a run' --resume --port 23998"
     assert again in said.err
     told = json.loads(said.out.splitlines()[-1])
     assert (told["resume"], told["finished"], told["version"]) == (again, False, 2)
@@ -167,44 +166,41 @@ def test_a_stopped_run_says_how_to_go_on(act: Act, capsys: pytest.CaptureFixture
 
 def test_a_run_that_failed_says_why(act: Act, capsys: pytest.CaptureFixture[str]) -> None:
     act(ServeOutcome(2, error="the loss became NaN."))
-    assert main(shlex.split("serve serve.toml --start --port 23998 --out run")) == 1
+    assert main(shlex.split("serve serve.toml --port 23998 --out run")) == 1
     assert "offbeat: the loss became NaN.\n" in capsys.readouterr().err
 
 
 def test_a_run_that_had_finished_is_not_started(act: Act, capsys: pytest.CaptureFixture[str]) -> None:
     asked = act(ServeOutcome(3))
-    assert main(shlex.split("serve serve.toml --start --port 23998 --out run")) == 0
-    assert main(shlex.split("serve serve.toml --start --port 23998 --out run --resume")) == 0
+    assert main(shlex.split("serve serve.toml --port 23998 --out run")) == 0
+    assert main(shlex.split("serve serve.toml --port 23998 --out run --resume")) == 0
     assert len(asked) == 1
     assert "had finished already" in capsys.readouterr().err
 
 
 def test_resumed_settings_must_be_the_same(here: Path, act: Act, capsys: pytest.CaptureFixture[str]) -> None:
     act(ServeOutcome(2, stopped=True))
-    main(shlex.split("serve serve.toml --start --port 23998 --out run"))
+    main(shlex.split("serve serve.toml --port 23998 --out run"))
     capsys.readouterr()
     (here / "serve.toml").write_text(SETTINGS.replace("rounds = 3", "rounds = 4"))
-    said = fails("serve serve.toml --start --port 23998 --out run --resume", capsys)
+    said = fails("serve serve.toml --port 23998 --out run --resume", capsys)
     assert "was started with other settings (rounds was 3 and is now 4): give these as they were" in said
     (here / "serve.toml").write_text(f"{SETTINGS}[network]\ndeadline = 5\n")  # which may change
-    assert main(shlex.split("serve serve.toml --start --port 23998 --out run --resume")) == 130
+    assert main(shlex.split("serve serve.toml --port 23998 --out run --resume")) == 130
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         ("serve", "the following arguments are required: SETTINGS"),
-        ("serve none.toml --start", "there is no settings file none.toml"),
-        ("serve serve.toml", "give --start to have a SuperLink started, or --superlink HOST:PORT"),
-        ("serve serve.toml --start --superlink a:1", "and not both"),
-        ("serve serve.toml --superlink a:1 --port 3", "--host and --port are for --start"),
-        ("serve serve.toml --superlink a", "must be an address such as server.example:8000, not 'a'."),
-        ("serve serve.toml --start --port 0", "--port must be from 1 to 65535, not 0."),
-        ("serve serve.toml --start --resume", "--resume needs --out"),
-        ("serve serve.toml --start --set-aside", "--set-aside is for a resumed run"),
-        ("serve serve.toml --start --resume --out none", "none contains no run to resume"),
-        ("serve serve.toml --start --certificates none", "none/ca.crt cannot be read"),
-        ("serve serve.toml --strat", "unknown option '--strat': did you mean --start"),
+        ("serve none.toml", "there is no settings file none.toml"),
+        ("serve serve.toml --superlink a:1", "--superlink is gone, since 'offbeat serve' starts a SuperLink"),
+        ("serve serve.toml --port 0", "--port must be from 1 to 65535, not 0."),
+        ("serve serve.toml --resume", "--resume needs --out"),
+        ("serve serve.toml --set-aside", "--set-aside is for a resumed run"),
+        ("serve serve.toml --resume --out none", "none contains no run to resume"),
+        ("serve serve.toml --certificates none", "there is no file none/server.pem"),
+        ("serve serve.toml --prot 1", "unknown option '--prot': did you mean --port"),
         ("join", "the following arguments are required: --superlink"),
         ("join --superlink 127.0.0.1:23999 --insecure", "--task is missing: give package.module:function"),
         (JOIN, "--certificate is missing, which identifies the server: give it, or --insecure."),
@@ -254,7 +250,7 @@ def test_settings_that_the_server_would_refuse_are_refused_here(
 ) -> None:
     asked = act(ServeOutcome(3))
     (here / "serve.toml").write_text(SETTINGS.replace(*change))
-    assert sentence in fails("serve serve.toml --start --port 23998", capsys)
+    assert sentence in fails("serve serve.toml --port 23998", capsys)
     assert asked == []
     assert not (here / "runs").exists()
 
@@ -263,7 +259,7 @@ def test_methods_whose_clients_know_their_staleness_are_refused(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (here / "serve.toml").write_text(SETTINGS.replace("fedbuff", "weight-prediction"))
-    assert "which is not known before it arrives" in fails("serve serve.toml --start --port 23998", capsys)
+    assert "which is not known before it arrives" in fails("serve serve.toml --port 23998", capsys)
 
 
 def test_a_port_in_use_is_one_sentence(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -271,38 +267,36 @@ def test_a_port_in_use_is_one_sentence(here: Path, capsys: pytest.CaptureFixture
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        said = fails(f"serve serve.toml --start --port {port}", capsys)
+        said = fails(f"serve serve.toml --port {port}", capsys)
         assert f"port {port} of 127.0.0.1 is in use: choose another with --port." in said
         (here / "serve.toml").write_text(f"{SETTINGS}[watch]\nport = {port}\n")
-        assert "with port of [watch]" in fails("serve serve.toml --start --port 23998", capsys)
+        assert "with port of [watch]" in fails("serve serve.toml --port 23998", capsys)
     assert not (here / "runs").exists()
 
 
-def test_a_certificate_that_is_not_good_for_this_machine_is_one_sentence(
-    here: Path, made: Path, act: Act, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_setting_that_is_gone_is_one_sentence(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "serve.toml").write_text(f"{SETTINGS}[network]\npoll = 0.5\n")
+    assert "poll of [network] is gone, since the server is told when" in fails("serve serve.toml", capsys)
+
+
+def test_start_is_still_accepted(act: Act) -> None:
+    """It was needed once."""
     act(ServeOutcome(3))
-    shutil.copytree(made, here / "keys")
-    for end in ("pem", "key"):
-        shutil.copyfile(made / f"helper.{end}", here / "keys" / f"server.{end}")
-    said = fails("serve serve.toml --start --port 23998 --certificates keys", capsys)
-    assert "keys/server.pem is not valid for 127.0.0.1, where the SuperLink of --start listens" in said
-    assert not (here / "runs").exists()
-    assert main(shlex.split("serve serve.toml --superlink a:23998 --certificates keys")) == 0
+    assert main(shlex.split("serve serve.toml --start --port 23998")) == 0
 
 
 def test_a_folder_that_holds_a_run_is_left_alone(act: Act, capsys: pytest.CaptureFixture[str]) -> None:
     act(ServeOutcome(3))
-    main(shlex.split("serve serve.toml --start --port 23998 --out run"))
+    main(shlex.split("serve serve.toml --port 23998 --out run"))
     capsys.readouterr()
-    said = fails("serve serve.toml --start --port 23998 --out run", capsys)
+    said = fails("serve serve.toml --port 23998 --out run", capsys)
     assert "run already holds a run: name another --out, or add --resume." in said
 
 
 def test_a_simulation_is_not_resumed_as_a_deployment(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "run").mkdir()
     (here / "run" / "settings.json").write_text('{"algorithm": "fedbuff", "data": "digits"}')
-    assert "is a simulation" in fails("serve serve.toml --start --port 23998 --out run --resume", capsys)
+    assert "is a simulation" in fails("serve serve.toml --port 23998 --out run --resume", capsys)
 
 
 def test_a_site_is_joined_with_what_was_given(
@@ -339,14 +333,14 @@ def test_a_file_that_is_no_token_is_refused_before_anything_is_started(
 ) -> None:
     secure = f'[secure]\nhelper = "https://localhost:9"\ntoken = "{made / "ca.crt"}"\nminimum = 2\n'
     (here / "serve.toml").write_text(f"{SETTINGS}{secure}")
-    said = fails("serve serve.toml --start --port 23999", capsys)
+    said = fails("serve serve.toml --port 23999", capsys)
     assert "ca.crt does not contain a token" in said
     assert not (here / "runs").exists()
 
 
 def test_a_server_is_asked_to_set_aside_by_a_file_in_its_folder(here: Path, act: Act) -> None:
     act(ServeOutcome(1, stopped=True))
-    words = "serve serve.toml --start --port 23998 --out run"
+    words = "serve serve.toml --port 23998 --out run"
     main(shlex.split(words))
     assert not (here / "run" / SET_ASIDE_FILE).exists()
     main(shlex.split(f"{words} --resume --set-aside"))

@@ -303,7 +303,7 @@ def test_a_network_that_stays_away_ends_the_run_saved(place: Path) -> None:
 
     run.network.trouble = trouble
     with run.joined():
-        with pytest.raises(InputError, match="check that the SuperLink is running, then resume"):
+        with pytest.raises(InputError, match="see the log of the SuperLink, then resume"):
             run.serve()
         away = False
         run.network.letters.clear()

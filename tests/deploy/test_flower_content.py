@@ -102,9 +102,13 @@ def test_a_payload_above_the_limit_is_refused() -> None:
 
 
 def test_a_message_of_too_many_objects_is_not_fetched() -> None:
-    MessageDownload("a", ["an object"] * 3, 4 * 2**20)
-    with pytest.raises(ContentError, match="has 4 objects"):
-        MessageDownload("a", ["an object"] * 4, 4 * 2**20)
+    asked: list[str] = []
+    with ThreadPoolExecutor(1) as pool, pytest.raises(ContentError, match="has 4 objects"):
+        MessageDownload("a", ["an object"] * 4, 4 * 2**20).fetch(asked.append, pool)
+    assert asked == []
+    with ThreadPoolExecutor(1) as pool:
+        assert MessageDownload("a", ["an object"] * 3, 4 * 2**20).fetch(asked.append, pool) is None
+    assert len(asked) == 3
 
 
 def test_a_message_without_its_own_object_is_refused() -> None:

@@ -164,7 +164,6 @@ def test_the_client_of_a_supernode_has_the_calls_that_a_site_makes(call: str) ->
         (401, "", Refusal.UNAUTHORIZED),
         (403, "", Refusal.RUN_ENDED),
         (412, '{"code": 2004, "detail": "x"}', Refusal.NOT_ACTIVATED),
-        (403, '{"code": 2001}', Refusal.KEY_REQUIRED),
         (409, '{"code": 23}', Refusal.KEY_IN_USE),
         (404, "[]", Refusal.OTHER),
         (502, "no JSON", Refusal.AWAY),
@@ -190,7 +189,6 @@ def test_a_superlink_that_is_away_is_told_apart() -> None:
 
 
 def test_refusals_have_the_codes_that_are_told_apart() -> None:
-    assert private_api._KEY_REQUIRED == ApiErrorCode.FLEET_SUPERNODE_REGISTRATION_DISABLED
     assert private_api._KEY_REFUSED == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED
     assert private_api._KEY_IN_USE == ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE
 
@@ -222,7 +220,7 @@ class AsgiFlower:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("sys.argv", ["pytest"])  # which the SuperLink changes
-        self.superlink = private_api.SuperLink(["--insecure"])
+        self.superlink = private_api.SuperLink()
         self.key = ec.generate_private_key(ec.SECP384R1())
         self.pem = self.key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
@@ -243,7 +241,7 @@ class AsgiFlower:
         return asyncio.run(send())
 
     def call(self, path: str, message: Any, response: Any, **headers: str) -> Any:
-        status, body = self.ask(self.superlink, path, message, **headers)
+        status, body = self.ask(self.superlink.app, path, message, **headers)
         assert status == 200, body
         return response.FromString(body)
 
@@ -252,7 +250,7 @@ class AsgiFlower:
 def test_what_an_update_needs_is_answered_as_flower_itself_would(monkeypatch: pytest.MonkeyPatch) -> None:
     """A task to a site and its reply, each request once in either way; then what has to be refused."""
     flower = AsgiFlower(monkeypatch)
-    superlink, fleet, runtime = flower.superlink, flower.superlink.fleet, flower.superlink.runtime
+    superlink, fleet, runtime = flower.superlink.app, flower.superlink.fleet, flower.superlink.runtime
     register = RegisterNodeFleetRequest(public_key=flower.pem)
     node = flower.call("/v1/fleet/register-node", register, RegisterNodeFleetResponse).node_id
     activate = ActivateNodeRequest(public_key=flower.pem, heartbeat_interval=30)

@@ -1,6 +1,5 @@
 """A site's own connection to a SuperLink, which is scripted here."""
 
-import json
 import signal
 import threading
 import time
@@ -13,12 +12,11 @@ import pytest
 
 from offbeat.deploy import keys
 from offbeat.deploy.flower import site as connection
-from offbeat.deploy.flower.commands import SuperLinkAddress
 from offbeat.deploy.flower.content import Content, ContentObjects, from_objects
 from offbeat.deploy.flower.private_api import FlowerError, PendingMessage, Refusal
-from offbeat.deploy.flower.site import SiteConnection, answer_timeout
+from offbeat.deploy.flower.site import SiteConnection, SuperLinkAddress, answer_timeout
 from offbeat.deploy.protocol.messages import RunEnd, encode_message
-from offbeat.deploy.protocol.transport import Backoff, polling_pause
+from offbeat.deploy.protocol.transport import Backoff
 from offbeat.deploy.site.site import SiteOptions, site_folder
 from offbeat.errors import InputError
 
@@ -68,6 +66,7 @@ class Client:
         self.replies: dict[str, Content] = {}
         self.fails: dict[str, list[FlowerError]] = {}
         self.known = True
+        self.kept: list[float] = []  # seconds that the gateway keeps a request for messages
         self.node, self.run = 77, 1  # both are others after a restart
 
     def restart(self) -> None:
@@ -93,8 +92,11 @@ class Client:
         self._call("heartbeat")
         return self.known
 
-    def pull(self, wait: float = 0.0) -> PendingMessage | None:
+    def pull(self) -> PendingMessage | None:
         self._call("pull")
+        if self.kept:
+            time.sleep(self.kept.pop(0))
+            self.calls.append("answer")
         if not self.queue:
             return None
         kind, content = self.queue.pop(0)
@@ -161,6 +163,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "OutgoingReply", Reply)
     monkeypatch.setattr(connection, "_FIRST_PAUSE", 0.01)
     monkeypatch.setattr(connection, "_STOP_POLL", 0.01)
+    monkeypatch.setattr(connection, "_PULL_INTERVAL", 0.02)
 
 
 @pytest.fixture(scope="module")
@@ -182,8 +185,8 @@ def test_a_task_is_done_signed_and_sent(world: World, key: Path) -> None:
     statement = keys.reply_statement(message, content.header, content.payload)
     assert keys.verify_signature(public, statement, content.signature)
     assert world.said == [f"connected to {LINK.address} as node 77."]
+    assert world.client.calls[:2] == ["register", "activate"]
     assert world.client.calls[-1] == "deactivate 77"
-    assert "register" not in world.client.calls
 
 
 def test_objects_that_the_superlink_does_not_have_yet_are_waited_for(world: World) -> None:
@@ -193,28 +196,28 @@ def test_objects_that_the_superlink_does_not_have_yet_are_waited_for(world: Worl
     assert world.client.calls.count("object") == 4
 
 
-def test_a_site_without_a_registered_key_registers_its_own(tmp_path: Path, key: Path) -> None:
-    world = World(tmp_path, key, registered=False)
-    world.run(lambda: "pull" in world.client.calls)
-    assert world.client.calls[:2] == ["register", "activate"]
-
-
 def test_the_node_of_a_process_that_was_killed_is_deactivated_first(world: World, tmp_path: Path) -> None:
-    record = tmp_path / "node.json"
-    record.write_text(json.dumps({"superlink": LINK.address, "node": 5}))
+    record = tmp_path / "node"
+    record.write_text("5")
     world.client.fails = {"activate": [FlowerError(Refusal.NOT_ACTIVATED, "x")]}
     world.run(lambda: "pull" in world.client.calls)
-    assert world.client.calls[:3] == ["activate", "deactivate 5", "activate"]
-    assert json.loads(record.read_text())["node"] == 77
+    assert world.client.calls[:4] == ["register", "activate", "deactivate 5", "activate"]
+    assert record.read_text() == "77"
 
 
 def test_a_key_that_is_not_known_yet_is_tried_again(world: World) -> None:
     """The server may be starting, or its operator may register the key later."""
-    world.client.fails = {"activate": [FlowerError(Refusal.NOT_ACTIVATED, "x")] * 2}
+    world.client.fails = {"register": [FlowerError(Refusal.UNAUTHORIZED, "it does not know this key.")] * 2}
     world.run(lambda: "pull" in world.client.calls)
     assert len(world.said) == 2
-    assert "does not know the key" in world.said[0]
-    assert "next attempt in" in world.said[0]
+    assert "refuses this site (it does not know this key); next attempt in" in world.said[0]
+    assert world.said[1].startswith("connected")
+
+
+def test_a_key_that_another_node_uses_is_tried_again(world: World, key: Path) -> None:
+    world.client.fails = {"activate": [FlowerError(Refusal.NOT_ACTIVATED, "x")] * 2}
+    world.run(lambda: "pull" in world.client.calls)
+    assert f"another node is connected to the SuperLink at {LINK.address} with the key {key}" in world.said[0]
     assert world.said[1].startswith("connected")
 
 
@@ -228,7 +231,6 @@ def test_a_superlink_that_is_not_there_yet_is_waited_for(world: World) -> None:
 @pytest.mark.parametrize(
     ("refusal", "text", "sentence"),
     [
-        (Refusal.KEY_REQUIRED, "x", "accepts registered sites only: give --certificate and --key"),
         (Refusal.AWAY, "[SSL: CERTIFICATE_VERIFY_FAILED] verify failed: no match (_ssl.c:1)", "is not valid"),
         (Refusal.AWAY, "[SSL: WRONG_VERSION_NUMBER]", "does not speak TLS"),
     ],
@@ -246,6 +248,24 @@ def test_a_site_without_a_key_is_told_that_it_needs_one(tmp_path: Path, key: Pat
     world.client.fails = {"register": [FlowerError(Refusal.UNAUTHORIZED, "x")]}
     with pytest.raises(InputError, match="accepts registered sites only: give --certificate and --key"):
         world.connection.run()
+
+
+@pytest.mark.parametrize("connected", [True, False])
+def test_a_connection_that_breaks_off_means_tls_only_to_a_site_that_was_never_connected(
+    world: World, connected: bool
+) -> None:
+    world.connection._link = LINK._replace(authority=None)
+    broken = FlowerError(Refusal.AWAY, "Server disconnected without sending a response.")
+    if connected:
+        world.client.fails = {"pull": [broken]}
+        world.run(lambda: world.client.calls.count("pull") > 1)
+        assert world.said[1:] == [
+            f"the SuperLink at {LINK.address} cannot be reached; this site tries again."
+        ]
+    else:
+        world.client.fails = {"register": [broken]}
+        with pytest.raises(InputError, match="speaks TLS: give --certificate"):
+            world.connection.run()
 
 
 def test_an_answer_is_kept_while_the_superlink_is_away(world: World) -> None:
@@ -361,7 +381,6 @@ def test_no_alarm_ends_a_site_that_signs_off_slowly_or_the_process_that_takes_it
 def test_heartbeats_and_messages_do_not_wait_for_the_work(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "_BUSY_POLL", 0.01)
     monkeypatch.setattr(connection, "_HEARTBEAT_FRACTION", 0.001)
     release = threading.Event()
     world.site.work = lambda header: release.wait(20) and None
@@ -378,8 +397,7 @@ def test_heartbeats_and_messages_do_not_wait_for_the_work(
     assert "train.task 1" not in seen[:1]
 
 
-def test_a_recall_reaches_the_site_while_it_works(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "_BUSY_POLL", 0.01)
+def test_a_recall_reaches_the_site_while_it_works(world: World) -> None:
     recalled = threading.Event()
     world.site.work = lambda header: recalled.wait(20) and None
     world.site.recalled = recalled.set
@@ -400,8 +418,7 @@ def test_a_stop_does_not_wait_for_the_work(world: World) -> None:
     connection._set_alarm(0)
 
 
-def test_a_second_task_waits_for_the_first(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "_BUSY_POLL", 0.01)
+def test_a_second_task_waits_for_the_first(world: World) -> None:
     done: list[str] = []
     release = threading.Event()
 
@@ -456,6 +473,24 @@ def test_pauses_double_up_to_a_limit_and_begin_anew() -> None:
     assert backoff.fail() == 1.0
 
 
-@pytest.mark.parametrize(("idle", "pause"), [(0.0, 0.02), (0.1, 0.02), (1.0, 0.1), (10.0, 1.0), (1e6, 3.0)])
-def test_polls_are_a_tenth_of_the_time_without_news_apart(idle: float, pause: float) -> None:
-    assert polling_pause(idle, 3.0) == pytest.approx(pause)
+def test_a_gateway_that_answers_at_once_is_not_asked_without_a_pause(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_PULL_INTERVAL", 0.1)
+    begun = time.monotonic()
+    world.run(lambda: time.monotonic() - begun > 1)
+    assert 5 < world.client.calls.count("pull") < 15
+
+
+def test_a_heartbeat_that_is_due_waits_for_the_request_for_messages_but_not_for_long(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_HEARTBEAT_FRACTION", 0.001)
+    monkeypatch.setattr(connection, "_HEARTBEAT_SLACK", 0.5)
+    world.client.kept = [0.3, 3.0]
+    world.run(lambda: world.client.calls.count("answer") == 2)
+    first, second = [n for n, call in enumerate(world.client.calls) if call == "answer"]
+    assert "heartbeat" not in world.client.calls[:first]
+    assert "heartbeat" in world.client.calls[first:second]
+    kept = world.client.calls[world.client.calls.index("pull", first) : second]
+    assert "heartbeat" in kept

@@ -1,8 +1,10 @@
 """Flower as a transport: its own messages, over a SuperLink made of dictionaries."""
 
+import base64
 import dataclasses
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -14,6 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from offbeat.deploy.flower import private_api
 from offbeat.deploy.keys import reply_statement
+from offbeat.deploy.network import waits_for
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # of what Flower imports
@@ -34,6 +37,8 @@ with warnings.catch_warnings():
     from offbeat.deploy.protocol.transport import Reply, TransportClosedError, TransportError
 
 NODE, OTHER = 2**63 + 11, 5
+RUNG: list[bytes] = []  # for whom
+BELL: Any = SimpleNamespace(ring=RUNG.append)
 KEYS = {node: ec.generate_private_key(ec.SECP384R1()) for node in (NODE, OTHER)}
 
 
@@ -145,7 +150,7 @@ class Link:
 
 def make(max_bytes: int = 10_000) -> tuple[Link, FlowerTransport]:
     link = Link()
-    transport = FlowerTransport(ServerTask(link, 7, 1), max_bytes)
+    transport = FlowerTransport(ServerTask(link, 7, 1), BELL, max_bytes)
     transport.nodes()
     return link, transport
 
@@ -393,8 +398,16 @@ def test_a_long_model_is_sent_to_the_superlink_once() -> None:
     assert link.read(number) == Content("b", LARGE)
 
 
+def test_the_gateway_is_told_for_which_node_there_is_a_message() -> None:
+    _, transport = make()
+    RUNG.clear()
+    transport.push(NODE, "task", "a", b"", 9.0)
+    header = base64.b64encode(pem(NODE))  # of the requests of that node
+    assert [waits_for(header)] == RUNG
+
+
 def test_it_knows_by_which_key_a_node_came() -> None:
-    transport = FlowerTransport(ServerTask(Link(), 7, 1))
+    transport = FlowerTransport(ServerTask(Link(), 7, 1), BELL)
     assert transport.key(NODE) == b""
     transport.nodes()
     assert (transport.key(NODE), transport.key(5), transport.key(6)) == (pem(NODE), pem(5), b"")

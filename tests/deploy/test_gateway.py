@@ -1,5 +1,6 @@
 """The gate: sites come through, orders do not, and nobody can hold it up for long."""
 
+import asyncio
 import base64
 import http.client
 import json
@@ -17,28 +18,32 @@ from typing import Any
 
 import httpx
 import pytest
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offbeat.deploy import keys
 from offbeat.deploy.flower import superlink
-from offbeat.deploy.flower.commands import (
-    Certificates,
-    SuperLinkAddress,
-    find_certificates,
-    superlink_problem,
+from offbeat.deploy.flower.commands import superlink_problem
+from offbeat.deploy.flower.private_api import FleetClient, FlowerError
+from offbeat.deploy.flower.site import SuperLinkAddress, connection_problem
+from offbeat.deploy.flower.superlink import (
+    ALLOWED_REQUESTS,
+    Gateway,
+    RefusalLog,
+    RequestLimits,
+    SiteKeys,
+    use_renewed_certificate,
 )
-from offbeat.deploy.flower.site import connection_problem
-from offbeat.deploy.flower.superlink import ALLOWED_REQUESTS, Gateway, RefusalLog, RequestLimits, SiteKeys
-from offbeat.deploy.flower.supervisor import ListenAddress, LocalSuperLink
+from offbeat.deploy.flower.supervisor import Backend
+from offbeat.deploy.keys import Certificates, find_certificates
 from offbeat.deploy.network import (
     Connection,
     ConnectionTable,
+    Doorbell,
     HttpLimits,
-    TlsFiles,
     bind_socket,
     format_address,
     free_port,
@@ -46,7 +51,7 @@ from offbeat.deploy.network import (
     running_in_thread,
 )
 
-PULL = "/v1/fleet/pull-messages"
+PUSH = "/v1/fleet/push-object"
 QUICK = RequestLimits(grace=0.5, rate=1e6, response=2.0)
 LINES = HttpLimits(connections=50, per_address=50, per_identity=50, head=0.5, linger=0.5)
 
@@ -56,7 +61,6 @@ class Upstream:
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str]] = []
-        self.begun = threading.Event()  # a megabyte of a body has come
         self.answer: bytes | None = None
         self.breaks = False
 
@@ -69,8 +73,6 @@ class Upstream:
                 return
             body += message["body"]
             more = message["more_body"]
-            if len(body) > 2**20:
-                self.begun.set()
         told = {
             "path": scope["path"],
             "headers": [[name.decode(), text.decode()] for name, text in scope["headers"]],
@@ -88,6 +90,10 @@ class Upstream:
         await send({"type": "http.response.body", "body": answer})
 
 
+def authority_of(certificates: Certificates) -> Path:
+    return certificates.sites.parent / "ca.crt"
+
+
 class World:
     """A gate and what is behind it."""
 
@@ -99,7 +105,7 @@ class World:
     def connect(self) -> http.client.HTTPConnection:
         if self.certificates is None:
             return http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
-        context = ssl.create_default_context(cafile=str(self.certificates.authority))
+        context = ssl.create_default_context(cafile=str(authority_of(self.certificates)))
         return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=10, context=context)
 
     def ask(
@@ -131,7 +137,7 @@ class World:
 
 @contextmanager
 def gate(
-    upstream: Upstream,
+    upstream: Any,
     limits: RequestLimits = QUICK,
     certificates: Certificates | None = None,
     lines: HttpLimits = LINES,
@@ -140,13 +146,16 @@ def gate(
     """In a thread of its own."""
     said: list[str] = []
     tally = RefusalLog(said.append)
-    tls = None if certificates is None else TlsFiles(certificates.server, certificates.key)
-    app = Gateway(upstream, site_keys, tally, limits)
+    tls = None if certificates is None else certificates.tls
+    bells = Doorbell.pair()
+    app = Gateway(upstream, site_keys, tally, bells[0], limits)
     with (
         bind_socket("127.0.0.1", 0) as listener,
         running_in_thread(http_server(app, tls, lines, tally), listener),
     ):
         yield World(listener.getsockname()[1], said, tally, certificates)
+    for bell in bells:
+        bell.close()
 
 
 @pytest.fixture
@@ -168,15 +177,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Flower's own dependencies
-def test_all_that_flowers_nodes_ask_for_passes_and_nothing_else() -> None:
+def test_all_that_sites_ask_for_passes_and_nothing_else_of_flowers() -> None:
     from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 
-    fleet = {
-        (method.encode(), path.encode())
-        for method, path in PROTOBUF_REQUEST_TYPES
-        if path.startswith("/v1/fleet/")
-    }
-    assert fleet | {(b"GET", b"/health")} == ALLOWED_REQUESTS
+    fleet = {path.encode() for _, path in PROTOBUF_REQUEST_TYPES if path.startswith("/v1/fleet/")}
+    unused = {f"/v1/fleet/{name}".encode() for name in ("unregister-node", "get-run", "get-fab")}
+    assert unused <= fleet
+    assert {(b"POST", path) for path in fleet - unused} | {(b"GET", b"/health")} == ALLOWED_REQUESTS
 
 
 def test_a_request_passes_as_it_is(world: World, upstream: Upstream) -> None:
@@ -186,10 +193,10 @@ def test_a_request_passes_as_it_is(world: World, upstream: Upstream) -> None:
         "flwr_timestamp": "2026-01-01T00:00:00",
         "flwr_signature": "RUZH/+==",
     }
-    status, answer, headers = world.ask("POST", PULL, body, wanted="412", **proof)
+    status, answer, headers = world.ask("POST", PUSH, body, wanted="412", **proof)
     told = json.loads(answer)
     assert (status, headers["flwr-said"]) == (412, "so")
-    assert (told["path"], told["sum"], told["size"]) == (PULL, sum(body), len(body))
+    assert (told["path"], told["sum"], told["size"]) == (PUSH, sum(body), len(body))
     got = {name.lower(): text for name, text in told["headers"]}
     assert {name.replace("_", "-"): text for name, text in proof.items()}.items() <= got.items()
     assert got["host"] == f"127.0.0.1:{world.port}"
@@ -198,7 +205,7 @@ def test_a_request_passes_as_it_is(world: World, upstream: Upstream) -> None:
     assert not {"transfer-encoding", "content-length"} & {
         name.lower() for name, _ in json.loads(answer)["headers"]
     }
-    assert upstream.asked == [("POST", PULL), ("GET", "/health")]
+    assert upstream.asked == [("POST", PUSH), ("GET", "/health")]
 
 
 @pytest.mark.parametrize(
@@ -207,18 +214,19 @@ def test_a_request_passes_as_it_is(world: World, upstream: Upstream) -> None:
         ("POST", "/v1/control/start-run"),
         ("POST", "/v1/control/register-node"),
         ("POST", "/v1/runtime/push-object"),
+        ("POST", "/v1/fleet/unregister-node"),
         ("GET", "/docs"),
-        ("GET", PULL),
-        ("PUT", PULL),
+        ("GET", PUSH),
+        ("PUT", PUSH),
         ("POST", "/health"),
         ("POST", "/v1/fleet/"),
         ("POST", "/v1/fleet/../control/start-run"),
         ("POST", "/v1/fleet/%2e%2e/control/start-run"),
         ("POST", "/v1/fleet/pull-messages/../../control/start-run"),
-        ("POST", f"/{PULL}"),
-        ("POST", f"{PULL}?a=b"),
-        ("POST", f"{PULL}/"),
-        ("POST", f"http://server.example{PULL}"),
+        ("POST", f"/{PUSH}"),
+        ("POST", f"{PUSH}?a=b"),
+        ("POST", f"{PUSH}/"),
+        ("POST", f"http://server.example{PUSH}"),
         ("POST", "/V1/fleet/pull-messages"),
         ("CONNECT", "server.example:80"),
         ("OPTIONS", "*"),
@@ -252,7 +260,7 @@ def test_lines_on_the_same_come_with_a_pause() -> None:
 
 
 ORDER = b"POST /v1/control/start-run HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n"
-HEAD = f"POST {PULL} HTTP/1.1\r\nhost: a\r\n".encode()
+HEAD = f"POST {PUSH} HTTP/1.1\r\nhost: a\r\n".encode()
 
 
 @pytest.mark.parametrize(
@@ -278,7 +286,7 @@ def test_no_order_is_smuggled_in_behind_something_else(
 ) -> None:
     answer = world.raw(HEAD + head + b"\r\n" + body)
     assert answer.startswith(b"HTTP/1.1 ")
-    assert set(upstream.asked) <= {("POST", PULL)}
+    assert set(upstream.asked) <= {("POST", PUSH)}
     final = answer.removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n")
     assert int(final[9:12]) in {200, 400, 403, 411, 501}
 
@@ -313,13 +321,13 @@ def test_noise_neither_passes_nor_harms(lasting: tuple[World, Upstream], first: 
     assert world.ask("GET", "/health")[0] == 200
 
 
-def test_a_body_goes_on_while_it_comes(world: World, upstream: Upstream) -> None:
+def test_a_body_that_comes_in_parts_arrives_whole(world: World) -> None:
     half = bytes(range(256)) * 2**15
     line = world.connect()
-    line.putrequest("POST", PULL)
+    line.putrequest("POST", PUSH)
     line.putheader("content-length", str(2 * len(half)))
     line.endheaders(half)
-    assert upstream.begun.wait(10)  # it is not held back until it is whole
+    time.sleep(0.1)
     line.send(half)
     told = json.loads(line.getresponse().read())
     line.close()
@@ -328,13 +336,13 @@ def test_a_body_goes_on_while_it_comes(world: World, upstream: Upstream) -> None
 
 def test_a_large_answer_comes_back_whole(world: World, upstream: Upstream) -> None:
     upstream.answer = bytes(range(256)) * 2**16
-    assert world.ask("POST", PULL, b"a")[1] == upstream.answer
+    assert world.ask("POST", PUSH, b"a")[1] == upstream.answer
 
 
 def test_a_connection_carries_many_requests(world: World) -> None:
     line = world.connect()
     for number in range(20):
-        line.request("POST", PULL, b"a" * number)
+        line.request("POST", PUSH, b"a" * number)
         assert json.loads(line.getresponse().read())["size"] == number
     line.close()
 
@@ -342,7 +350,7 @@ def test_a_connection_carries_many_requests(world: World) -> None:
 def test_half_an_answer_is_not_taken_for_a_whole_one(world: World, upstream: Upstream) -> None:
     upstream.breaks = True
     with pytest.raises((ConnectionResetError, http.client.IncompleteRead)):
-        world.ask("POST", PULL, b"a")
+        world.ask("POST", PUSH, b"a")
 
 
 def test_a_superlink_that_does_not_answer_is_not_waited_for(upstream: Upstream) -> None:
@@ -351,7 +359,7 @@ def test_a_superlink_that_does_not_answer_is_not_waited_for(upstream: Upstream) 
             pass
 
     with gate(hang, QUICK._replace(response=0.2)) as world:  # type: ignore[arg-type]
-        status, answer, _ = world.ask("POST", PULL, b"a" * 5 * 2**20)
+        status, answer, _ = world.ask("POST", PUSH, b"a" * 5 * 2**20)
         assert (status, json.loads(answer)) == (504, {"detail": "the request took too long."})
 
 
@@ -409,8 +417,7 @@ def test_a_silent_connection_makes_room_for_another_of_its_address(upstream: Ups
         time.sleep(0.1)
         assert world.ask("GET", "/health")[0] == 200
         assert world.tally.counts == {"full": 1}
-        with pytest.raises(ConnectionResetError):  # the one that came first
-            silent[0].recv(1)
+        assert silent[0].recv(1) == b"", "the one that came first is still there"
         silent[1].sendall(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n")
         assert silent[1].recv(1000).startswith(b"HTTP/1.1 200")
 
@@ -420,10 +427,10 @@ def test_a_connection_with_a_request_under_way_does_not_make_room(upstream: Upst
     slow = QUICK._replace(grace=20.0)
     with gate(upstream, slow, lines=lines) as world:
         line = world.connect()
-        line.putrequest("POST", PULL)
+        line.putrequest("POST", PUSH)
         line.putheader("content-length", str(2**21 + 1))
         line.endheaders(bytes(2**21))
-        assert upstream.begun.wait(10)
+        time.sleep(0.3)
         with pytest.raises((ConnectionError, http.client.RemoteDisconnected)):
             world.ask("GET", "/health")
         line.send(b"a")
@@ -494,7 +501,7 @@ def test_flower_signs_as_the_gateway_verifies(made: Certificates) -> None:
 
 def test_a_signed_request_passes(identified: tuple[World, Upstream], made: Certificates) -> None:
     world, _ = identified
-    assert world.ask("POST", PULL, b"abc", **proof(made.sites / "a" / "key"))[0] == 200
+    assert world.ask("POST", PUSH, b"abc", **proof(made.sites / "a" / "key"))[0] == 200
 
 
 def at(seconds: float) -> str:
@@ -514,7 +521,8 @@ def at(seconds: float) -> str:
         (lambda good, other: proof(good, "0001-01-01T00:00:00+23:00"), "seconds|signature"),
         (lambda good, other: proof(good, flwr_signature="x"), "needs the signature"),
         (lambda good, other: proof(good, flwr_signature="QUJD"), "does not belong"),
-        (lambda good, other: proof(good, flwr_public_key="QUJD"), "needs the signature"),
+        (lambda good, other: proof(good, flwr_public_key="QUJD"), "does not know this key"),
+        (lambda good, other: proof(good, flwr_public_key="?"), "does not know this key"),
     ],
 )
 def test_a_stranger_is_refused_before_a_byte_of_the_body_is_read(
@@ -529,7 +537,7 @@ def test_a_stranger_is_refused_before_a_byte_of_the_body_is_read(
     before = len(upstream.asked)
     headers = change(made.sites / "a" / "key", tmp_path / "keys" / "sites" / "a" / "key")
     lines = "".join(f"{name.replace('_', '-')}: {text}\r\n" for name, text in headers.items())
-    answer = world.raw(HEAD + lines.encode() + b"content-length: 30000000\r\n\r\n")
+    answer = world.raw(HEAD + lines.encode() + b"content-length: 15000000\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 401 ")
     assert re.search(sentence, answer.decode())
     assert len(upstream.asked) == before
@@ -550,6 +558,56 @@ def test_a_header_that_comes_twice_does_not_make_one_site_another(
     assert len(upstream.asked) == before
 
 
+def forms(pem: str) -> Iterator[str]:
+    """Other texts of the same key, which Flower would take for other nodes."""
+    head, *lines, tail, _ = pem.split("\n")
+    yield pem + "\n"
+    yield pem.rstrip("\n")
+    yield pem.replace("\n", "\r\n")
+    yield "\n" + pem
+    yield "\n".join([head, "".join(lines), tail, ""])
+
+
+def test_one_key_is_one_node(identified: tuple[World, Upstream], made: Certificates) -> None:
+    world, upstream = identified
+    before, own = len(upstream.asked), proof(made.sites / "a" / "key")
+    pem = base64.b64decode(own["flwr_public_key"]).decode()
+    for form in forms(pem):
+        assert serialization.load_pem_public_key(form.encode()) is not None
+        other = own | {"flwr_public_key": base64.b64encode(form.encode()).decode()}
+        status, answer, _ = world.ask("POST", PUSH, b"abc", **other)
+        assert (status, b"does not know this key" in answer) == (401, True)
+    assert len(upstream.asked) == before
+
+
+def test_a_request_that_is_kept_is_refused_once_its_key_is_revoked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(superlink, "_KEY_INTERVAL", 0.0)
+    folder, asked = tmp_path / "keys", []
+    keys.create_keys(folder, ["127.0.0.1"], ["a", "b"], ["localhost"], 3)
+
+    async def without_messages(scope: Any, receive: Any, send: Any) -> None:
+        asked.append(scope["path"])
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    site_keys = SiteKeys(folder / "sites")
+    with gate(without_messages, QUICK._replace(wait=1.0), site_keys=site_keys) as world:
+        signed, found = proof(folder / "sites" / "a" / "key"), []
+        pull = lambda: found.append(world.ask("POST", "/v1/fleet/pull-messages", b"x", **signed)[:2])  # noqa: E731
+        thread = threading.Thread(target=pull)
+        thread.start()
+        limit = time.monotonic() + 10
+        while not asked and time.monotonic() < limit:
+            time.sleep(0.01)
+        (folder / "sites" / "a" / "key.pub").unlink()
+        thread.join()
+    [(status, answer)] = found
+    assert (status, b"does not know this key" in answer) == (401, True)
+    assert len(asked) == 1
+
+
 def test_keys_that_are_added_or_removed_count_soon(
     tmp_path: Path, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -558,10 +616,10 @@ def test_keys_that_are_added_or_removed_count_soon(
     keys.create_keys(folder, ["127.0.0.1"], ["a"], ["localhost"], 3)
     with gate(upstream, site_keys=SiteKeys(folder / "sites")) as world:
         keys.add_site_keys(folder, "b")
-        assert world.ask("POST", PULL, b"", **proof(folder / "sites" / "b" / "key"))[0] == 200
+        assert world.ask("POST", PUSH, b"", **proof(folder / "sites" / "b" / "key"))[0] == 200
         for name in ("a", "b"):
             (folder / "sites" / name / "key.pub").unlink()
-            assert world.ask("POST", PULL, b"", **proof(folder / "sites" / name / "key"))[0] == 401
+            assert world.ask("POST", PUSH, b"", **proof(folder / "sites" / name / "key"))[0] == 401
 
 
 def test_a_key_is_revoked_also_while_the_file_of_another_is_damaged(
@@ -574,7 +632,7 @@ def test_a_key_is_revoked_also_while_the_file_of_another_is_damaged(
         (folder / "sites" / "a" / "key.pub").write_bytes(b"half a k")
         (folder / "sites" / "b" / "key.pub").unlink()
         answers = {
-            name: world.ask("POST", PULL, b"", **proof(folder / "sites" / name / "key"))[0] for name in "abc"
+            name: world.ask("POST", PUSH, b"", **proof(folder / "sites" / name / "key"))[0] for name in "abc"
         }
     assert answers == {"a": 401, "b": 401, "c": 200}
 
@@ -589,30 +647,92 @@ def test_one_key_has_only_so_many_connections(made: Certificates, upstream: Upst
         statuses = []
         for _ in range(3):
             line = stack.enter_context(closing(world.connect()))
-            line.request("POST", PULL, b"", signed)
+            line.request("POST", PUSH, b"", signed)
             statuses.append(line.getresponse().status)
         assert statuses == [200, 200, 429]
         assert world.ask("GET", "/health")[0] == 200
 
 
+def problem(link: SuperLinkAddress, made: Certificates) -> str:
+    """What a site says that connects in this way."""
+    client = FleetClient(*link, keys.load_site_key(made.sites / "a" / "key"))
+    with closing(client), pytest.raises(FlowerError) as failure:
+        client.register()
+    return str(connection_problem(link, str(failure.value)))
+
+
 def test_all_of_it_goes_over_tls(made: Certificates) -> None:
     body = bytes(range(256)) * 2**13
     with gate(Upstream(), certificates=made) as world:
-        told = json.loads(world.ask("POST", PULL, body)[1])
+        told = json.loads(world.ask("POST", PUSH, body)[1])
         assert (told["size"], told["sum"]) == (len(body), sum(body))
         assert world.ask("POST", "/v1/control/start-run", body[: 2**19])[0] == 403
-        link = SuperLinkAddress(format_address("127.0.0.1", world.port), made.authority)
-        assert superlink_problem(link) is None
-        plain = link._replace(authority=None)
-        assert "speaks TLS: give --certificate" in str(connection_problem(plain, superlink_problem(plain)))
+        plain = SuperLinkAddress(format_address("127.0.0.1", world.port), None)
+        assert "speaks TLS: give --certificate" in problem(plain, made)
         silent = socket.create_connection(("127.0.0.1", world.port), timeout=10)  # no word of TLS
-        with silent as line, pytest.raises(ConnectionResetError):
-            line.recv(1)
+        with silent as line:
+            assert line.recv(1) == b""
+
+
+def test_a_renewed_certificate_is_used_as_soon_as_it_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after one that cannot be used, as while the files are being copied, or if only one of them was."""
+    monkeypatch.setattr(superlink, "_KEY_INTERVAL", 0.01)
+    keys.create_keys(tmp_path / "keys", ["127.0.0.1"], ["a"], ["localhost"], 3)
+    made = find_certificates(tmp_path / "keys")
+    whole = made.tls.certificate.read_bytes()
+
+    def present() -> bytes:
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as line:
+            context = ssl.create_default_context(cafile=str(authority_of(made)))
+            with context.wrap_socket(line, server_hostname="127.0.0.1") as secure:
+                found = secure.getpeercert(binary_form=True)
+                assert found is not None
+                return found
+
+    class Renewing(Upstream):
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            if scope["type"] == "lifespan":
+                tasks.append(asyncio.ensure_future(use_renewed_certificate(server, made.tls)))
+                for event in ("startup", "shutdown"):
+                    await receive()
+                    await send({"type": f"lifespan.{event}.complete"})
+                tasks.pop().cancel()
+
+    tasks: list[Any] = []
+    server = http_server(Renewing(), made.tls, LINES)
+    with bind_socket("127.0.0.1", 0) as listener, running_in_thread(server, listener):
+        port = listener.getsockname()[1]
+        first = present()
+        for content in (b"", (tmp_path / "keys" / "helper.pem").read_bytes(), whole[:100]):
+            made.tls.certificate.write_bytes(content)
+            time.sleep(0.1)
+            assert present() == first
+        made.tls.certificate.write_bytes(whole)
+        keys.renew_certificates(tmp_path / "keys", 30)
+        limit = time.monotonic() + 10
+        while present() == first:
+            assert time.monotonic() < limit
+        second = present()
+        authority: Any = serialization.load_pem_private_key(
+            (tmp_path / "keys" / "ca.key").read_bytes(), password=None
+        )
+        other = rsa.generate_private_key(65537, 2048)  # a key of another type
+        own = keys._server_extensions(["127.0.0.1"])
+        form = Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        made.tls.key.write_bytes(other.private_bytes(*form))
+        made.tls.certificate.write_bytes(
+            keys._certificate("offbeat server", other.public_key(), authority, 3, *own)
+        )
+        while present() == second:
+            assert time.monotonic() < limit
+        assert tasks, "what looks for certificates has ended"
 
 
 def test_without_tls_it_says_so_to_whoever_wants_it(world: World, made: Certificates) -> None:
-    link = SuperLinkAddress(format_address("127.0.0.1", world.port), made.authority)
-    assert "does not speak TLS" in str(connection_problem(link, superlink_problem(link)))
+    link = SuperLinkAddress(format_address("127.0.0.1", world.port), authority_of(made))
+    assert "does not speak TLS" in problem(link, made)
 
 
 @pytest.mark.slow
@@ -620,16 +740,11 @@ def test_as_a_process_it_is_started_again_and_ends_with_whoever_started_it(
     made: Certificates, tmp_path: Path
 ) -> None:
     port = free_port()
-    world, local = (
-        World(port, [], RefusalLog(print), made),
-        LocalSuperLink(ListenAddress("127.0.0.1", port), tmp_path, made),
-    )
-    try:
-        local.start()
-        assert superlink_problem(local.link) is None
-        local.open()
+    world = World(port, [], RefusalLog(print), made)
+    with Backend(tmp_path, Path("serve.toml"), ("127.0.0.1", port), made) as backend:
+        assert superlink_problem(backend.address) is None
         assert world.ask("GET", "/health")[0] == 200
-        first = local._child
+        first = backend._superlink
         assert first is not None
         with socket.create_connection(("127.0.0.1", port), timeout=10) as line:
             line.sendall(HEAD)
@@ -637,22 +752,25 @@ def test_as_a_process_it_is_started_again_and_ends_with_whoever_started_it(
             first.process.kill()
             while first.is_alive():
                 time.sleep(0.01)
-            with pytest.raises(ConnectionResetError):  # no end that TLS would take for a broken one
-                line.recv(1)
+            assert line.recv(1) == b""
         late: list[int] = []
         asker = threading.Thread(target=lambda: late.append(world.ask("GET", "/health")[0]))
         asker.start()
-        assert local.keep_alive()
-        local.open()
+        backend.keep_alive()
         asker.join()
         assert late == [200]  # it waited at the socket
         key = made.sites / "a" / "key"
-        assert world.ask("POST", PULL, b"a")[0] == 401
-        assert world.ask("POST", PULL, b"", **proof(key), content_type="application/protobuf")[0] == 401
+        assert world.ask("POST", PUSH, b"a")[0] == 401
+        assert world.ask("POST", PUSH, b"", **proof(key), content_type="application/protobuf")[0] == 401
         assert world.ask("POST", "/v1/control/start-run", b"a")[0] == 403
-        log = (tmp_path / "superlink.log").read_text()
+        log = (tmp_path / "flower" / "superlink.log").read_text()
         assert "forbidden (1 so far): 'POST /v1/control/start-run' from 127.0.0.1" in log
-        second = local._child
+        site = FleetClient(f"127.0.0.1:{port}", authority_of(made), keys.load_site_key(key))
+        with closing(site):
+            site.register()
+            site.register()  # as after a restart of the site
+            assert site.activate() != 0
+        second = backend._superlink
         assert second is not None
         assert second.process.stdin is not None
         second.process.stdin.close()
@@ -661,5 +779,3 @@ def test_as_a_process_it_is_started_again_and_ends_with_whoever_started_it(
             assert time.monotonic() < limit
             time.sleep(0.01)
         assert second.returncode == 0
-    finally:
-        local.stop()

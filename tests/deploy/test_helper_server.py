@@ -28,7 +28,7 @@ from offbeat.deploy.helper.protocol import (
 )
 from offbeat.deploy.helper.server import open_key_and_store
 from offbeat.deploy.keys import read_signer, read_site_keys, signed_statement
-from offbeat.deploy.network import TlsFiles, bind_socket, check_tls
+from offbeat.deploy.network import TlsFiles, bind_socket, tls_context
 from offbeat.errors import InputError
 from offbeat.privacy.secure.encoding import decode, make_report
 from offbeat.privacy.secure.servers import Leader, SealedSeed, SumRequest
@@ -440,7 +440,7 @@ def test_a_helper_with_a_certificate_is_believed_and_one_without_is_not(
     site_keys: Path, tmp_path: Path, terms: SecureTerms
 ) -> None:
     tls = TlsFiles(site_keys / "helper.pem", site_keys / "helper.key")
-    check_tls(tls)
+    tls_context(tls)
     keys.create_keys(tmp_path / "others", ["localhost"], ["a"], ["elsewhere.example"], 2)
     with served(new_desk(tmp_path / "store"), tls) as where:
         trusting = link(where, certificate=site_keys / "ca.crt")
@@ -462,14 +462,14 @@ def test_a_helper_with_a_certificate_is_believed_and_one_without_is_not(
 
 def test_certificates_that_cannot_work_are_one_sentence(site_keys: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="there is no file"):
-        check_tls(TlsFiles(tmp_path / "helper.pem", tmp_path / "helper.key"))
+        tls_context(TlsFiles(tmp_path / "helper.pem", tmp_path / "helper.key"))
     for pair in (
         TlsFiles(site_keys / "helper.pem", site_keys / "server.key"),
         TlsFiles(site_keys / "helper.key", site_keys / "helper.key"),
         TlsFiles(site_keys / "helper.token", site_keys / "helper.key"),
     ):
         with pytest.raises(InputError, match="are not a certificate and its key"):
-            check_tls(pair)
+            tls_context(pair)
 
 
 def test_a_port_in_use_is_one_sentence() -> None:

@@ -11,7 +11,7 @@ PAGE = (ROOT / "docs" / "operations.md").read_text()
 EXPLAINED = re.findall(r"^\| `([^`]+)` \|", PAGE, re.MULTILINE)
 FILES = (
     *("server/run", "server/session", "server/journal", "server/registry", "server/validation"),
-    *("server/exchange", "flower/supervisor", "flower/server", "protocol/transport", "flower/superlink"),
+    *("server/exchange", "flower/supervisor", "protocol/transport", "flower/superlink"),
 )
 CALLS = {"InputError", "message", "_refused", "_Refusal", "Rejected", "ValueError"}
 INNER = {"its checksum does not match"}  # a part of another message

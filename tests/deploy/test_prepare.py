@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_server_run import AtOnce, ask
+from test_server_run import AtOnce, ask, serve
 from torch import nn
 
 from offbeat import Examples, InputError, Population, Problem, Steps, trees
 from offbeat.cli.main import main
 from offbeat.deploy.config import ServeConfig
-from offbeat.deploy.server.run import STOP_FILE, ServeOutcome, serve
+from offbeat.deploy.server.run import STOP_FILE, ServeOutcome
 from offbeat.deploy.site.site import Site
 from offbeat.nn.problem import cross_entropies
 from offbeat.training.standardise import measure_scaling
@@ -60,8 +60,6 @@ buffer = 2
 rounds = 4
 local_steps = 2
 batch_size = 4
-[network]
-poll = 0.002
 """
 NAMES = ("one", "three", "seven")
 

@@ -107,7 +107,7 @@ def test_patience_ends_with_a_sentence() -> None:
         transport.nodes()
         clock.sleep(30)
     with pytest.raises(
-        InputError, match=r"unreachable for 120 seconds \(nobody answers\): check that the SuperLink"
+        InputError, match=r"unreachable for 120 seconds \(nobody answers\): see the log of the SuperLink"
     ):
         transport.nodes()
 

@@ -125,7 +125,10 @@ def test_a_method_keeps_its_uploads_where_a_clip_is_given_by_field() -> None:
             {"privacy": {"noise": 1.0, "max_participations": 3}, "training": {"algorithm": "fedbuff"}},
             "noise needs clip, the most that a client may add to a sum: give it, or nothing is private.",
         ),
-        ({"privacy": PRIVATE | {"amplified": True}}, "so nothing is amplified: leave it out."),
+        (
+            {"privacy": PRIVATE | {"amplified": True}},
+            "amplified of [privacy] is now called simulate_amplification.",
+        ),
         (
             {"privacy": PRIVATE | {"simulate_amplification": True}},
             "'simulate_amplification', which is for simulations only",

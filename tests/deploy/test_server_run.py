@@ -7,9 +7,10 @@ import shutil
 import sqlite3
 import struct
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from offbeat.algorithms import find
 from offbeat.deploy import keys
 from offbeat.deploy.config import ServeConfig
 from offbeat.deploy.protocol.transport import Reply
+from offbeat.deploy.server import run
 from offbeat.deploy.server.run import (
     SET_ASIDE_FILE,
     STOP_FILE,
@@ -33,7 +35,6 @@ from offbeat.deploy.server.run import (
     ServeRequest,
     check_run_folder,
     read_outcome,
-    serve,
 )
 from offbeat.deploy.site.site import Site
 from offbeat.nn.problem import cross_entropies
@@ -43,6 +44,8 @@ from offbeat.training.folder import read_jsonl
 from offbeat.training.method import build_method
 from offbeat.training.task import seeded_module
 from secure_world import KEY, TOKEN, new_desk, served
+
+serve = partial(run.serve, sleep=lambda seconds: time.sleep(min(seconds, 0.002)))
 
 TASK = """
 import torch
@@ -73,8 +76,6 @@ rounds = 6
 eval_every = 2
 local_steps = 3
 batch_size = 4
-[network]
-poll = 0.002
 """
 
 
@@ -361,7 +362,7 @@ def test_a_run_that_diverged_goes_on_without_the_uploads_that_made_it(
     settings: Path, tmp_path: Path, sites: dict[int, Site]
 ) -> None:
     text = settings.read_text().replace("eval_every = 2", "eval_every = 1")
-    settings.write_text(f"{text}max_update_norm = 0\n")
+    settings.write_text(f"{text}[network]\nmax_update_norm = 0\n")
     folder = tmp_path / "run"
     first = serve(ask(settings, folder), lambda max_bytes: Poisoned(sites))
     assert first.error is not None

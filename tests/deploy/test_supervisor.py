@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from offbeat.deploy.flower import supervisor
-from offbeat.deploy.flower.private_api import FlowerError, Refusal
 from offbeat.deploy.flower.supervisor import Supervisor
 from offbeat.deploy.server.run import STOP_FILE, ServeOutcome, write_outcome
+from offbeat.errors import InputError
 
 
 class Time:
@@ -117,7 +117,7 @@ def hangs(flower: Acted) -> None: ...
 
 
 def unreachable(flower: Acted) -> None:
-    raise FlowerError(Refusal.AWAY, "no answer")
+    raise InputError("no answer")
 
 
 def watch(

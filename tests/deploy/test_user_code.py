@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from offbeat.deploy.config import import_user_code
+from offbeat.deploy.config import make_site_module
 from offbeat.errors import InputError
-from offbeat.training.task import import_function
+from offbeat.training.task import import_function, load_task
 
 TASK = """
 import torch
@@ -95,13 +95,13 @@ def test_a_site_has_the_data_the_model_and_the_loss_of_the_task(here: Path) -> N
         "import offbeat\n" + TASK + "def losses(outputs, targets): return 5\n"
         "def task(): return offbeat.LearningTask(module=module, data=load, loss=losses)\n"
     )
-    own = import_user_code("clinic_g:task")
-    assert own.load("a").inputs.shape == (2, 3)
-    assert isinstance(own.module(), torch.nn.Linear)
-    assert own.losses(None, None) == 5
+    own = load_task("clinic_g:task")
+    assert own.site_examples("a").inputs.shape == (2, 3)
+    assert isinstance(make_site_module("clinic_g:task"), torch.nn.Linear)
+    assert own.loss(None, None) == 5
 
 
 def test_a_function_that_returns_no_task_is_refused(here: Path) -> None:
     (here / "clinic_h.py").write_text(TASK)
     with pytest.raises(InputError, match=r"^--task 'clinic_h:module' returned a value of type Linear"):
-        import_user_code("clinic_h:module")
+        load_task("clinic_h:module", option="--task")

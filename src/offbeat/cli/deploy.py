@@ -18,18 +18,13 @@ from offbeat.aggregate.secure import Secure
 from offbeat.cli import terminal
 from offbeat.cli.options import folder_name, whole_number
 from offbeat.deploy.config import ServeConfig
-from offbeat.deploy.flower.commands import (
-    Certificates,
-    SuperLinkAddress,
-    check_loopback_certificate,
-    check_readable,
-    find_certificates,
-)
-from offbeat.deploy.flower.supervisor import ListenAddress, Supervisor, running_backend
+from offbeat.deploy.flower.supervisor import Backend, Supervisor
 from offbeat.deploy.helper.protocol import read_token
 from offbeat.deploy.keys import (
+    Certificates,
     add_site_keys,
     create_keys,
+    find_certificates,
     read_site_keys,
     renew_certificates,
     revoke_site_keys,
@@ -37,12 +32,11 @@ from offbeat.deploy.keys import (
 from offbeat.deploy.network import (
     TlsFiles,
     bind_socket,
-    check_tls,
     format_address,
     is_loopback,
     parse_address,
+    tls_context,
 )
-from offbeat.deploy.network import check_port_free as check_port
 from offbeat.deploy.server.run import (
     SET_ASIDE_FILE,
     ServeOutcome,
@@ -58,6 +52,7 @@ from offbeat.training.folder import claim_folder, read_jsonl
 from offbeat.training.progress import StopRequest, stop_signals
 
 if TYPE_CHECKING:
+    from offbeat.deploy.flower.site import SuperLinkAddress
     from offbeat.deploy.site.site import Site, SiteOptions
 
 
@@ -216,7 +211,7 @@ def helper_command(given: argparse.Namespace) -> int:
         raise InputError("give --certificate and --certificate-key, which 'offbeat keys' makes.")
     else:
         tls = TlsFiles(*map(Path, pair))
-        check_tls(tls)
+        tls_context(tls)
     token = read_token(Path(given.token))
     sites = None if given.sites is None else read_site_keys(Path(given.sites))
     with bind_socket(given.host, given.port) as socket:
@@ -325,15 +320,26 @@ def _site_options(given: argparse.Namespace) -> "SiteOptions":
     folder = Path(given.folder) if given.folder else site_folder(name)
     key, helper_key = (None if path is None else Path(path) for path in (given.key, given.helper_key))
     if key is not None:
-        check_readable(key, "name the site's private key")
+        _check_readable(key, "name the site's private key")
     if helper_key is not None:
-        check_readable(helper_key, "name the helper's public key")
+        _check_readable(helper_key, "name the helper's public key")
     if given.minimum is not None and given.minimum < 2:
         raise InputError(f"a secure sum over {given.minimum} sites hides no site: give --minimum 2 or more.")
     return SiteOptions(name, folder.absolute(), given.task, key, helper_key, given.minimum, given.once)
 
 
-def _superlink_of_site(given: argparse.Namespace) -> SuperLinkAddress:
+def _check_readable(path: Path, remedy: str) -> None:
+    """Raise an `InputError` if a file does not exist or may not be read."""
+    try:
+        with path.open("rb"):
+            pass
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror or error}): {remedy}.") from None
+
+
+def _superlink_of_site(given: argparse.Namespace) -> "SuperLinkAddress":
+    from offbeat.deploy.flower.site import SuperLinkAddress
+
     parse_address(given.superlink)
     if given.insecure:
         if given.certificate or given.key:
@@ -344,7 +350,7 @@ def _superlink_of_site(given: argparse.Namespace) -> SuperLinkAddress:
     if given.certificate is None:
         raise InputError("--certificate is missing, which identifies the server: give it, or --insecure.")
     certificate = Path(given.certificate)
-    check_readable(certificate, "name the ca.crt that was made with the server's keys")
+    _check_readable(certificate, "name the ca.crt that was made with the server's keys")
     return SuperLinkAddress(given.superlink, certificate)
 
 
@@ -383,16 +389,9 @@ def add_serve_options(command: argparse.ArgumentParser) -> None:
         action="store_true",
         help="with --resume: do not use the uploads that wait in the buffer",
     )
-    command.add_argument(
-        "--superlink", metavar="HOST:PORT", help="a SuperLink that is already running on this machine"
-    )
-    command.add_argument("--start", action="store_true", help="also start a SuperLink")
-    command.add_argument(
-        "--host", metavar="HOST", help=f"with --start: the address for sites [{_SUPERLINK_HOST}]"
-    )
-    command.add_argument(
-        "--port", type=whole_number, metavar="PORT", help=f"with --start [{_SUPERLINK_PORT}]"
-    )
+    command.add_argument("--start", action="store_true", help=argparse.SUPPRESS)  # was needed once
+    command.add_argument("--host", metavar="HOST", help=f"the address for sites [{_SUPERLINK_HOST}]")
+    command.add_argument("--port", type=whole_number, metavar="PORT", help=f"their port [{_SUPERLINK_PORT}]")
     command.add_argument(
         "--certificates", metavar="DIR", help="from 'offbeat keys': TLS, and sites with keys"
     )
@@ -407,7 +406,7 @@ def serve_command(given: argparse.Namespace) -> int:
         raise InputError("--set-aside is for a resumed run: give --resume and --out, or leave it out.")
     check_run_folder(out, given.resume, plan)
     certificates = None if given.certificates is None else find_certificates(Path(given.certificates))
-    superlink = _superlink_of_server(given, certificates)
+    listen = _listen_address(given, certificates)
     if importlib.util.find_spec("flwr") is None:
         raise InputError("Flower is not installed: install 'offbeat[deploy]'.")
     if out is not None and given.resume and (before := _finished_outcome(out)):
@@ -417,54 +416,42 @@ def serve_command(given: argparse.Namespace) -> int:
         read_token(plan.near(plan.secure.token))  # raises if it cannot be read
     setup = _check_setup(settings, plan, out if given.resume else None)
     if plan.page.port:
-        check_port(plan.page.host, plan.page.port, "port of [watch]")
-    if isinstance(superlink, ListenAddress):
-        check_port(superlink.host, superlink.port)
+        bind_socket(plan.page.host, plan.page.port, "port of [watch]").close()  # or raises
+    bind_socket(*listen).close()
     folder = claim_folder(Path("runs"), f"serve-{plan.experiment.algorithm}") if out is None else out
     with stop_signals(_SERVER_STOPPING) as stop, lock_run_folder(folder):
         if given.set_aside:
             (folder / SET_ASIDE_FILE).touch()
         else:
             (folder / SET_ASIDE_FILE).unlink(missing_ok=True)
-        return _supervise(given, setup, folder, superlink, certificates, stop)
+        return _supervise(given, setup, folder, listen, certificates, stop)
 
 
 def _supervise(
     given: argparse.Namespace,
     setup: ServerSetup,
     folder: Path,
-    superlink: SuperLinkAddress | ListenAddress,
+    listen: tuple[str, int],
     certificates: Certificates | None,
     stop: StopRequest,
 ) -> int:
     plan, observer = setup.config, _TerminalObserver()
     try:
-        with running_backend(folder, Path(given.settings), superlink, certificates) as flower:
-            _announce_server(plan, folder, superlink, certificates)
+        with Backend(folder, Path(given.settings), listen, certificates) as flower:
+            _announce_server(plan, folder, listen, certificates)
             outcome = Supervisor(folder, flower, observer, stop).run()
     except KeyboardInterrupt:
         outcome = ServeOutcome(None, stopped=True)
     return _finish_serve(given, plan, folder, outcome, stop.code)
 
 
-def _superlink_of_server(
-    given: argparse.Namespace, certificates: Certificates | None
-) -> SuperLinkAddress | ListenAddress:
-    if given.start == (given.superlink is not None):
-        raise InputError("give --start to have a SuperLink started, or --superlink HOST:PORT, and not both.")
-    if given.superlink is not None:
-        if given.host is not None or given.port is not None:
-            raise InputError("--host and --port are for --start: leave them out.")
-        parse_address(given.superlink)
-        return SuperLinkAddress(given.superlink, None if certificates is None else certificates.authority)
+def _listen_address(given: argparse.Namespace, certificates: Certificates | None) -> tuple[str, int]:
     host, port = given.host or _SUPERLINK_HOST, _SUPERLINK_PORT if given.port is None else given.port
     if not 0 < port < 65536:
         raise InputError(f"--port must be from 1 to 65535, not {port}.")
-    if certificates is not None:
-        check_loopback_certificate(certificates)
-    elif not is_loopback(host):
+    if certificates is None and not is_loopback(host):
         print("offbeat: without --certificates connections are not encrypted.", file=sys.stderr)
-    return ListenAddress(host, port)
+    return host, port
 
 
 def _check_setup(settings: Path, plan: ServeConfig, resumed: Path | None) -> ServerSetup:
@@ -486,15 +473,10 @@ def _finished_outcome(folder: Path) -> ServeOutcome | None:
 
 
 def _announce_server(
-    plan: ServeConfig,
-    folder: Path,
-    superlink: SuperLinkAddress | ListenAddress,
-    certificates: Certificates | None,
+    plan: ServeConfig, folder: Path, listen: tuple[str, int], certificates: Certificates | None
 ) -> None:
-    experiment = plan.experiment
-    address = format_address(*superlink) if isinstance(superlink, ListenAddress) else superlink.address
-    if isinstance(superlink, ListenAddress) and superlink.host in ("0.0.0.0", "::"):
-        address = format_address(platform.node() or "SERVER", superlink.port)
+    experiment, (host, port) = plan.experiment, listen
+    address = format_address(platform.node() or "SERVER" if host in ("0.0.0.0", "::") else host, port)
     trust = "--insecure" if certificates is None else "--certificate ca.crt --key key"
     lines = [
         f"{experiment.algorithm}: {experiment.rounds} server steps of {experiment.buffer} updates, "
@@ -542,10 +524,10 @@ def _finish_serve(
     """Print how the run ended and, if it can be resumed, the command for that."""
     done = not outcome.stopped and outcome.error is None
     words = ["offbeat", "serve", given.settings, "--out", str(folder), "--resume"]
-    for name in ("superlink", "host", "port", "certificates"):
+    for name in ("host", "port", "certificates"):
         if getattr(given, name) is not None:
             words += [f"--{name}", str(getattr(given, name))]
-    again = None if done else shlex.join(words + (["--start"] if given.start else []))
+    again = None if done else shlex.join(words)
     model = folder / "model.safetensors"
     if outcome.error:
         print(f"offbeat: {outcome.error}", file=sys.stderr)

@@ -75,7 +75,7 @@ def create_app(name: str, parent: Path, *, service: bool = False) -> NewApp:
 
 def _commands(package: str) -> tuple[str, ...]:
     join = f"offbeat join --superlink 127.0.0.1:8000 --insecure --task {package}.task:task --name"
-    return ("offbeat serve serve.toml --start", *(f"{join} site-{number}" for number in range(3)))
+    return ("offbeat serve serve.toml", *(f"{join} site-{number}" for number in range(3)))
 
 
 def _package_name(name: str) -> str:

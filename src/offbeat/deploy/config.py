@@ -10,7 +10,7 @@ from dataclasses import MISSING, dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType, NoneType, UnionType
-from typing import Any, NamedTuple, Self, TypeAlias, TypeVar, get_args
+from typing import Any, Self, TypeAlias, TypeVar, get_args
 
 import torch
 from torch import nn
@@ -18,12 +18,10 @@ from torch import nn
 from offbeat.algorithms import Setting, find
 from offbeat.data.population import Examples, check_examples
 from offbeat.errors import InputError, naming_settings, unknown_name
-from offbeat.nn.problem import Loss
 from offbeat.privacy.secure.terms import DEFAULT_MINIMUM
 from offbeat.renamed import check_name, check_part_of_task
 from offbeat.schedule.clock import parse_deadline
 from offbeat.schedule.dispatch import TIMED_DISPATCH_NAMES
-from offbeat.training.evaluate import Metric
 from offbeat.training.experiment import Experiment, check_limits_private
 from offbeat.training.schema import (
     COUNT,
@@ -39,14 +37,12 @@ from offbeat.training.task import MakeModule, first_line, load_task, seeded_modu
 
 _MAX_FILE_BYTES = 1 << 20
 _MAX_DEFAULT_BUFFER = 10  # where none is given
-_REFUSED = MappingProxyType({"amplified": "but sites come and go, so nothing is amplified"})
 
 _task = partial(setting, table="task")
 _secure = partial(setting, table="secure")
 _network = partial(setting, table="network")
 _watch = partial(setting, table="watch")
 _prepare = partial(setting, table="prepare")
-_seconds = partial(_network, metavar="SECONDS", within="(0, inf]", unit="seconds")
 
 
 @dataclass(frozen=True)
@@ -83,8 +79,9 @@ class NetworkConfig:
     recall_stale: bool = _network(
         False, "", "a site whose update is about to be too stale is asked for the steps that it has done"
     )
-    poll: float = _seconds(0.5, help="between two polls")
-    patience: float = _seconds(600.0, help="without a network before the run ends, saved")
+    patience: float = _network(
+        600.0, "SECONDS", "without a network before the run ends, saved", within="(0, inf]", unit="seconds"
+    )
     max_upload_bytes: int | None = _network(
         None,
         "BYTES",
@@ -236,30 +233,24 @@ class ServeConfig:
         experiment = self.experiment
         epochs = experiment.local_epochs
         work = ("steps", experiment.local_steps) if epochs is None else ("epochs", epochs)
-        scaled = {"standardise": True} if experiment.standardise else {}
-        rules: dict[str, Any] = {}  # that differ from those of most runs
-        if experiment.local_optimizer != Experiment.local_optimizer:
-            rules["local_optimizer"] = experiment.local_optimizer
-        if experiment.clip_grad_norm is not None:
-            rules["clip_grad_norm"] = experiment.clip_grad_norm
-        if experiment.local_lr_schedule != Experiment.local_lr_schedule:
-            rules["sends_local_lr"] = True  # the schedule stays at the server
-        if experiment.compress is not None:
-            rules["compress"] = experiment.compress
-        return (
-            scaled
-            | rules
-            | {
-                "algorithm": experiment.algorithm,
-                "parameters": dict(parameters),
-                "setting": list(self.setting),
-                "work": [*work, experiment.batch_size],
-                "weight_decay": experiment.weight_decay,
-                "precision": experiment.precision,
-                "seed": experiment.seed,
-                "clients": experiment.clients,
-            }
-        )
+        own_optimizer = experiment.local_optimizer != Experiment.local_optimizer
+        optional = {  # what most runs do without
+            "standardise": experiment.standardise,
+            "local_optimizer": own_optimizer and experiment.local_optimizer,
+            "clip_grad_norm": experiment.clip_grad_norm,
+            "sends_local_lr": experiment.local_lr_schedule != Experiment.local_lr_schedule,
+            "compress": experiment.compress,
+        }
+        return {name: value for name, value in optional.items() if value} | {
+            "algorithm": experiment.algorithm,
+            "parameters": dict(parameters),
+            "setting": list(self.setting),
+            "work": [*work, experiment.batch_size],
+            "weight_decay": experiment.weight_decay,
+            "precision": experiment.precision,
+            "seed": experiment.seed,
+            "clients": experiment.clients,
+        }
 
 
 TABLES: Mapping[str, tuple[type, ...]] = MappingProxyType(
@@ -309,8 +300,6 @@ def _read_table(given: Mapping[str, Any], table: str) -> dict[str, Any]:
     values, known, place = dict(given.get(table, {})), table_keys(table), f"[{table}]"
     simulated = simulation_settings() if Experiment in TABLES[table] else set()
     for name, value in values.items():
-        if name in _REFUSED:
-            raise InputError(f"{place} has '{name}', {_REFUSED[name]}: leave it out.")
         if name in simulated and name in table_keys("network"):
             raise InputError(f"{place} has '{name}', which belongs to [network]: move it there.")
         if name in simulated:
@@ -452,27 +441,10 @@ def _first_line(error: Exception) -> str:
 LoadData: TypeAlias = Callable[[str], Examples]  # from the site's name
 
 
-class UserCode(NamedTuple):
-    """What a site needs of the user's task."""
-
-    load: LoadData
-    module: MakeModule
-    losses: Loss
-    personal: tuple[str, ...] = ()  # layers that stay at the site
-    test: Callable[[str], Examples | None] = lambda name: None  # of the site's own, for its personal model
-    metrics: Mapping[str, Metric] | None = None
-
-
-def import_user_code(task: str) -> UserCode:
-    """The task that the function `package.module:function` returns, as a site needs it."""
-    loaded = load_task(task, option="--task")
-
-    def make() -> nn.Module:
-        seed = torch.initial_seed()  # the module is made after torch was seeded
-        return load_task(task, seed, "--task").make_module(seed)
-
-    personal = tuple(loaded.personal)
-    return UserCode(loaded.site_examples, make, loaded.loss, personal, loaded.site_test, loaded.metrics)
+def make_site_module(task: str) -> nn.Module:
+    """The module of the task that the function `package.module:function` returns, after torch was seeded."""
+    seed = torch.initial_seed()
+    return load_task(task, seed, "--task").make_module(seed)
 
 
 def load_examples(load: LoadData, name: str) -> Examples:

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -29,6 +29,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from offbeat.core import Task
+from offbeat.deploy.network import TlsFiles, tls_context
 from offbeat.errors import InputError
 from offbeat.files import atomic_dir, write_atomic, write_new
 from offbeat.privacy.secure.terms import SecureTerms
@@ -36,15 +37,11 @@ from offbeat.privacy.secure.terms import SecureTerms
 _MAX_DAYS = 3650
 _CLOCK_SKEW = timedelta(hours=1)  # a site's clock may be slow
 _TOKEN_BYTES = 32
-_LOOPBACK_HOSTS = ("localhost", "127.0.0.1")  # for a SuperLink behind the gateway
+_AUTHORITY = "offbeat certificate authority"
+_LOOPBACK_HOSTS = ("localhost", "127.0.0.1")  # so that the server's own machine can be a site, too
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _HOST = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(?:\.{_LABEL})*")
 _SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-
-
-class _Authority(NamedTuple):
-    key: ec.EllipticCurvePrivateKey
-    certificate: x509.Certificate
 
 
 def create_keys(
@@ -58,19 +55,20 @@ def create_keys(
     _check_sites(sites)
     _check_days(days)
     with atomic_dir(folder, 0o700) as part:
-        authority = _authority(days)
-        write_new(part / "ca.crt", _pem(authority.certificate))
-        write_new(part / "ca.key", _private(authority.key, PrivateFormat.PKCS8), secret=True)
+        authority = ec.generate_private_key(ec.SECP256R1())
+        issued = _certificate(_AUTHORITY, authority.public_key(), authority, days)
+        write_new(part / "ca.crt", issued)
+        write_new(part / "ca.key", _private(authority, PrivateFormat.PKCS8), secret=True)
         for name, names in (("server", (*hosts, *_LOOPBACK_HOSTS)), ("helper", helper_hosts)):
             key = ec.generate_private_key(ec.SECP256R1())
+            own = _server_extensions(names)
             write_new(
-                part / f"{name}.pem",
-                _pem(_server_certificate(name, names, key.public_key(), authority, days)),
+                part / f"{name}.pem", _certificate(f"offbeat {name}", key.public_key(), authority, days, *own)
             )
             write_new(part / f"{name}.key", _private(key, PrivateFormat.PKCS8), secret=True)
         write_new(part / "helper.token", secrets.token_hex(_TOKEN_BYTES).encode() + b"\n", secret=True)
         for site in sites:
-            _write_site(part / "sites" / site, site, _pem(authority.certificate))
+            _write_site(part / "sites" / site, site, issued)
         for name in ("sites", *(f"sites/{site}" for site in sites)):
             (part / name).chmod(0o700)
 
@@ -108,37 +106,28 @@ def revoke_site_keys(folder: Path, site: str) -> None:
 def renew_certificates(folder: Path, days: int) -> None:
     """Issue the certificates of a folder anew, for the same keys and hosts, by the same authority."""
     _check_days(days)
-    old = _authority_of(folder)
-    authority = _authority(days, old.key)
-    issued = {"ca.crt": authority.certificate}
-    for name in ("server", "helper"):
-        last = x509.load_pem_x509_certificate((folder / f"{name}.pem").read_bytes())
-        names = last.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        hosts = [str(host.value) for host in names]
-        key = last.public_key()
-        assert isinstance(key, ec.EllipticCurvePublicKey)
-        issued[f"{name}.pem"] = _server_certificate(name, hosts, key, authority, days)
-    for name, certificate in issued.items():
-        write_atomic(folder / name, [_pem(certificate)])
-    for path in (folder / "sites").glob("*/ca.crt"):
-        write_atomic(path, [_pem(authority.certificate)])
-
-
-def _authority_of(folder: Path) -> _Authority:
     try:
-        key = load_pem_private_key((folder / "ca.key").read_bytes(), password=None)
-        certificate = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
-        helper, server = (folder / name for name in ("helper.pem", "server.pem"))
-        if not (helper.exists() and server.exists()):
-            raise FileNotFoundError
+        authority = load_pem_private_key((folder / "ca.key").read_bytes(), password=None)
+        last = {
+            name: x509.load_pem_x509_certificate((folder / f"{name}.pem").read_bytes())
+            for name in ("server", "helper")
+        }
+        if not isinstance(authority, ec.EllipticCurvePrivateKey):
+            raise TypeError
     except (OSError, ValueError, TypeError):
-        key = None
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise InputError(
             f"{folder} has no authority to renew certificates with: name the folder that 'offbeat keys' "
             "wrote, with its ca.key."
-        )
-    return _Authority(key, certificate)
+        ) from None
+    issued = {"ca.crt": _certificate(_AUTHORITY, authority.public_key(), authority, days)}
+    for name, before in last.items():
+        names = before.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        own = _server_extensions([str(host.value) for host in names])
+        issued[f"{name}.pem"] = _certificate(f"offbeat {name}", before.public_key(), authority, days, *own)
+    for name, certificate in issued.items():
+        write_atomic(folder / name, [certificate])
+    for path in (folder / "sites").glob("*/ca.crt"):
+        write_atomic(path, [issued["ca.crt"]])
 
 
 def _check_days(days: int) -> None:
@@ -169,51 +158,32 @@ def _write_site(folder: Path, site: str, authority: bytes) -> None:
     write_new(folder / "ca.crt", authority)
 
 
-def _authority(days: int, key: ec.EllipticCurvePrivateKey | None = None) -> _Authority:
-    key = key or ec.generate_private_key(ec.SECP256R1())
-    name = _name("offbeat certificate authority")
-    known = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-    builder = (
-        _builder(name, name, key.public_key(), days)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(signs_certificates=True), critical=True)
-        .add_extension(known, critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(known), critical=False)
-    )
-    return _Authority(key, builder.sign(key, hashes.SHA256()))
-
-
-def _server_certificate(
-    name: str, hosts: Sequence[str], key: ec.EllipticCurvePublicKey, authority: _Authority, days: int
-) -> x509.Certificate:
-    issuer = authority.certificate
-    known = issuer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+def _server_extensions(hosts: Sequence[str]) -> list[x509.ExtensionType]:
     names = x509.SubjectAlternativeName([_general_name(host) for host in dict.fromkeys(hosts)])
+    return [names, x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])]
+
+
+def _certificate(
+    name: str, key: Any, authority: ec.EllipticCurvePrivateKey, days: int, *own: x509.ExtensionType
+) -> bytes:
+    """A certificate as PEM: of a server, which has extensions of its own, or of the authority itself."""
+    now, signer = datetime.now(UTC), x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
     builder = (
-        _builder(_name(f"offbeat {name}"), issuer.subject, key, days)
-        .add_extension(names, critical=False)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(signs_certificates=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(known), critical=False)
-    )
-    return builder.sign(authority.key, hashes.SHA256())
-
-
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
-) -> x509.CertificateBuilder:
-    now = datetime.now(UTC)
-    return (
         x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
+        .subject_name(_name(name))
+        .issuer_name(_name(_AUTHORITY))
         .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _CLOCK_SKEW)
         .not_valid_after(now + timedelta(days=days))
+        .add_extension(x509.BasicConstraints(ca=not own, path_length=None if own else 0), critical=True)
+        .add_extension(_usage(signs_certificates=not own), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(signer), critical=False)
     )
+    for extension in own:
+        builder = builder.add_extension(extension, critical=False)
+    return builder.sign(authority, hashes.SHA256()).public_bytes(Encoding.PEM)
 
 
 def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
@@ -245,10 +215,6 @@ def _general_name(host: str) -> x509.GeneralName:
 
 def _name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
-
-
-def _pem(certificate: x509.Certificate) -> bytes:
-    return certificate.public_bytes(Encoding.PEM)
 
 
 def _private(key: ec.EllipticCurvePrivateKey, form: PrivateFormat) -> bytes:
@@ -348,6 +314,21 @@ def read_site_keys(folder: Path) -> Mapping[str, ec.EllipticCurvePublicKey]:
         raise InputError(problems[0])
     if not found or len(found) > _MAX_KEYS:
         raise InputError(f"{folder} holds {len(found)} public keys: give 1 to {_MAX_KEYS}, as files *.pub.")
+    return found
+
+
+class Certificates(NamedTuple):
+    """The files of a server that `offbeat keys` wrote."""
+
+    tls: TlsFiles
+    sites: Path  # contains one folder for each site, with its public key
+
+
+def find_certificates(folder: Path) -> Certificates:
+    """Return the files of a folder that `offbeat keys` made, after a check that they can be used."""
+    found = Certificates(TlsFiles(folder / "server.pem", folder / "server.key"), folder / "sites")
+    tls_context(found.tls)
+    read_site_keys(found.sites)
     return found
 
 

@@ -10,7 +10,6 @@ import math
 import select
 import socket
 import ssl
-import struct
 import sys
 import threading
 import time
@@ -57,11 +56,6 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def check_port_free(host: str, port: int, option: str = "--port") -> None:
-    """Raise an `InputError` if the port cannot be bound."""
-    bind_socket(host, port, option).close()
 
 
 def bind_socket(host: str, port: int, option: str = "--port") -> socket.socket:
@@ -133,7 +127,7 @@ class Doorbell:
 
 
 def waits_for(public_key: bytes) -> bytes:
-    """How a doorbell names a node with this public key, as PEM."""
+    """How a doorbell names a node with this public key, as PEM in base 64."""
     return hashlib.sha256(public_key).digest()
 
 
@@ -144,18 +138,20 @@ class TlsFiles(NamedTuple):
     key: Path
 
 
-def check_tls(tls: TlsFiles) -> None:
-    """Raise an `InputError` if a server could not start with these files."""
+def tls_context(tls: TlsFiles) -> ssl.SSLContext:
+    """The TLS of a server with these files; an `InputError` is raised if it could not start with them."""
     for path in tls:
         if not path.is_file():
             raise InputError(f"there is no file {path}: name the server's certificate and its key.")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*tls, password=lambda: b"")
+        context.load_cert_chain(*tls, password=lambda: b"")
     except (ssl.SSLError, OSError, ValueError):
         raise InputError(
             f"{tls.certificate} and {tls.key} are not a certificate and its key, both as PEM: "
             "make them with offbeat keys."
         ) from None
+    return context
 
 
 class HttpLimits(NamedTuple):
@@ -276,15 +272,12 @@ def http_server(
 
         def on_response_complete(self) -> None:
             answered = self.cycle
-            self._end_in_order(True)
             super().on_response_complete()  # may start the next request of the connection
             if not self.transport.is_closing():
-                self._end_in_order(False)
                 self._expect_request_after(answered)
 
         def send_400_response(self, msg: str) -> None:
             note("malformed", f"what {self._peer} sent is not HTTP/1.1")
-            self._end_in_order(True)
             error = sys.exception()
             if getattr(error, "error_status_hint", 400) == 431:
                 body = b"the head of a request has at most %d bytes" % limits.head_bytes
@@ -299,14 +292,10 @@ def http_server(
                 if self.cycle is last and not self.transport.is_closing():
                     if self.conn.trailing_data[0]:
                         note("slow", f"a request from {self._peer} was not completed in time")
-                    self._end_in_order(True)
                     self.transport.close()
 
             known = self.app_state["connection"].identity is not None
             self.loop.call_later(max(limits.head, limits.idle if known else 0.0), close)
-
-        def _end_in_order(self, in_order: bool) -> None:
-            _set_linger(self.transport.get_extra_info("socket"), reset=not in_order)
 
     class Server(uvicorn.Server):  # type: ignore[misc, unused-ignore]
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -351,9 +340,6 @@ def http_server(
                 table.remove(connection)
 
         async def _open(self, accepted: socket.socket, connection: Connection) -> bool:
-            # A peer sees a reset however this process ends: Flower's nodes take a plain end in the middle of
-            # TLS for broken TLS, and do not retry.
-            _set_linger(accepted, reset=True)
             seconds = None if self.config.ssl is None else limits.head
             protocol = Protocol(self.config, self.server_state, {"connection": connection})
             try:
@@ -391,11 +377,6 @@ def http_server(
             **tls_options,
         )
     )
-
-
-def _set_linger(line: Any, *, reset: bool) -> None:
-    with contextlib.suppress(OSError):
-        line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", reset, 0))
 
 
 @contextlib.contextmanager

@@ -1,25 +1,20 @@
-"""The processes of a server: how they are started, and what a SuperLink is given."""
+"""The processes of a deployment: how they are started, and whether a SuperLink answers."""
 
 import contextlib
 import ctypes
+import logging
 import os
 import signal
-import ssl
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-from cryptography import x509
-
-from offbeat.deploy.keys import read_site_keys
 from offbeat.errors import InputError
 
-LOOPBACK = "127.0.0.1"  # where a SuperLink that is started here listens
 # Unless the user has set them otherwise: no telemetry, nothing is installed, and logs stay short.
 _DEFAULT_ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -31,13 +26,6 @@ _HEALTH_TIMEOUT = 5.0  # seconds for an answer
 _HEALTH_INTERVAL = 0.2  # seconds between two requests
 _PR_SET_PDEATHSIG = 1  # from Linux's sys/prctl.h
 _EXIT_POLL = 0.05  # seconds
-
-
-class SuperLinkAddress(NamedTuple):
-    """How a SuperLink is reached."""
-
-    address: str  # host:port
-    authority: Path | None  # the certificate of the authority to trust; None: without TLS
 
 
 class ChildProcess:
@@ -71,16 +59,13 @@ class ChildProcess:
 
     def is_alive(self) -> bool:
         """Whether it runs; once it has ended, everything left in its process group is killed."""
-        if self.returncode is None and _has_exited(self.process.pid):
+        if self.returncode is None and self._reports(os.WEXITED):
             self._kill_group()
         return self.returncode is None
 
     def is_stopped(self) -> bool:
         """Whether a signal such as SIGSTOP has stopped it, so that it lives but does nothing."""
-        if not self.is_alive():
-            return False
-        found = os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
-        return found is not None
+        return self.is_alive() and self._reports(os.WSTOPPED)
 
     def resume(self) -> None:
         """Let it continue after `is_stopped`."""
@@ -104,6 +89,10 @@ class ChildProcess:
         if self.is_alive():
             self._kill_group()
 
+    def _reports(self, change: int) -> bool:
+        """Whether the system knows of such a change of the process, which is not waited for."""
+        return os.waitid(os.P_PID, self.process.pid, change | os.WNOHANG | os.WNOWAIT) is not None
+
     def _kill_group(self) -> None:
         # Before the process is waited for, the system cannot give its number to another one.
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -111,11 +100,6 @@ class ChildProcess:
         self.returncode = self.process.wait()
         if self.process.stdin is not None:
             self.process.stdin.close()
-
-
-def _has_exited(pid: int) -> bool:
-    """Whether a child has ended; it is not waited for."""
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _die_with_parent(parent: int) -> Callable[[], None] | None:
@@ -132,73 +116,30 @@ def _die_with_parent(parent: int) -> Callable[[], None] | None:
 
 
 def flower_environment(home: Path) -> dict[str, str]:
-    """Return the environment of processes that use Flower."""
-    return _DEFAULT_ENVIRONMENT | dict(os.environ) | {"FLWR_HOME": str(home.absolute())}
+    """Return the environment of processes that use Flower, which is told to open no ports of its own."""
+    given = {name: value for name, value in os.environ.items() if not name.startswith("FLWR_INTERNAL_GRPC")}
+    return _DEFAULT_ENVIRONMENT | given | {"FLWR_HOME": str(home.absolute())}
 
 
-class Certificates(NamedTuple):
-    """The files that `offbeat keys` wrote for a server."""
-
-    authority: Path
-    server: Path
-    key: Path
-    sites: Path  # contains one folder for each site, with its public key
-
-    def match(self) -> bool:
-        """Whether a server could start with these files."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        try:
-            context.load_cert_chain(self.server, self.key)
-            context.load_verify_locations(self.authority)
-        except (ssl.SSLError, OSError):
-            return False
-        return True
-
-
-def find_certificates(folder: Path) -> Certificates:
-    """Return the files of a folder that `offbeat keys` made, after a check that they can be used."""
-    found = Certificates(folder / "ca.crt", folder / "server.pem", folder / "server.key", folder / "sites")
-    for path in found[:3]:
-        check_readable(path, "make them with 'offbeat keys'")
-    if not found.match():
-        raise InputError(
-            f"the certificates in {folder} do not match each other: make new ones with 'offbeat keys'."
-        )
-    if not any(found.sites.rglob("*.pub")):
-        raise InputError(f"{found.sites} has no key of any site: add one with 'offbeat keys --add-site'.")
-    read_site_keys(found.sites)
-    return found
-
-
-def check_loopback_certificate(certificates: Certificates) -> None:
-    """Raise an `InputError` if the certificate is not valid for a SuperLink that listens on loopback."""
-    server = x509.load_pem_x509_certificate(certificates.server.read_bytes())
+@contextlib.contextmanager
+def log_to(path: Path) -> Iterator[None]:
+    """Write what this process logs to a file, too."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    log = logging.getLogger("offbeat")
+    log.addHandler(handler)
     try:
-        names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        names = x509.SubjectAlternativeName([])
-    if LOOPBACK not in map(str, names.get_values_for_type(x509.IPAddress)):
-        raise InputError(
-            f"{certificates.server} is not valid for {LOOPBACK}, where the SuperLink of --start listens: "
-            "make new certificates with 'offbeat keys', which adds this address."
-        )
+        yield
+    finally:
+        log.removeHandler(handler)
+        handler.close()
 
 
-def check_readable(path: Path, remedy: str) -> None:
-    """Raise an `InputError` if a file does not exist or may not be read."""
+def superlink_problem(address: str) -> str | None:
+    """Return why the SuperLink does not answer its health check, or None if it does."""
     try:
-        with path.open("rb"):
-            pass
-    except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror or error}): {remedy}.") from None
-
-
-def superlink_problem(link: SuperLinkAddress) -> str | None:
-    """Return why a SuperLink does not answer its health check, or None if it does."""
-    context = None if link.authority is None else ssl.create_default_context(cafile=str(link.authority))
-    url = f"{'http' if context is None else 'https'}://{link.address}/health"
-    try:
-        with urllib.request.urlopen(url, timeout=_HEALTH_TIMEOUT, context=context):
+        with urllib.request.urlopen(f"http://{address}/health", timeout=_HEALTH_TIMEOUT):
             return None
     except urllib.error.HTTPError as error:
         return f"it answers with HTTP status {error.code}"
@@ -206,15 +147,12 @@ def superlink_problem(link: SuperLinkAddress) -> str | None:
         return str(getattr(error, "reason", None) or error)
 
 
-def wait_for_superlink(
-    link: SuperLinkAddress, timeout: float, is_alive: Callable[[], bool], log: Path | None = None
-) -> None:
-    """Wait until a SuperLink answers; raise an `InputError` if its process ends or the time is up."""
+def wait_for_superlink(address: str, timeout: float, is_alive: Callable[[], bool], log: Path) -> None:
+    """Wait until the SuperLink answers; raise an `InputError` if its process ends or the time is up."""
     deadline = time.monotonic() + timeout
-    while (problem := superlink_problem(link)) is not None:
-        hint = f"; see {log}" if log else ""
+    while (problem := superlink_problem(address)) is not None:
         if not is_alive():
-            raise InputError(f"the SuperLink ended during its start{hint}.")
+            raise InputError(f"the SuperLink ended during its start; see {log}.")
         if time.monotonic() > deadline:
-            raise InputError(f"the SuperLink at {link.address} does not answer ({problem}){hint}.")
+            raise InputError(f"the SuperLink at {address} does not answer ({problem}); see {log}.")
         time.sleep(_HEALTH_INTERVAL)

@@ -110,8 +110,6 @@ class MessageDownload:
     """The objects of one message, fetched as they become available."""
 
     def __init__(self, message_id: str, object_ids: list[str], max_bytes: int) -> None:
-        if len(object_ids) > _OVERHEAD_OBJECTS + max_bytes // _PART_BYTES:
-            raise ContentError(f"the message has {len(object_ids)} objects.")
         self._message_id, self._missing, self._max_bytes = message_id, list(object_ids), max_bytes
         self._objects: dict[str, bytes] = {}
 
@@ -120,6 +118,8 @@ class MessageDownload:
 
         `pull` returns None for an object that its sender has not sent yet.
         """
+        if len(self._missing) > _OVERHEAD_OBJECTS + self._max_bytes // _PART_BYTES:
+            raise ContentError(f"the message has {len(self._missing)} objects.")
         while self._missing:
             object_ids = self._missing[:PARALLEL_PULLS]
             several = len(object_ids) > 1

@@ -9,8 +9,7 @@ relied on, one test for each point, against the installed version.
 - `SuperLink` is Flower's SuperLink as an ASGI application. Each of the nine layers of Flower's middleware
   starts tasks and copies for each request, so the requests that an update consists of are given to Flower's
   handlers directly.
-- `ControlClient` is the client of Flower's command line. One connection registers all keys; each call of the
-  command takes seconds.
+- `begin_task` uses the client of Flower's command line, each call of which takes seconds.
 - `ServerTask` is the task of a ServerApp, acquired in the server's own process, as Flower's SuperExec would
   do before it starts another process for it. It has the calls of Flower's grid, but fetches replies object by
   object: the grid waits for objects that a site has not sent yet, accepts any size, loses all replies of a
@@ -23,9 +22,10 @@ import functools
 import hashlib
 import importlib
 import json
+import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 # processes does not have to spend.
 
 _HEARTBEAT_INTERVAL = 30.0  # seconds; Flower drops a node after two intervals
-_KEY_REQUIRED, _KEY_REFUSED, _KEY_IN_USE = 2001, 2004, 23  # Flower's error codes
-WAIT_HEADER = "offbeat-wait"
+_KEY_REFUSED, _KEY_IN_USE = 2004, 23  # Flower's error codes
 _KEEP_ALIVE = 60.0  # seconds; the gateway keeps the connection of a site for longer
 _OBJECT_TYPE = "ArrayChunk"  # the one of Flower's objects that holds plain bytes
 _PROJECT = """\
@@ -74,8 +73,7 @@ class Refusal(Enum):
     """Why a SuperLink did not do what was asked."""
 
     AWAY = "it cannot be reached"
-    KEY_REQUIRED = "it accepts registered keys only"
-    NOT_ACTIVATED = "it does not know the key, or counts its node as connected"
+    NOT_ACTIVATED = "it counts a node with this key as connected"
     UNAUTHORIZED = "it does not accept the signature of the request"
     RUN_ENDED = "the run is not running"
     KEY_IN_USE = "the key is registered"
@@ -92,13 +90,12 @@ class FlowerError(Exception):
         self.is_away = refusal in (Refusal.AWAY, Refusal.FAILED)  # the same call may succeed later
 
 
-@contextlib.contextmanager
-def _flower_errors() -> Iterator[None]:
-    """Turn every error of a call into a `FlowerError`."""
+def _call(client: Any, name: str, request: str | None = None, /, **fields: Any) -> Any:
+    """Make a call of one of Flower's clients; every error becomes a `FlowerError`."""
     import httpx
 
     try:
-        yield
+        return getattr(client, name)(getattr(_proto(), request or f"{name}Request")(**fields))
     except httpx.HTTPStatusError as error:
         status = error.response.status_code
         try:
@@ -106,11 +103,7 @@ def _flower_errors() -> Iterator[None]:
             code, text = facts.get("code"), str(facts.get("detail") or facts.get("message") or "")
         except (ValueError, AttributeError):
             code, text = None, ""
-        codes = {
-            _KEY_REQUIRED: Refusal.KEY_REQUIRED,
-            _KEY_REFUSED: Refusal.NOT_ACTIVATED,
-            _KEY_IN_USE: Refusal.KEY_IN_USE,
-        }
+        codes = {_KEY_REFUSED: Refusal.NOT_ACTIVATED, _KEY_IN_USE: Refusal.KEY_IN_USE}
         statuses = {401: Refusal.UNAUTHORIZED, 403: Refusal.RUN_ENDED, 500: Refusal.FAILED}
         found = codes.get(code) or statuses.get(status) or (Refusal.AWAY if status >= 500 else Refusal.OTHER)
         raise FlowerError(found, f"HTTP status {status}{f', {text}' if text else ''}") from None
@@ -136,19 +129,9 @@ class PendingMessage(NamedTuple):
         return int(self.metadata.dst_node_id)
 
 
-class _WaitHeader:
-    """Tells the gateway how long it may keep a request for messages until there is one."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def intercept(self, context: Any, call_next: Any) -> Any:
-        if self.seconds and context.rpc_method.endswith("/PullMessages"):
-            context.request.headers[WAIT_HEADER] = f"{self.seconds:.1f}"
-        return call_next(context)
-
-
-def _connect(kind: Any, address: str, authority: Path | None, component: str, *interceptors: Any) -> Any:
+def _connect(
+    kind: Any, address: str, component: str, *interceptors: Any, authority: Path | None = None
+) -> Any:
     """One of Flower's clients; a component says which version of Flower it has."""
     from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
@@ -171,54 +154,43 @@ class FleetClient:
         from flwr.supernode.fleet_http_client import FleetHttpClient
         from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-        self._wait, signer = _WaitHeader(), NodeAuthHttpInterceptor(key, key.public_key())
+        signer = NodeAuthHttpInterceptor(key, key.public_key())
         self._public_key = public_key_to_bytes(key.public_key())
-        self._client = _connect(FleetHttpClient, address, authority, "SuperNode", self._wait, signer)
+        self._client = _connect(FleetHttpClient, address, "SuperNode", signer, authority=authority)
         # Longer than httpx keeps idle connections: a TLS handshake costs more than a request.
         self._client._client._transport._pool._keepalive_expiry = _KEEP_ALIVE
         self._node: Any = None
 
     def register(self) -> None:
-        """Register the key of this node, which a SuperLink without registered keys allows."""
+        """Register the key of this node; it may be registered already."""
         try:
-            with _flower_errors():
-                self._client.RegisterNode(_proto().RegisterNodeFleetRequest(public_key=self._public_key))
+            _call(self._client, "RegisterNode", "RegisterNodeFleetRequest", public_key=self._public_key)
         except FlowerError as error:
             if error.refusal is not Refusal.KEY_IN_USE:
                 raise
 
     def activate(self) -> int:
         """Connect this node; return its ID."""
-        with _flower_errors():
-            response = self._client.ActivateNode(
-                _proto().ActivateNodeRequest(
-                    public_key=self._public_key, heartbeat_interval=_HEARTBEAT_INTERVAL
-                )
-            )
+        fields = {"public_key": self._public_key, "heartbeat_interval": _HEARTBEAT_INTERVAL}
+        response = _call(self._client, "ActivateNode", **fields)
         self._node = _proto().Node(node_id=response.node_id)
         return int(response.node_id)
 
     def deactivate(self, node: int) -> None:
         """Say that a node with this key has ended; only for a caller that knows that it has."""
-        with _flower_errors():
-            self._client.DeactivateNode(_proto().DeactivateNodeRequest(node_id=node))
+        _call(self._client, "DeactivateNode", node_id=node)
 
     def heartbeat(self) -> bool:
         """Say that this node is alive; return whether the SuperLink knows it."""
-        with _flower_errors():
-            request = _proto().SendNodeHeartbeatRequest(
-                node=self._node, heartbeat_interval=_HEARTBEAT_INTERVAL
-            )
-            return bool(self._client.SendNodeHeartbeat(request).success)
+        fields = {"node": self._node, "heartbeat_interval": _HEARTBEAT_INTERVAL}
+        return bool(_call(self._client, "SendNodeHeartbeat", **fields).success)
 
-    def pull(self, wait: float = 0.0) -> PendingMessage | None:
-        """Return the next message for this node, which the SuperLink gives out once.
+    def pull(self) -> PendingMessage | None:
+        """Return the next message for this node, for which the gateway waits some seconds.
 
-        The gateway of `offbeat serve` waits for one so many seconds; a SuperLink alone answers at once.
+        The SuperLink gives it out once.
         """
-        self._wait.seconds = wait
-        with _flower_errors():
-            response = self._client.PullMessages(_proto().PullMessagesRequest(node=self._node))
+        response = _call(self._client, "PullMessages", node=self._node)
         if not response.messages_list:
             return None
         about = response.messages_list[0].metadata
@@ -229,27 +201,25 @@ class FleetClient:
 
     def pull_object(self, run_id: int, object_id: str) -> bytes | None:
         """Return the content of an object, or None while the SuperLink does not have it."""
-        with _flower_errors():
-            return _pull_object(self._client, self._node, run_id, object_id)
+        return _pull_object(self._client, self._node, run_id, object_id)
 
     def send(self, reply: "OutgoingReply", seconds: float) -> None:
         """Send a reply after `seconds` of work; a repetition goes on where the last call failed."""
-        with _flower_errors():
-            if reply.session is None:
-                response = self._client.PushMessages(
-                    _proto().PushMessagesRequest(
-                        node=self._node,
-                        messages_list=[reply.message],
-                        message_object_trees=[_object_tree(reply.objects)],
-                        clientapp_runtime_list=[seconds],
-                    )
-                )
-                reply.session, reply.missing = response.session_id, list(response.objects_to_push)
-            run_id = reply.message.metadata.run_id
-            while reply.missing:
-                content = reply.objects[reply.missing[0]]
-                _push_object(self._client, self._node, run_id, reply.session, reply.missing[0], content)
-                reply.missing.pop(0)
+        if reply.session is None:
+            response = _call(
+                self._client,
+                "PushMessages",
+                node=self._node,
+                messages_list=[reply.message],
+                message_object_trees=[_object_tree(reply.objects)],
+                clientapp_runtime_list=[seconds],
+            )
+            reply.session, reply.missing = response.session_id, list(response.objects_to_push)
+        run_id = reply.message.metadata.run_id
+        while reply.missing:
+            content = reply.objects[reply.missing[0]]
+            _push_object(self._client, self._node, run_id, reply.session, reply.missing[0], content)
+            reply.missing.pop(0)
 
     def close(self) -> None:
         self._client.close()
@@ -292,11 +262,8 @@ def _object_tree(objects: Mapping[str, bytes]) -> Any:
 
 def _push_object(client: Any, node: Any, run_id: int, session: str, object_id: str, content: bytes) -> None:
     # Whether it was stored is not looked at: an object that is sent again, after a response was lost, is not.
-    client.PushObject(
-        _proto().PushObjectRequest(
-            node=node, run_id=run_id, object_id=object_id, object_content=content, session_id=session
-        )
-    )
+    fields = {"object_id": object_id, "object_content": content, "session_id": session}
+    _call(client, "PushObject", node=node, run_id=run_id, **fields)
 
 
 def _object_ids(tree: Any) -> list[str]:
@@ -306,7 +273,7 @@ def _object_ids(tree: Any) -> list[str]:
 
 
 def _pull_object(client: Any, node: Any, run_id: int, object_id: str) -> bytes | None:
-    response = client.PullObject(_proto().PullObjectRequest(node=node, run_id=run_id, object_id=object_id))
+    response = _call(client, "PullObject", node=node, run_id=run_id, object_id=object_id)
     if not response.object_found:
         raise MissingObjectError("one of its objects is missing.")
     return bytes(response.object_content) if response.object_available else None
@@ -334,8 +301,7 @@ class ServerTask:
 
     def nodes(self) -> dict[int, bytes]:
         """Return the nodes that are connected, and their public keys as PEM."""
-        with _flower_errors():
-            nodes = self._client.GetNodes(_proto().GetNodesRequest()).nodes
+        nodes = _call(self._client, "GetNodes").nodes
         return {int(node.node_id): bytes(node.public_key) for node in nodes}
 
     def push(self, node: int, kind: str, message_id: str, objects: Mapping[str, bytes], ttl: float) -> bool:
@@ -350,14 +316,10 @@ class ServerTask:
             created_at=time.time(),
             ttl=ttl,
         )
-        with _flower_errors():
-            response = self._client.PushMessages(
-                _proto().PushAppMessagesRequest(
-                    messages_list=[message], message_object_trees=[_object_tree(objects)]
-                )
-            )
-            for each in response.objects_to_push:
-                _push_object(self._client, self._node, self.run_id, response.session_id, each, objects[each])
+        fields = {"messages_list": [message], "message_object_trees": [_object_tree(objects)]}
+        response = _call(self._client, "PushMessages", "PushAppMessagesRequest", **fields)
+        for each in response.objects_to_push:
+            _push_object(self._client, self._node, self.run_id, response.session_id, each, objects[each])
         return list(response.message_ids) == [message_id]
 
     def list_replies(self, message_ids: Sequence[str]) -> list[PendingReply]:
@@ -381,8 +343,7 @@ class ServerTask:
         return found
 
     def _list_replies(self, message_ids: Sequence[str]) -> list[PendingReply]:
-        with _flower_errors():
-            response = self._client.PullMessages(_proto().PullAppMessagesRequest(message_ids=message_ids))
+        response = _call(self._client, "PullMessages", "PullAppMessagesRequest", message_ids=message_ids)
         replies = []
         for message, tree in zip(response.messages_list, response.message_object_trees, strict=True):
             metadata, error = message.metadata, None
@@ -401,51 +362,51 @@ class ServerTask:
 
     def pull_object(self, object_id: str) -> bytes | None:
         """Return the content of an object, or None while its sender has not sent it."""
-        with _flower_errors():
-            return _pull_object(self._client, self._node, self.run_id, object_id)
+        return _pull_object(self._client, self._node, self.run_id, object_id)
 
     def delete(self, message_id: str) -> None:
         """Let the SuperLink delete the objects of a message, which it would keep until the run ends."""
-        with _flower_errors():
-            self._client.ConfirmMessageReceived(
-                _proto().ConfirmMessageReceivedRequest(
-                    node=self._node, run_id=self.run_id, message_object_id=message_id
-                )
-            )
+        fields = {"run_id": self.run_id, "message_object_id": message_id}
+        _call(self._client, "ConfirmMessageReceived", node=self._node, **fields)
 
     def finish(self, error: str | None) -> None:
         """Say how the task ended, and disconnect; a SuperLink that is away is not waited for."""
         from flwr.common.constant import SubStatus
 
         status = SubStatus.COMPLETED if error is None else SubStatus.FAILED
-        with contextlib.suppress(FlowerError), _flower_errors():
-            self._client.PushTaskOutput(
-                _proto().PushTaskOutputRequest(sub_status=status, details=error or "")
-            )
+        with contextlib.suppress(FlowerError):
+            _call(self._client, "PushTaskOutput", sub_status=status, details=error or "")
         if self._heartbeat.is_running:
             self._heartbeat.stop()
         self._client.close()
 
 
-def acquire_server_task(address: str, authority: Path | None) -> ServerTask | None:
-    """Acquire the task of any run that was submitted and not begun; None if there is none now.
+def begin_task(address: str, last: int | None) -> ServerTask:
+    """Submit a run, whose code is not in its app, and acquire its task.
 
-    All runs that offbeat submits are alike, so it does not matter which one a server gets.
+    The run `last` is ended, so that sites stop working for it. All runs that offbeat submits are alike: it
+    does not matter which one of those that were not begun a server gets.
     """
+    from flwr.cli.build import build_fab_from_files
     from flwr.supercore.constant import TaskType
+    from flwr.supercore.control.control_http_client import ControlHttpClient
     from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
     from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
     from flwr.supercore.runtime import RuntimeHttpClient
 
-    asking = _connect(RuntimeHttpClient, address, authority, "SuperExec")
-    with contextlib.closing(asking) as client, _flower_errors():
-        acquired = client.AcquireTask(_proto().AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
+    content, _ = build_fab_from_files(APP_FILES)
+    with contextlib.closing(_connect(ControlHttpClient, address, "flwr CLI")) as control:
+        if last is not None:
+            with contextlib.suppress(FlowerError):
+                _call(control, "StopRun", run_id=last)
+        _call(control, "StartRun", fab=_proto().Fab(content=content))
+    with contextlib.closing(_connect(RuntimeHttpClient, address, "SuperExec")) as asking:
+        acquired = _call(asking, "AcquireTask", supported_task_types=[TaskType.SERVER_APP])
     if not acquired.token:
-        return None
+        raise FlowerError(Refusal.OTHER, "the SuperLink has no task for a server")
     token = RuntimeTokenHttpInterceptor(token=acquired.token)
-    client = _connect(RuntimeHttpClient, address, authority, "flwr-serverapp", token)
-    with _flower_errors():
-        given = client.PullTaskInput(_proto().PullTaskInputRequest())
+    client = _connect(RuntimeHttpClient, address, "flwr-serverapp", token)
+    given = _call(client, "PullTaskInput")
     heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
     heartbeat.start()
     return ServerTask(client, int(given.run.run_id), int(given.task_id), heartbeat)
@@ -476,22 +437,28 @@ _Handler = Callable[[Any, Any], Any]  # of a request and its caller
 class SuperLink:
     """Flower's SuperLink in this process, as three ASGI applications.
 
-    The object itself is Flower's own. `fleet` is for requests of nodes whose signature somebody has verified,
-    and `runtime` for those of a server; both answer without Flower's middleware what each update needs.
+    `app` is Flower's own. `fleet` is for requests of nodes whose signature somebody has verified, and
+    `runtime` for those of a server; both answer without Flower's middleware what each update needs.
     """
 
-    def __init__(self, options: Sequence[str]) -> None:
+    def __init__(self) -> None:
         from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, _parse_superlink_lifespan_config
         from flwr.superlink.main import create_app
         from flwr.superlink.servicer.fleet import fleet_handlers as fleet
         from flwr.superlink.servicer.runtime import runtime_handlers as runtime
 
         # Flower starts no process, and keeps its state in memory, which takes a third of the time of a
-        # database on disk. All that has to outlast it is in the server's journal.
-        fixed = ["--isolation", "process", "--database", ":flwr-in-memory:"]
-        sys.argv = ["flower-superlink", *fixed, "--disable-runtime-dependency-installation", *options]
-        self._app: Any = create_app(_parse_superlink_lifespan_config(), SuperLinkLifespan)
-        self._state = state = self._app.state.linkstate_factory.state()
+        # database on disk. All that has to outlast it is in the server's journal. Only this machine reaches
+        # it, so it needs no TLS; which keys may connect is decided by the gateway.
+        options = ["--isolation", "process", "--database", ":flwr-in-memory:", "--insecure"]
+        sys.argv = ["flower-superlink", *options, "--disable-runtime-dependency-installation"]
+        log = logging.getLogger("flwr")
+        log.setLevel(logging.ERROR)  # it would warn of all that the gateway does in its place
+        self.app: Any = create_app(_parse_superlink_lifespan_config(), SuperLinkLifespan)
+        log.setLevel(logging.WARNING)  # it would log every request
+        self.fleet = functools.partial(self._answer, "/v1/fleet/", self._check_node)
+        self.runtime = functools.partial(self._answer, "/v1/runtime/", self._check_task)
+        self._state = state = self.app.state.linkstate_factory.state()
         self._handlers: dict[str, _Handler] = {  # of a request, and of whose it is
             "/v1/fleet/pull-messages": lambda it, _: fleet.pull_messages(it, state, state.object_store),
             "/v1/fleet/push-messages": lambda it, _: fleet.push_messages(it, state),
@@ -507,17 +474,6 @@ class SuperLink:
             ),
         }
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await self._app(scope, receive, send)
-
-    async def fleet(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer a request whose signature was verified."""
-        await self._answer("/v1/fleet/", self._check_node, scope, receive, send)
-
-    async def runtime(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer a request of a server."""
-        await self._answer("/v1/runtime/", self._check_task, scope, receive, send)
-
     async def _answer(self, prefix: str, check: _Handler, scope: Any, receive: Any, send: Any) -> None:
         from flwr.supercore.error import http_error_translator
         from flwr.supercore.protobuf import translation
@@ -528,7 +484,7 @@ class SuperLink:
         path = scope.get("path", "")
         handler = self._handlers.get(path) if path.startswith(prefix) else None
         if handler is None or scope["method"] != "POST":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         request = Request(scope, receive)
         body = await request.body()
@@ -556,50 +512,3 @@ class SuperLink:
         from flwr.supercore.dependencies.task import authenticate_task
 
         return authenticate_task(request, request.headers.get(TASK_TOKEN_HEADER), self._state)
-
-
-class ControlClient:
-    """The calls of Flower's command line; each raises a `FlowerError` if it fails."""
-
-    def __init__(self, address: str, authority: Path | None) -> None:
-        from flwr.supercore.control.control_http_client import ControlHttpClient
-
-        self._client = _connect(ControlHttpClient, address, authority, "flwr CLI")
-
-    def registered_keys(self) -> dict[bytes, int]:
-        """Return the public keys that may connect, as PEM, and the IDs of their nodes."""
-        with _flower_errors():
-            nodes = self._client.ListNodes(_proto().ListNodesRequest()).nodes_info
-        return {bytes(node.public_key): int(node.node_id) for node in nodes if node.status != "unregistered"}
-
-    def register_key(self, public_key: bytes) -> None:
-        """Let a node with this public key, as PEM, connect; one that was unregistered stays so."""
-        try:
-            with _flower_errors():
-                self._client.RegisterNode(_proto().RegisterNodeRequest(public_key=public_key))
-        except FlowerError as error:
-            if error.refusal is not Refusal.KEY_IN_USE:
-                raise
-
-    def unregister_key(self, node: int) -> None:
-        """Do not let the key of a node connect any more."""
-        with _flower_errors():
-            self._client.UnregisterNode(_proto().UnregisterNodeRequest(node_id=node))
-
-    def submit_run(self) -> int:
-        """Submit a run whose code is not in its app; return its ID."""
-        from flwr.cli.build import build_fab_from_files
-
-        content, _ = build_fab_from_files(APP_FILES)
-        with _flower_errors():
-            return int(
-                self._client.StartRun(_proto().StartRunRequest(fab=_proto().Fab(content=content))).run_id
-            )
-
-    def stop_run(self, run_id: int) -> None:
-        """End a run, so that sites do not go on working for it."""
-        with _flower_errors():
-            self._client.StopRun(_proto().StopRunRequest(run_id=run_id))
-
-    def close(self) -> None:
-        self._client.close()

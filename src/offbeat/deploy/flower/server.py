@@ -5,12 +5,12 @@ itself, so that Flower starts no process.
 """
 
 import argparse
+import base64
 import contextlib
 import logging
 import signal
 import socket
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,32 +21,27 @@ import torch
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-from offbeat.deploy.flower.commands import SuperLinkAddress
+from offbeat.deploy.flower.commands import log_to
 from offbeat.deploy.flower.content import (
     KINDS,
     PARALLEL_PULLS,
     Content,
-    ContentError,
     MessageDownload,
     to_objects,
 )
 from offbeat.deploy.flower.private_api import (
-    ControlClient,
     FlowerError,
-    MissingObjectError,
     PendingReply,
     Refusal,
     ServerTask,
-    acquire_server_task,
+    begin_task,
 )
 from offbeat.deploy.keys import reply_statement, verify_signature
 from offbeat.deploy.network import Doorbell, waits_for
 from offbeat.deploy.protocol.transport import Reply, TransportClosedError, TransportError
-from offbeat.deploy.server.run import ServeOutcome, ServeRequest, serve, write_outcome
-from offbeat.errors import InputError
+from offbeat.deploy.server.run import ServeRequest, serve
 
 _MESSAGE_TYPES = {kind: name for name, kind in KINDS.items()}
-_ACQUIRE_TIMEOUT, _ACQUIRE_PAUSE = 30.0, 0.2  # seconds
 _MAX_THREADS = 4  # for torch: the server has little to compute between two steps
 _MAX_FETCHED = 8  # replies at a time: their sites are sent new tasks before others are fetched
 _TTL_MARGIN = 60.0  # seconds that Flower keeps a message after it has to be answered
@@ -61,7 +56,7 @@ class FlowerTransport:
     `bell` tells the gateway, where sites wait, that there is a message for one of them.
     """
 
-    def __init__(self, task: ServerTask, max_bytes: int = 2**30, bell: Doorbell | None = None) -> None:
+    def __init__(self, task: ServerTask, bell: Doorbell, max_bytes: int = 2**30) -> None:
         self._task, self._bell = task, bell
         self._max_bytes = max_bytes
         self._keys: dict[int, bytes] = {}  # public keys of the nodes that were connected
@@ -86,8 +81,7 @@ class FlowerTransport:
             accepted = self._task.push(node, _MESSAGE_TYPES[kind], message_id, objects, timeout + _TTL_MARGIN)
         if not accepted:
             raise TransportError(f"the SuperLink accepted no message for node {node}")
-        if self._bell is not None:
-            self._bell.ring(waits_for(self.key(node)))
+        self._bell.ring(waits_for(base64.b64encode(self.key(node))))
         self._sent.add(message_id)
         return message_id
 
@@ -127,42 +121,31 @@ class FlowerTransport:
         for reply in found:
             if reply.reply_to not in message_ids:
                 continue
-            error = reply.error
-            if error is None:
-                try:
-                    download = MessageDownload(reply.message_id, reply.object_ids, self._max_bytes)
-                    self._arriving[reply.reply_to] = reply, download
-                except ContentError as problem:
-                    error = str(problem)
-                    self._delete(reply.message_id)
-            if error is not None:
-                errors.append(Reply(reply.reply_to, reply.node, "", b"", error))
+            if reply.error is not None:
+                errors.append(Reply(reply.reply_to, reply.node, "", b"", reply.error))
+            else:
+                download = MessageDownload(reply.message_id, reply.object_ids, self._max_bytes)
+                self._arriving[reply.reply_to] = reply, download
         return errors
 
     def _fetch(self, reply: PendingReply, download: MessageDownload) -> Reply | None:
         """Return the reply, or None while its sender is still sending."""
-        content, error = Content("", b""), None
+        error = None
         try:
-            found = download.fetch(self._pull_object, self._pool)
-            if found is None:
-                return None
-            content = found
+            content = download.fetch(self._pull_object, self._pool)
         except TransportError:
             raise
         except Exception as failure:  # the bytes come from outside and may cause any error
-            error = f"the reply cannot be read: {failure}"
+            content, error = Content("", b""), f"the reply cannot be read: {failure}"
+        if content is None:
+            return None
         self._delete(reply.message_id)
         authentic = error is not None or self._is_authentic(reply, content)
         return Reply(reply.reply_to, reply.node, content.header, content.payload, error, authentic)
 
     def _delete(self, message_id: str) -> None:
-        """Have the SuperLink delete the objects of a message; nothing waits for it."""
-
-        def delete() -> None:
-            with contextlib.suppress(FlowerError):
-                self._task.delete(message_id)
-
-        self._deletions.submit(delete)
+        """Have the SuperLink delete the objects of a message; nothing waits for it, or depends on it."""
+        self._deletions.submit(self._task.delete, message_id)
 
     def _pull_object(self, object_id: str) -> bytes | None:
         with _transport_errors():
@@ -183,8 +166,6 @@ def _transport_errors() -> Iterator[None]:
     """Turn any error of a call to the SuperLink into a `TransportError`."""
     try:
         yield
-    except MissingObjectError:
-        raise
     except FlowerError as error:
         # A SuperLink that was started again does not know the run nor the server.
         if error.refusal in (Refusal.RUN_ENDED, Refusal.UNAUTHORIZED):
@@ -192,47 +173,39 @@ def _transport_errors() -> Iterator[None]:
         raise TransportError(str(error)) from error
 
 
-def begin_task(link: SuperLinkAddress, run_file: Path) -> ServerTask:
-    """Submit a run and acquire its task; the run that `run_file` names is ended first."""
-    with contextlib.closing(ControlClient(link.address, link.authority)) as control:
-        with contextlib.suppress(OSError, ValueError, FlowerError):
-            control.stop_run(int(run_file.read_text()))
-        control.submit_run()
-    deadline = time.monotonic() + _ACQUIRE_TIMEOUT
-    while (task := acquire_server_task(link.address, link.authority)) is None:
-        if time.monotonic() > deadline:
-            raise InputError(
-                f"the SuperLink at {link.address} has no task for the server: start it with "
-                "--isolation process, so that the server can acquire its own."
-            )
-        time.sleep(_ACQUIRE_PAUSE)
-    run_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    run_file.write_text(str(task.run_id))
-    return task
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the server from start to end; the outcome is in the folder of the run."""
+    parser = argparse.ArgumentParser(prog="python -m offbeat.deploy.flower.server", description=__doc__)
+    parser.add_argument("--superlink", required=True, metavar="HOST:PORT")
+    parser.add_argument("--doorbell", required=True, type=int, metavar="N", help="a socket to the gateway")
+    parser.add_argument("--settings", required=True, type=Path)
+    parser.add_argument("--folder", required=True, type=Path)
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--sites", type=Path, help="a folder with the public keys of sites, by name")
+    options = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent process
-    options = _parse_arguments(arguments)
-    _log_to(options.folder / "server.log")
     torch.set_num_threads(min(_MAX_THREADS, torch.get_num_threads()))
-    link = SuperLinkAddress(options.superlink, options.authority)
-    bell = None if options.doorbell is None else Doorbell(socket.socket(fileno=options.doorbell))
+    _LOG.setLevel(logging.INFO)
+    with log_to(options.folder / "server.log"):
+        return _run(options, Doorbell(socket.socket(fileno=options.doorbell)))
+
+
+def _run(options: argparse.Namespace, bell: Doorbell) -> int:
     request = ServeRequest(
         options.settings, options.folder, options.resume, options.sites is not None, options.sites
     )
+    run_file, last = options.folder / _RUN_FILE, None
+    with contextlib.suppress(OSError, ValueError):
+        last = int(run_file.read_text())
     try:
-        task = begin_task(link, options.folder / _RUN_FILE)
-    except InputError as problem:
-        write_outcome(request.folder, ServeOutcome(None, error=str(problem)))
-        return 1
+        task = begin_task(options.superlink, last)
     except FlowerError as problem:
         _LOG.error("the server cannot begin its run: %s", problem)
         return 1
+    run_file.write_text(str(task.run_id))
     error: str | None = "the server failed"
     try:
-        outcome = serve(request, lambda max_bytes: FlowerTransport(task, max_bytes, bell), bell)
+        outcome = serve(request, lambda max_bytes: FlowerTransport(task, bell, max_bytes), bell.wait)
         error = outcome.error
         if error is not None:
             _LOG.error("%s", error)
@@ -245,26 +218,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         task.finish(error)
     return 0
-
-
-def _parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m offbeat.deploy.flower.server", description=__doc__)
-    parser.add_argument("--superlink", required=True, metavar="HOST:PORT")
-    parser.add_argument("--authority", type=Path, metavar="FILE")
-    parser.add_argument("--settings", required=True, type=Path)
-    parser.add_argument("--folder", required=True, type=Path)
-    parser.add_argument("--resume", action="store_true")
-    parser.add_argument("--sites", type=Path, help="a folder with the public keys of sites, by name")
-    parser.add_argument("--doorbell", type=int, metavar="N", help="the number of a socket to the gateway")
-    return parser.parse_args(arguments)
-
-
-def _log_to(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(path)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    _LOG.addHandler(handler)
-    _LOG.setLevel(logging.INFO)
 
 
 if __name__ == "__main__":

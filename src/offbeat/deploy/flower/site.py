@@ -17,19 +17,18 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from offbeat.deploy.config import import_user_code
-from offbeat.deploy.flower.commands import SuperLinkAddress
+from offbeat.deploy.config import make_site_module
+from offbeat.deploy.flower.commands import log_to
 from offbeat.deploy.flower.content import (
     KINDS,
     PARALLEL_PULLS,
     Content,
-    ContentError,
     MessageDownload,
     to_objects,
 )
@@ -43,20 +42,28 @@ from offbeat.deploy.flower.private_api import (
 from offbeat.deploy.keys import create_site_key, load_site_key, reply_statement
 from offbeat.deploy.protocol import messages
 from offbeat.deploy.protocol.strict_json import Rejected
-from offbeat.deploy.protocol.transport import Backoff, polling_pause
+from offbeat.deploy.protocol.transport import Backoff
 from offbeat.deploy.site.site import Site, SiteOptions
 from offbeat.errors import InputError
+from offbeat.training.task import load_task
 
 _FIRST_PAUSE, _MAX_PAUSE = 0.5, 10.0  # seconds between two attempts to connect
-_MAX_POLL, _BUSY_POLL = 3.0, 1.0  # seconds between two requests for messages that are answered at once
-_LONGEST_WAIT, _SHORTEST_WAIT = 20.0, 1.0  # seconds that a request for messages may take
+_PULL_INTERVAL = 1.0  # seconds at least between two requests for messages to which there is none
 _STOP_POLL = 0.25  # seconds within which a request to stop is noticed
-_HEARTBEAT_FRACTION = 0.6  # of Flower's interval
-_HEARTBEAT_SLACK = 3.0  # seconds that a heartbeat may wait for the end of a request for messages
-_OBJECT_TIMEOUT = 60.0  # seconds for the SuperLink to have all objects of a message
+# A heartbeat that is due waits for the end of a request for messages, whose connection it can then use, and
+# which the gateway keeps for 20 seconds.
+_HEARTBEAT_FRACTION, _HEARTBEAT_SLACK = 0.4, 25.0  # of Flower's interval, and seconds
+_OBJECT_TIMEOUT, _OBJECT_PAUSE = 60.0, 0.02  # seconds for the SuperLink to have all objects of a message
 _GRACE = 5.0  # seconds after which a process that cannot restart itself is killed
 _LOG = logging.getLogger("offbeat")
 _T = TypeVar("_T")
+
+
+class SuperLinkAddress(NamedTuple):
+    """How a site reaches the SuperLink."""
+
+    address: str  # host:port
+    authority: Path | None  # the certificate of the authority to trust; None: without TLS
 
 
 def run_site(
@@ -64,53 +71,34 @@ def run_site(
     link: SuperLinkAddress,
     notify: Callable[[str], None],
     should_stop: Callable[[], bool],
-    on_ready: Callable[[Site], None] = lambda site: None,
-    restart: Callable[[], None] | None = None,
+    on_ready: Callable[[Site], None],
 ) -> bool:
-    """Run a site until `should_stop()`; return whether its thread still works on a task.
-
-    `restart` replaces a process whose task takes too long.
-    """
+    """Run a site until `should_stop()`; return whether its thread still works on a task."""
     options.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _log_to(options.folder / "site.log"):
+    with log_to(options.folder / "site.log"):  # what may quote data
         # Without a registered key a site has one of its own, by which the server recognises its replies.
         key = options.key or create_site_key(options.folder / "key")
-        code = import_user_code(options.task)
+        task = load_task(options.task, option="--task")
         site = Site(
             options.name,
             options.folder,
-            code.load,
-            code.module,
-            code.losses,
+            task.site_examples,
+            partial(make_site_module, options.task),
+            task.loss,
             key,
             options.helper_key,
             options.minimum,
-            code.personal,
-            test=code.test(options.name),
-            metrics=code.metrics,
+            tuple(task.personal),
+            test=task.site_test(options.name),
+            metrics=task.metrics,
         )
         with contextlib.closing(site):
             on_ready(site)
             client = FleetClient(link.address, link.authority, load_site_key(key))
             with contextlib.closing(client):
-                connection = SiteConnection(
-                    site, client, options, link, notify, should_stop, restart or _restart
-                )
+                connection = SiteConnection(site, client, options, link, notify, should_stop, _restart)
                 connection.run()
                 return connection.is_busy
-
-
-@contextlib.contextmanager
-def _log_to(path: Path) -> Iterator[None]:
-    """Write what may quote data to a file that only this site has."""
-    handler = logging.FileHandler(path)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    _LOG.addHandler(handler)
-    try:
-        yield
-    finally:
-        _LOG.removeHandler(handler)
-        handler.close()
 
 
 def _restart() -> None:
@@ -185,21 +173,19 @@ class Heard(NamedTuple):
     """What came of a request for messages."""
 
     node: int  # that asked
+    begun: float
     message: PendingMessage | None
     error: FlowerError | None
-    was_kept: bool  # until there was a message, or the time was up
 
 
-def listen(pull: Callable[[float], PendingMessage | None], node: int, seconds: float) -> Heard:
-    """Ask for a message, for which the other side may wait so long."""
-    begun, message, problem = time.monotonic(), None, None
+def listen(pull: Callable[[], PendingMessage | None], node: int) -> Heard:
+    """Ask for a message, for which the gateway waits."""
+    begun = time.monotonic()
     try:
-        message = pull(seconds)
-    except FlowerError as error:
-        problem = error
+        return Heard(node, begun, pull(), None)
     except Exception as error:  # the response may be anything
-        problem = FlowerError(Refusal.OTHER, str(error))
-    return Heard(node, message, problem, time.monotonic() - begun > seconds / 2)
+        known = error if isinstance(error, FlowerError) else FlowerError(Refusal.OTHER, str(error))
+        return Heard(node, begun, None, known)
 
 
 def _set_alarm(seconds: float) -> None:
@@ -236,7 +222,6 @@ class SiteConnection:
         self._was_connected = False
         self._backoff = Backoff(_FIRST_PAUSE, _MAX_PAUSE)
         self._next_heartbeat = self._next_pull = 0.0
-        self._active = time.monotonic()  # when the last message came
         self._news = threading.Event()  # a task is done, or a message came
         self._worker = Worker(site.answer, self._news.set)
         self._listener = Background("site-listener", partial(listen, client.pull), self._news.set)
@@ -263,11 +248,11 @@ class SiteConnection:
         return self._worker.task is not None
 
     def _step(self) -> None:
+        if not self._backoff.due:
+            time.sleep(_STOP_POLL)
+            return
         try:
             if self._node is None:
-                if not self._backoff.due:
-                    time.sleep(_STOP_POLL)
-                    return
                 self._connect()
             late = time.monotonic() - self._next_heartbeat
             if late >= (_HEARTBEAT_SLACK if self._listener.is_busy else 0.0):
@@ -287,14 +272,10 @@ class SiteConnection:
         elif (heard := self._listener.take()) is not None:
             self._take_heard(heard)
         else:
-            until = self._next_heartbeat
-            if self._waiting is None and not self._listener.is_busy:
-                until = min(until, self._next_pull)
-                if time.monotonic() >= self._next_pull and self._node is not None:
-                    # It ends when a heartbeat is due, which can then use the same connection.
-                    wait = min(_LONGEST_WAIT, self._next_heartbeat - time.monotonic())
-                    self._listener.start(self._node, max(_SHORTEST_WAIT, wait))
-            self._news.wait(min(_STOP_POLL, max(0.001, until - time.monotonic())))
+            rest = self._next_pull - time.monotonic()
+            if self._waiting is None and not self._listener.is_busy and rest <= 0:
+                self._listener.start(self._node)
+            self._news.wait(min(_STOP_POLL, rest) if rest > 0 else _STOP_POLL)
 
     def _finish(self, message: PendingMessage, answer: Content, seconds: float) -> None:
         """Begin the next task, if there is one, and send the answer to the last."""
@@ -316,19 +297,13 @@ class SiteConnection:
             if heard.node == self._node:
                 raise heard.error
             return  # this site has connected again since
-        now, message = time.monotonic(), heard.message
+        self._backoff.reset()
+        message = heard.message
         if message is None:
-            if not heard.was_kept:
-                pause = polling_pause(now - self._active, _MAX_POLL)
-                self._next_pull = now + (max(pause, _BUSY_POLL) if self._worker.task is not None else pause)
+            self._next_pull = heard.begun + _PULL_INTERVAL
             return
-        self._active = self._next_pull = now
-        try:
-            download = MessageDownload(message.message_id, message.object_ids, self._site.max_message_bytes)
-        except ContentError as error:
-            self._ignore(message, str(error))
-            return
-        self._fetch(message, download, now + min(_OBJECT_TIMEOUT, message.ttl))
+        download = MessageDownload(message.message_id, message.object_ids, self._site.max_message_bytes)
+        self._fetch(message, download, time.monotonic() + min(_OBJECT_TIMEOUT, message.ttl))
 
     def _fetch(self, message: PendingMessage, download: MessageDownload, deadline: float) -> None:
         """Fetch what the SuperLink has of a message; its sender may still be sending."""
@@ -354,7 +329,7 @@ class SiteConnection:
             self._ignore(message, "its sender did not send all of it")
         else:
             self._download = message, download, deadline
-            time.sleep(polling_pause(0.0, _MAX_POLL))
+            time.sleep(_OBJECT_PAUSE)
 
     def _ignore(self, message: PendingMessage, reason: str) -> None:
         _LOG.warning("the message %s is ignored: %s", message.message_id, reason)
@@ -401,27 +376,23 @@ class SiteConnection:
                     raise
                 self._notify(f"the answer to a task waits for the SuperLink at {self._link.address}.")
                 time.sleep(_STOP_POLL)
-        self._active = self._next_pull = time.monotonic()
 
     def _connect(self) -> None:
         """Activate the node; first the one of an earlier process is deactivated, if it may be active."""
-        if self._options.key is None:
-            self._client.register()
+        record = self._options.folder / "node"  # the ID of the last one
+        self._client.register()
         try:
             node = self._client.activate()
         except FlowerError as error:
-            last = self._last_node()
-            if error.refusal is not Refusal.NOT_ACTIVATED or last is None:
+            if error.refusal is not Refusal.NOT_ACTIVATED:
                 raise
-            with contextlib.suppress(FlowerError):
-                self._client.deactivate(last)
+            with contextlib.suppress(FlowerError, OSError, ValueError):
+                self._client.deactivate(int(record.read_text()))
             node = self._client.activate()
         self._node, self._was_connected, self._ended = node, True, False
         self._backoff.reset()
-        now = time.monotonic()
-        self._active = self._next_pull = now
-        self._next_heartbeat = now + _HEARTBEAT_FRACTION * self._client.heartbeat_interval
-        self._record.write_text(json.dumps({"superlink": self._link.address, "node": node}))
+        self._next_heartbeat = time.monotonic() + _HEARTBEAT_FRACTION * self._client.heartbeat_interval
+        record.write_text(str(node))
         self._notify(f"connected to {self._link.address} as node {node}.")
 
     def _send_heartbeat(self) -> None:
@@ -430,58 +401,34 @@ class SiteConnection:
         interval = _HEARTBEAT_FRACTION * self._client.heartbeat_interval
         self._next_heartbeat = time.monotonic() + interval * random.uniform(0.8, 1.0)
 
-    @property
-    def _record(self) -> Path:
-        """The file that keeps the last node ID."""
-        return self._options.folder / "node.json"
-
-    def _last_node(self) -> int | None:
-        """The node that this site was last at this SuperLink."""
-        try:
-            record = json.loads(self._record.read_text())
-            return int(record["node"]) if record["superlink"] == self._link.address else None
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-
     def _handle_failure(self, error: FlowerError) -> None:
         """Say what is wrong, and when it is tried again; what only the user can change is raised."""
         address, refusal = self._link.address, error.refusal
-        if error.is_away and (problem := connection_problem(self._link, str(error))):
+        needs_no_tls = self._was_connected and self._link.authority is None
+        if error.is_away and not needs_no_tls and (problem := connection_problem(self._link, str(error))):
             if not self._was_connected:
                 raise InputError(problem)
             reason = problem
         elif error.is_away:
             reason = f"the SuperLink at {address} cannot be reached"
             if self._node is not None:  # it may be restarting, and still count this node as connected
-                self._next_pull = time.monotonic() + self._backoff.fail()
+                self._backoff.fail()
                 self._notify(f"{reason}; this site tries again.")
-                self._pause_until(self._next_pull)
                 return
-        elif refusal is Refusal.KEY_REQUIRED or (
-            refusal is Refusal.UNAUTHORIZED and self._options.key is None and not self._was_connected
-        ):
+        elif refusal is Refusal.UNAUTHORIZED and self._options.key is None and not self._was_connected:
             raise InputError(
                 f"the SuperLink at {address} accepts registered sites only: give --certificate and --key."
             )
         elif refusal is Refusal.UNAUTHORIZED and self._node is not None:
             self._backoff.reset()  # it is there again
             reason = f"the SuperLink at {address} has forgotten this site, as after a restart"
-        elif refusal in (Refusal.NOT_ACTIVATED, Refusal.UNAUTHORIZED):
+        elif refusal is Refusal.NOT_ACTIVATED:
             own = self._options.key or "of this site"
-            reason = (
-                f"the SuperLink at {address} does not know the key {own}, another node uses it, or its clock "
-                "differs: have the public key registered at the server"
-            )
-        elif refusal is Refusal.RUN_ENDED:
-            return
+            reason = f"another node is connected to the SuperLink at {address} with the key {own}"
         else:
             reason = f"the SuperLink at {address} refuses this site ({str(error).rstrip('.')})"
         self._node = None
         self._notify(f"{reason.rstrip('.')}; next attempt in {self._backoff.fail():.1f} s.")
-
-    def _pause_until(self, until: float) -> None:
-        while time.monotonic() < until and not self._should_stop():
-            time.sleep(min(_STOP_POLL, max(0.0, until - time.monotonic())))
 
     def _give_up_process(self) -> None:
         self._notify("a task took longer than it may: this site starts again.")

@@ -8,7 +8,6 @@ from offbeat.errors import InputError
 
 _FIRST_PAUSE, _MAX_PAUSE = 0.5, 30.0  # seconds between two calls to a transport that fails
 _MAX_COOLDOWN = 600.0  # seconds
-FIRST_POLL, _POLL_FRACTION = 0.02, 0.1
 
 _T = TypeVar("_T")
 
@@ -55,11 +54,6 @@ class Transport(Protocol):
     def key(self, node: int) -> bytes:
         """The public key of a connected node as PEM; empty if it has none."""
         ...
-
-
-def polling_pause(idle: float, longest: float, first: float = FIRST_POLL) -> float:
-    """The seconds until the next poll after `idle` seconds without news: a tenth of them, within limits."""
-    return min(longest, max(first, _POLL_FRACTION * idle))
 
 
 class Backoff:
@@ -163,6 +157,6 @@ class RetryingTransport:
         if now - self._since > self._patience:
             raise InputError(
                 f"the network has been unreachable for {now - self._since:.0f} seconds ({sentence}): "
-                "check that the SuperLink is running, then resume the run."
+                "see the log of the SuperLink, then resume the run."
             )
         self._backoff.fail()

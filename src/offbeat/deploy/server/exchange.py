@@ -13,7 +13,7 @@ from offbeat.deploy.monitor.observer import Observer
 from offbeat.deploy.protocol import messages
 from offbeat.deploy.protocol.messages import TaskMessage, TensorSpecs, byte_size, pack, specs_of
 from offbeat.deploy.protocol.strict_json import Reason, Rejected
-from offbeat.deploy.protocol.transport import FIRST_POLL, Cooldown, Reply, RetryingTransport
+from offbeat.deploy.protocol.transport import Cooldown, Reply, RetryingTransport
 from offbeat.deploy.server.journal import AcceptedUpload, Journal
 from offbeat.deploy.server.registry import ConnectedNodes
 from offbeat.deploy.server.validation import (
@@ -46,7 +46,7 @@ class SessionConfig:
     network: NetworkConfig = NetworkConfig()
     bind_names: bool = False  # a site keeps its key for good, which needs nodes with keys
     greeting_timeout: float = 120.0
-    first_poll: float = FIRST_POLL  # at least, between two polls of the transport
+    poll: float = 0.5  # between two polls of the transport, if nothing ends the pause before
     refresh: float = 2.0  # between two requests for the list of nodes
     grace: float = 10.0  # how long a node may be missing from the list, or a task wait to be sent
     cooldown: float = 2.0  # after a client's first failure; doubled with each failure in a row

@@ -24,9 +24,8 @@ from offbeat.deploy.config import ServeConfig
 from offbeat.deploy.monitor.http import serve_page
 from offbeat.deploy.monitor.observer import Monitor, Observer
 from offbeat.deploy.monitor.state import EventFields, EventName, RunInfo
-from offbeat.deploy.network import Doorbell
 from offbeat.deploy.protocol import messages
-from offbeat.deploy.protocol.transport import FIRST_POLL, Transport, TransportError
+from offbeat.deploy.protocol.transport import Transport, TransportError
 from offbeat.deploy.server.exchange import SessionConfig
 from offbeat.deploy.server.registry import ClientRegistry
 from offbeat.deploy.server.session import DeployedEngine, StopRequested, max_upload_bytes
@@ -156,19 +155,20 @@ class ServeRequest(NamedTuple):
 
 
 def serve(
-    request: ServeRequest, connect: Callable[[int], Transport], bell: Doorbell | None = None
+    request: ServeRequest,
+    connect: Callable[[int], Transport],
+    sleep: Callable[[float], None] = time.sleep,
 ) -> ServeOutcome:
     """Run until the end, a stop or a failure, and write the outcome.
 
-    `connect` makes the transport, given the most bytes that an upload may have. `bell` rings when an upload
-    has arrived; without one the server polls more often. A crash and a full disk leave
-    no outcome: the run can be resumed.
+    `connect` makes the transport, given the most bytes that an upload may have. `sleep` waits so many
+    seconds, or until an upload has arrived. A crash and a full disk leave no outcome: the run can be resumed.
     """
     request.folder.mkdir(parents=True, exist_ok=True)
     with FileLock(request.folder / "server.lock").acquire(timeout=_LOCK_TIMEOUT):
         remove_outcome(request.folder)
         try:
-            outcome = _serve(request, connect, bell)
+            outcome = _serve(request, connect, sleep)
         except DiskFullError as error:
             return ServeOutcome(None, error=str(error))
         except InputError as error:
@@ -183,7 +183,9 @@ def serve(
         return outcome
 
 
-def _serve(request: ServeRequest, connect: Callable[[int], Transport], bell: Doorbell | None) -> ServeOutcome:
+def _serve(
+    request: ServeRequest, connect: Callable[[int], Transport], sleep: Callable[[float], None]
+) -> ServeOutcome:
     config = ServeConfig.read(request.settings)
     known = settings_file.read(request.folder, verify=True).get("resolved", {}) if request.resume else {}
     _check_registry(config, request)
@@ -194,8 +196,7 @@ def _serve(request: ServeRequest, connect: Callable[[int], Transport], bell: Doo
     with contextlib.closing(Monitor(_run_info(request.folder, config), request.folder)) as monitor:
         summation = secure_summation(config, bytes.fromhex(run_id), monitor)
         setup = set_up(config, known.get("noise"), summation)
-        session = _session_config(config, setup, request.authenticated, bell)
-        sleep = time.sleep if bell is None else bell.wait
+        session = _session_config(config, setup, request.authenticated)
         scaling = Scaling.from_settings({"resolved": known})
         limit = max_upload_bytes(setup.algorithm, setup.problem, session)
         if config.experiment.standardise:
@@ -368,16 +369,13 @@ def _check_registry(config: ServeConfig, request: ServeRequest) -> None:
         )
 
 
-def _session_config(
-    config: ServeConfig, setup: ServerSetup, authenticated: bool, bell: Doorbell | None
-) -> SessionConfig:
+def _session_config(config: ServeConfig, setup: ServerSetup, authenticated: bool) -> SessionConfig:
     network = config.network
     return SessionConfig(
         setup.site_plan,
         config.experiment.clients,
         network,
         authenticated if network.bind_names is None else network.bind_names,
-        first_poll=FIRST_POLL if bell is None else network.poll,
     )
 
 

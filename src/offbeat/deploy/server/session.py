@@ -20,7 +20,7 @@ from offbeat.aggregate.mean import SecureEncoding
 from offbeat.core import AnyAlgorithm, SavedState, Task, Vector
 from offbeat.deploy.monitor.observer import Observer
 from offbeat.deploy.protocol.messages import specs_of, unpack
-from offbeat.deploy.protocol.transport import RetryingTransport, Transport, polling_pause
+from offbeat.deploy.protocol.transport import RetryingTransport, Transport
 from offbeat.deploy.server.exchange import (
     BroadcastCache,
     Exchange,
@@ -86,7 +86,6 @@ class DeployedSession:
         self._set_aside = asked if asked is not None and asked.exists() else None
         self._zero = self._clock()  # when the run began, by this clock
         self._idle: set[int] = set()  # the idle clients when `next` looked last
-        self._active = 0.0  # when the last upload arrived
         self._ended = -math.inf  # the last time to wait until that has passed
         self._epoch = 0  # the number of saves
         self._has_start = False  # whether a task of the full-participation start was seen
@@ -151,14 +150,13 @@ class DeployedSession:
                 rest = until - self.now
                 if idle - before or rest <= 0:
                     return None
-                self._sleep(max(_MIN_SLEEP, min(self._pause, rest)))
-        self._active = self.now
+                self._sleep(max(_MIN_SLEEP, min(self._config.poll, rest)))
         return self._exchange.arrivals.popleft()
 
     def wait(self, until: float) -> None:
         self._poll()
         while (rest := until - self.now) > 0:
-            self._sleep(max(_MIN_SLEEP, min(self._pause, rest)))
+            self._sleep(max(_MIN_SLEEP, min(self._config.poll, rest)))
             self._poll()
 
     def publish(self, version: int, algorithm: AnyAlgorithm, message: Tree, statistics: Statistics) -> None:
@@ -327,11 +325,6 @@ class DeployedSession:
             return Arrival(task, started, upload.arrived, False, upload.steps)
         return Arrival(task, started, self.now, True)
 
-    @property
-    def _pause(self) -> float:
-        """The seconds until the next poll, which are few when uploads arrive often."""
-        return polling_pause(self.now - self._active, self._config.network.poll, self._config.first_poll)
-
     def _poll(self, until: float = math.inf) -> None:
         if self._stop():
             raise StopRequested
@@ -402,7 +395,7 @@ class DeployedEngine:
         )
         exchange = Exchange(config, transport, nodes, broadcasts, journal, observer, clock)
         session = DeployedSession(self, exchange, broadcasts, journal)
-        self.availability.follow(session.idle, config.network.poll)
+        self.availability.follow(session.idle, config.poll)
         return session
 
 

@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,6 +18,7 @@ from offbeat import Asynchronous, Examples, Population, Problem, Sequential, Set
 from offbeat.aggregate.compression import parse_compression
 from offbeat.aggregate.mean import Aggregator, Mean
 from offbeat.core import AnyAlgorithm, Task, Visit
+from offbeat.deploy.config import NetworkConfig
 from offbeat.deploy.protocol.strict_json import Reason
 from offbeat.deploy.protocol.transport import Reply, TransportError
 from offbeat.deploy.server.exchange import SessionConfig
@@ -86,6 +87,7 @@ class Network:
     extra: list[Reply] = field(default_factory=list)  # that nobody asked for
     honest: dict[Task, set[bytes]] = field(default_factory=dict)  # payloads that sites gave
     count: int = 0
+    backlog: frozenset[str] = frozenset()
     _free: dict[int, float] = field(default_factory=dict)
 
     def join(self, site: Site) -> int:
@@ -102,6 +104,9 @@ class Network:
     def nodes(self) -> frozenset[int]:
         self.trouble("nodes")
         return frozenset(self.sites) - self.hidden
+
+    def key(self, node: int) -> bytes:
+        return b""
 
     def push(self, node: int, kind: str, header: str, payload: bytes, timeout: float) -> str:
         self.trouble("push")
@@ -143,19 +148,25 @@ class Log:
     """Everything that a session tells."""
 
     def __init__(self) -> None:
-        self.events: list[tuple[Any, ...]] = []
+        self.events: list[tuple[str, dict[str, Any]]] = []
 
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *facts: self.events.append((name, *facts))
+    def tell(self, event: str, /, **fields: Any) -> None:
+        self.events.append((event, fields))
+
+    def those(self, name: str) -> list[dict[str, Any]]:
+        return [fields for event, fields in self.events if event == name]
 
     def count(self, name: str) -> int:
-        return sum(event[0] == name for event in self.events)
+        return len(self.those(name))
+
+    def tasks(self, name: str) -> list[Task]:
+        return [Task(*(fields[each] for each in Task._fields)) for fields in self.those(name)]
 
     def reasons(self) -> list[Reason]:
-        return [event[3] for event in self.events if event[0] == "rejected"]
+        return [fields["reason"] for fields in self.those("rejected")]
 
     def sentences(self) -> list[str]:
-        return [event[4] for event in self.events if event[0] == "rejected"]
+        return [fields["sentence"] for fields in self.those("rejected")]
 
 
 @dataclass
@@ -222,7 +233,9 @@ class Deployment:
         )
 
     def engine(self, **options: Any) -> DeployedEngine:
-        terms = SessionConfig(self.plan, self.clients, **{"deadline": 20.0, "poll": 0.5} | self.terms)
+        given = {"deadline": 20.0, "poll": 0.5} | self.terms
+        own = {each.name: given.pop(each.name) for each in fields(SessionConfig) if each.name in given}
+        terms = SessionConfig(self.plan, self.clients, NetworkConfig(**given), **own)
         return DeployedEngine(
             self.network,
             self.world.problem,

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from offbeat.aggregate.secure import HelperInfo
 from offbeat.core import Task
-from offbeat.deploy.helper.protocol import HelperRequest, read_answer, read_request, write_request
+from offbeat.deploy.helper.protocol import read_answer, read_request, write_request
 from offbeat.deploy.helper.server import HelperService, build_server
 from offbeat.deploy.helper.store import HelperStore
 from offbeat.deploy.network import TlsFiles, bind_socket, running_in_thread
@@ -68,16 +68,16 @@ class NearbyHelper:
     terms: SecureTerms
 
     def add(self, request: SumRequest) -> Residues:
-        return read_answer(self.desk.add(self._through_bytes(request)), self.terms)
+        return read_answer(self.desk.add(*self._through_bytes(request)), self.terms)
 
     def examine(self, task: Task, sealed: bytes, signature: bytes) -> None:
         request = SumRequest(
             self.terms.run, task.version, self.terms.length, (SealedSeed(task, sealed),), (signature,)
         )
-        self.desk.examine(self._through_bytes(request))
+        self.desk.examine(*self._through_bytes(request))
 
-    def _through_bytes(self, request: SumRequest) -> HelperRequest:
-        return read_request(write_request(HelperRequest(self.terms, request)))
+    def _through_bytes(self, request: SumRequest) -> tuple[SecureTerms, SumRequest]:
+        return read_request(write_request(self.terms, request))
 
 
 @contextmanager

@@ -463,9 +463,7 @@ def wire_bytes(folder: Path) -> Golden:
         "flower": flower_objects(),
         "terms": write_terms(TERMS),
         "clipping": [clipping_digest(None), clipping_digest({"b": 2, "a": math.inf}, ["b"])],
-        "requests": [
-            protocol.write_request(protocol.HelperRequest(TERMS, each)).hex() for each in (unsigned, signed)
-        ],
+        "requests": [protocol.write_request(TERMS, each).hex() for each in (unsigned, signed)],
         "request-digest": request_digest(unsigned, TERMS).hex(),
         "binding": TERMS.binding(task).hex(),
         "statement": statement.hex(),
@@ -545,20 +543,21 @@ def monitoring(folder: Path) -> Golden:
     """The events, the page's status and the names of the metrics of a few things that happen."""
     outline = RunInfo("run-1", "fedbuff", 4, buffer=2, rounds=10, concurrency=3, epsilon=8.0, delta=1e-5)
     watch = Monitor(outline, folder, lambda: 1_700_000_000.0)
-    watch.joined(11, "north", 0)
-    watch.sent(0, TASKS[0], 1000)
-    watch.accepted(0, TASKS[0], 2.0, 400, 0.5)
-    watch.rejected(11, 0, Reason.INFINITE, "there is a NaN.")
-    watch.lost(0, TASKS[1])
-    watch.set_aside(0, TASKS[1])
-    watch.cooling_down(0, 60.0)
-    watch.unreachable("it is gone.")
-    watch.reachable()
-    watch.stepped(Progress(1, 10.0, 2, 1.0, {"version": 1, "accuracy": 0.5, "loss": 1.0}), [1, 1])
-    watch.saved(1)
-    watch.spent(2.5)
-    watch.left(11, 0)
-    watch.ended(None)
+    watch.tell("joined", node=11, name="north", client=0)
+    watch.tell("sent", **TASKS[0]._asdict(), bytes=1000)
+    watch.tell("accepted", **TASKS[0]._asdict(), seconds=2.0, work=0.5, bytes=400)
+    watch.tell("rejected", node=11, client=0, reason=Reason.INFINITE, sentence="there is a NaN.")
+    watch.tell("lost", **TASKS[1]._replace(client=0)._asdict())
+    watch.tell("set_aside", **TASKS[1]._replace(client=0)._asdict())
+    watch.tell("aside", client=0, seconds=60.0)
+    watch.tell("unreachable", sentence="it is gone.")
+    watch.tell("reachable")
+    record = {"version": 1, "accuracy": 0.5, "loss": 1.0}
+    watch.stepped(Progress(1, 10.0, 2, 1.0, record, ages=(1, 1)))
+    watch.tell("saved", version=1)
+    watch.tell("spent", epsilon=2.5)
+    watch.tell("left", node=11, client=0)
+    watch.tell("ended", sentence=None)
     watch.close()
     names = {re.split(r"[ {]", line)[0] for line in watch.metrics().decode().splitlines() if line[0] != "#"}
     return {

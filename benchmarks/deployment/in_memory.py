@@ -29,6 +29,8 @@ from offbeat.deploy.site.site import Site
 class InMemory:
     """A post whose sites answer at once; weighs the process as it goes."""
 
+    backlog: frozenset[str] = frozenset()
+
     def __init__(self, sites: "Sequence[Site | Parrot]", every: int, at_once: int | None = None) -> None:
         self._sites = dict(enumerate(sites, 1))
         self._letters: dict[str, tuple[int, str, str, bytes]] = {}
@@ -37,6 +39,9 @@ class InMemory:
 
     def nodes(self) -> frozenset[int]:
         return frozenset(self._sites)
+
+    def key(self, node: int) -> bytes:
+        return b""
 
     def push(self, node: int, kind: str, header: str, payload: bytes, timeout: float) -> str:
         self._count += kind == "task"

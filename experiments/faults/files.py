@@ -49,6 +49,8 @@ batch_size = 10
 class InMemory:
     """A transport whose sites answer at once, in the order in which they were asked."""
 
+    backlog: frozenset[str] = frozenset()
+
     def __init__(self, all_sites: dict[int, Site], after: Callable[[int], None] = lambda tasks: None) -> None:
         self._sites, self._after = all_sites, after
         self._replies: dict[str, Reply] = {}
@@ -57,6 +59,10 @@ class InMemory:
     def nodes(self) -> frozenset[int]:
         """All of them are always there."""
         return frozenset(self._sites)
+
+    def key(self, node: int) -> bytes:
+        """None has one."""
+        return b""
 
     def push(self, node: int, kind: str, header: str, payload: bytes, timeout: float) -> str:
         """Have a site answer a message."""

@@ -19,9 +19,10 @@ from offbeat.aggregate.uploads import SecretShares, probe_upload
 from offbeat.core import AnyAlgorithm, Cohort, SavedState, Task
 from offbeat.deploy.helper.server import HelperService
 from offbeat.deploy.server.validation import secure_validator
-from offbeat.deploy.site.secure_encode import secure_encode
+from offbeat.deploy.site.secure_encode import read_secure_request, secure_encode
 from offbeat.engines.engine import ClientUpdates, SecureEncodingSession, Session
 from offbeat.privacy.mechanism import AdaptiveClipping
+from offbeat.privacy.secure.encoding import NO_MESSAGE
 from offbeat.privacy.secure.terms import BindingError, ReplayError, ShortBatchError
 from offbeat.schedule.delays import Exponential
 from offbeat.schedule.participation import Participation
@@ -76,7 +77,8 @@ class HiddenSession:
             facts = self._told.get(task.version, self._told[version]).facts
             upload = trees.map(lambda leaf, row=row: leaf[row], plain.uploads)
             if task not in sent:
-                leaves = secure_encode(upload, {}, task, facts, self._seed, None, None, facts["key"], 2)
+                request = read_secure_request(facts, facts["key"], 2)
+                leaves = secure_encode(upload, {}, task, request, self._seed, None, {}, NO_MESSAGE)
                 sent[task] = self._engine.spoil(task, leaves)
         intake = secure_validator(self._told[version])
         return intake.join((sent[task] for task in tasks), len(tasks))
@@ -245,7 +247,7 @@ def test_reports_that_were_clipped_to_other_bounds_are_not_summed(desk: HelperSe
     told = [hiding.facts] + [hiding.facts | {"bounds": {"delta": 1e-9}}] * 3
     upload = trees.map(torch.ones_like, probe_upload(FedOpt(0.1, 1.0), torch.zeros(3), 0))
     sent = [
-        secure_encode(upload, {}, task, facts, 0, None, None, facts["key"], 2)
+        secure_encode(upload, {}, task, read_secure_request(facts, facts["key"], 2), 0, None, {}, NO_MESSAGE)
         for task, facts in zip(those, told, strict=True)
     ]
     for task, (_, sealed, _), facts in zip(those, sent, told, strict=True):

@@ -213,12 +213,17 @@ seed = 5
 class Direct:
     """A post between a server and sites in one process; answers take a while that a seed says."""
 
+    backlog: frozenset[str] = frozenset()
+
     def __init__(self, sites: Sequence[Site]) -> None:
         self._sites = sites
         self._waits: dict[str, tuple[int, Reply]] = {}
 
     def nodes(self) -> frozenset[int]:
         return frozenset(range(len(self._sites)))
+
+    def key(self, node: int) -> bytes:
+        return b""
 
     def push(self, node: int, kind: str, header: str, payload: bytes, timeout: float) -> str:
         number = str(len(self._waits))

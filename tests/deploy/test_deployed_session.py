@@ -14,9 +14,10 @@ import torch
 from torch import nn
 
 from deploy_world import Deployment, Letter, ramdisk
-from offbeat import Asynchronous, Examples, Problem, Sequential, Synchronous, build, trees
+from offbeat import Asynchronous, Examples, Problem, Sequential, Synchronous, trees
 from offbeat.core import Task, traits_of
-from offbeat.deploy.monitor.observer import Observer
+from offbeat.deploy.config import NetworkConfig
+from offbeat.deploy.monitor.state import EventLog
 from offbeat.deploy.protocol import messages
 from offbeat.deploy.protocol.messages import HelloReply, UploadMessage, byte_size, specs_of
 from offbeat.deploy.protocol.strict_json import Reason
@@ -188,9 +189,9 @@ def test_a_site_that_comes_back_by_another_node_is_the_same_client_and_has_its_m
     run.network.meddle = meddle
     with run.joined():
         run.serve()
-    joined = [event for event in run.log.events if event[0] == "joined"]
-    assert len({node for _, node, _, _ in joined}) == len(joined) > 5
-    assert len({(name, client) for _, _, name, client in joined}) == 5
+    joined = run.log.those("joined")
+    assert len({each["node"] for each in joined}) == len(joined) > 5
+    assert len({(each["name"], each["client"]) for each in joined}) == 5
     agree(run)
 
 
@@ -210,7 +211,7 @@ def test_a_node_that_leaves_before_it_has_said_who_it_is_is_forgotten(place: Pat
         run.network.join(another(run, "x", "x"))
         run.serve()
     assert silent == ["hello"]
-    assert ("left", 6, None) in run.log.events
+    assert {"node": 6, "client": None} in run.log.those("left")
     agree(run)
 
 
@@ -227,7 +228,7 @@ def test_a_node_that_leaves_loses_its_task_long_before_the_deadline(place: Path)
     with run.joined():
         run.serve()
     assert run.log.reasons() == [Reason.GONE]
-    assert [event[1] for event in run.log.events if event[0] == "rejected"] == list(run.network.hidden)
+    assert [each["node"] for each in run.log.those("rejected")] == list(run.network.hidden)
     assert run.clock.now < 1100
     agree(run)
 
@@ -351,7 +352,7 @@ def test_a_bad_upload_is_rejected_by_its_reason_and_loses_nothing_else(
         assert run.log.reasons() in ([Reason.VERSION], [Reason.TASK])
     else:
         assert run.log.reasons() == [reason]
-    assert run.log.count("lost") == run.log.count("cooling_down") == 1
+    assert run.log.count("lost") == run.log.count("aside") == 1
     agree(run)
 
 
@@ -439,7 +440,7 @@ def test_uploads_in_the_buffer_can_be_set_aside_once(place: Path, name: str) -> 
         assert not asked.exists()
         run.network.letters.clear()
         run.serve(resume=True, set_aside=asked)
-    aside = {event[2] for event in run.log.events if event[0] == "set_aside"}
+    aside = set(run.log.tasks("set_aside"))
     assert len(aside) == run.log.count("set_aside") == in_buffer == 2
     assert {path.stem for path in (run.folder / "journal" / "set-aside").iterdir()} == {
         f"{task.client}-{task.version}-{task.visit}" for task in aside
@@ -458,16 +459,24 @@ def test_nothing_is_set_aside_in_the_start_of_everybody(place: Path) -> None:
 
 
 def test_of_messages_that_were_answered_the_oldest_is_forgotten_first(
-    monkeypatch: pytest.MonkeyPatch,
+    place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange, "_MAX_ANSWERED", 3)
-    in_flight = exchange.InFlightTasks()
-    for visit in range(5):
-        pending = exchange.InFlightTask(Task(0, 0, visit), 0.0, False)
-        in_flight.add(pending)
-        in_flight.mark_sent(pending, f"m{visit}", 1, 0.0)
-        in_flight.remove(pending)
-    assert [in_flight.was_answered(f"m{visit}") for visit in range(5)] == [False, False, True, True, True]
+    monkeypatch.setattr(exchange, "_MAX_SETTLED", 3)
+    run = Deployment(place)
+    replies: list[Reply] = []
+
+    def meddle(letter: Letter, reply: Reply) -> list[Reply]:
+        if letter.kind == "task":
+            replies.append(reply)
+            if len(replies) == 6:
+                run.network.extra = replies[:5]
+        return [reply]
+
+    run.network.meddle = meddle
+    with run.joined():
+        run.serve()
+    assert run.log.reasons() == [Reason.TASK] * 3 + [Reason.REPEATED] * 2  # six were answered
+    agree(run)
 
 
 def test_each_message_is_answered_once_by_the_node_it_went_to(place: Path) -> None:
@@ -486,8 +495,8 @@ def test_each_message_is_answered_once_by_the_node_it_went_to(place: Path) -> No
     with run.joined():
         run.serve()
     assert run.log.reasons() == [Reason.TASK, Reason.TASK, Reason.TASK, Reason.REPEATED]
-    clients = {node: client for kind, node, *_, client in run.log.events if kind == "joined"}
-    refused = [event[1:3] for event in run.log.events if event[0] == "rejected"]
+    clients = {each["node"]: each["client"] for each in run.log.those("joined")}
+    refused = [(each["node"], each["client"]) for each in run.log.those("rejected")]
     assert refused == [(node, clients.get(node)) for node, _ in refused]
     assert [client is None for _, client in refused] == [False, True, False, False]
     assert not run.log.count("lost")
@@ -525,7 +534,7 @@ def test_a_client_that_keeps_failing_is_left_alone_for_longer_each_time(place: P
     run.network.meddle = meddle
     with run.joined():
         run.serve()
-    times = [event[2] for event in run.log.events if event[0] == "cooling_down"]
+    times = [each["seconds"] for each in run.log.those("aside")]
     assert len(times) >= 4
     assert times == [2.0 * 2**count for count in range(len(times))]
     assert "there is no upload: code 2, KeyError: it raised" in run.log.sentences()[0]
@@ -600,7 +609,7 @@ def test_time_goes_on_after_a_resume_and_accepted_uploads_are_not_asked_for_agai
         run.network.trouble = lambda call: None
         before = run.log.count("sent")
         run.serve(resume=True)
-    sent = [event[2] for event in run.log.events if event[0] == "sent"]
+    sent = run.log.tasks("sent")
     assert not accepted & set(sent[before:])
     times = [line["time"] for line in run.trace()]
     assert times == sorted(times)
@@ -634,7 +643,7 @@ def test_a_start_that_was_cut_off_keeps_what_it_has(place: Path) -> None:
                 run.serve(resume=True)
         before = run.log.count("sent")
         run.serve(resume=True)
-    sent = [event[2] for event in run.log.events if event[0] == "sent"]
+    sent = run.log.tasks("sent")
     assert all(task.visit > 0 for task in sent[before:])  # nothing of the start was asked again
     used = {Task(*task[:3]) for line in run.trace() for task in line["tasks"]}
     assert run.log.count("accepted") == 24 + 2 * 3 + len(run.files() - used)
@@ -686,24 +695,22 @@ def test_a_second_task_for_a_client_at_work_is_refused(place: Path) -> None:
     session.close()
 
 
-def test_methods_whose_clients_look_at_their_staleness_are_refused(place: Path) -> None:
-    run = Deployment(place)
-    method = build("weight-prediction", run.setting, {})
-    with pytest.raises(InputError, match="need the staleness of their task"):
-        run.engine().open(method, 0, KeyedRng(0))
-
-
 def test_uploads_may_have_four_times_their_size(place: Path) -> None:
     run = Deployment(place)
     module = nn.Linear(1000, 300)
     problem = Problem(module, each)
     wanted = byte_size(plain_validator(run.algorithm, *problem.initial()).form)
     assert max_upload_bytes(run.algorithm, problem, SessionConfig({}, 5)) == 4 * wanted
-    assert max_upload_bytes(run.algorithm, problem, SessionConfig({}, 5, max_upload_bytes=77)) == 77
+    assert (
+        max_upload_bytes(run.algorithm, problem, SessionConfig({}, 5, NetworkConfig(max_upload_bytes=77)))
+        == 77
+    )
 
 
 class Parrots:
     """Sites that answer at once with zeros, so that two thousand updates are quick."""
+
+    backlog: frozenset[str] = frozenset()
 
     def __init__(self, run: Deployment) -> None:
         self._run = run
@@ -714,6 +721,9 @@ class Parrots:
 
     def nodes(self) -> frozenset[int]:
         return frozenset(range(1, self._run.clients + 1))
+
+    def key(self, node: int) -> bytes:
+        return b""
 
     def push(self, node: int, kind: str, header: str, payload: bytes, timeout: float) -> str:
         self._count += 1
@@ -740,7 +750,7 @@ def test_memory_stays_flat_over_two_thousand_updates(place: Path) -> None:
     run = Deployment(place, "fedbuff", rounds=100, buffer=20, clients=40, dispatch=Asynchronous(40))
     run.world = run.world._replace(problem=Problem(nn.Linear(50, 20).double(), each))
     run.network = Parrots(run)  # type: ignore[assignment]
-    run.log = Observer()  # type: ignore[assignment]
+    run.log = EventLog(None, "run")  # type: ignore[assignment]
     sizes: list[int] = []
 
     def look(progress: Progress) -> None:
@@ -814,7 +824,7 @@ def test_an_upload_in_the_buffer_that_was_deleted_or_damaged_is_named(
         asked.touch()
         run.serve(resume=True, set_aside=asked)
     agree(run)
-    assert [event[2] for event in run.log.events if event[0] == "set_aside"] == [Task(client, version, visit)]
+    assert run.log.tasks("set_aside") == [Task(client, version, visit)]
     lost = [tuple(task) for each in run.trace() for task in each["lost"]]
     assert (client, version, visit) in lost
 

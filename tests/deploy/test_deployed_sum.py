@@ -47,6 +47,7 @@ def private() -> Private:
     return Private((("delta", 0.5),), 0.3, 1e-5, participation=often, noise_seed=3)
 
 
+PROMPT = {"poll": 0.02}  # an upload is taken when it comes, as where a bell rings
 RUNS: list[tuple[str, dict[str, Any]]] = [
     ("fedbuff", {"weights": Polynomial(0.5)}),
     ("ca2fl", {}),
@@ -59,7 +60,7 @@ RUNS: list[tuple[str, dict[str, Any]]] = [
 def test_a_server_that_was_stopped_with_half_a_buffer_added_goes_on_to_the_bit(
     place: Path, gathered: list[tuple[int, int]], name: str, options: dict[str, Any]
 ) -> None:
-    run = Deployment(place, name, buffer=BUFFER, clients=8, dispatch=Asynchronous(7), **options)
+    run = Deployment(place, name, buffer=BUFFER, clients=8, dispatch=Asynchronous(7), terms=PROMPT, **options)
     stops = iter([13, 21, 28])
     stop = next(stops)
     with run.joined():
@@ -76,7 +77,7 @@ def test_a_server_that_was_stopped_with_half_a_buffer_added_goes_on_to_the_bit(
 def test_uploads_are_added_while_the_buffer_is_being_filled(
     place: Path, gathered: list[tuple[int, int]]
 ) -> None:
-    run = Deployment(place, "fedbuff", buffer=BUFFER, dispatch=Asynchronous(5), rounds=3)
+    run = Deployment(place, "fedbuff", buffer=BUFFER, dispatch=Asynchronous(5), rounds=3, terms=PROMPT)
     with run.joined():
         run.serve()
     sizes, accepted = zip(*gathered, strict=True)
@@ -110,7 +111,7 @@ def test_a_resumed_server_reads_all_uploads_of_its_buffer_again(
     place: Path, gathered: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also those whose piece was added before it was stopped, with their checksums."""
-    run = Deployment(place, "fedbuff", buffer=BUFFER, clients=8, dispatch=Asynchronous(7))
+    run = Deployment(place, "fedbuff", buffer=BUFFER, clients=8, dispatch=Asynchronous(7), terms=PROMPT)
     with run.joined():
         with pytest.raises(StopRequested):
             run.serve(stop=lambda: run.log.count("accepted") >= 9)

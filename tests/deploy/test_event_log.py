@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbeat.deploy.monitor.state import EventLog, printable
+from offbeat.deploy.protocol.strict_json import Reason
 
 
 class Clock:
@@ -34,32 +35,32 @@ def test_what_has_a_sentence_is_told_to_people_too(tmp_path: Path, caplog: pytes
     events = EventLog(tmp_path, "run-1")
     with caplog.at_level(logging.INFO, "offbeat"):
         events.tell("sent", client=1)
-        events.tell("left", "client 1 left", client=1)
+        events.tell("left", client=1)
     assert caplog.messages == ["client 1 left"]
     events.close()
 
 
 def test_a_line_cut_short_by_a_kill_goes_and_the_rest_stays(tmp_path: Path) -> None:
     events = EventLog(tmp_path, "run-1")
-    events.tell("first")
+    events.tell("sent")
     events.close()
     with (tmp_path / "events.jsonl").open("a") as file:
         file.write('{"time": "20')
     events = EventLog(tmp_path, "run-1")
-    events.tell("second")
+    events.tell("lost")
     events.close()
-    assert [line["event"] for line in lines(tmp_path)] == ["first", "second"]
+    assert [line["event"] for line in lines(tmp_path)] == ["sent", "lost"]
 
 
 def test_repetitions_are_counted_and_the_count_is_told_once_a_minute(tmp_path: Path) -> None:
     clock = Clock()
     events = EventLog(tmp_path, "run-1", clock)
     for _ in range(100):
-        events.tell_once("a", "rejected", "no", node=1)
-    events.tell_once("b", "rejected", "no", node=2)
+        events.tell("rejected", node=1, reason=Reason.LATE, sentence="no")
+    events.tell("rejected", node=2, reason=Reason.LATE, sentence="no")
     clock.now = 61.0
     events.tell("sent")
-    events.tell_once("a", "rejected", "no", node=1)
+    events.tell("rejected", node=1, reason=Reason.LATE, sentence="no")
     events.close()
     assert [(line["event"], line.get("node"), line.get("times")) for line in lines(tmp_path)] == [
         ("rejected", 1, None),
@@ -73,7 +74,7 @@ def test_repetitions_are_counted_and_the_count_is_told_once_a_minute(tmp_path: P
 def test_what_was_only_counted_is_told_at_the_end(tmp_path: Path) -> None:
     events = EventLog(tmp_path, "run-1", Clock())
     for _ in range(3):
-        events.tell_once("a", "rejected", "no")
+        events.tell("rejected", node=1, reason=Reason.LATE, sentence="no")
     events.close()
     assert [line.get("times") for line in lines(tmp_path)] == [None, 2]
 
@@ -81,8 +82,8 @@ def test_what_was_only_counted_is_told_at_the_end(tmp_path: Path) -> None:
 def test_no_repetition_goes_uncounted_however_many_nodes_there_are(tmp_path: Path) -> None:
     events = EventLog(tmp_path, "run-1", Clock())
     for node in range(1000):
-        events.tell_once(node, "rejected", "no")
-        events.tell_once(node, "rejected", "no")
+        events.tell("rejected", node=node, reason=Reason.LATE, sentence="no")
+        events.tell("rejected", node=node, reason=Reason.LATE, sentence="no")
     events.close()
     assert sum(int(str(line.get("times", 1))) for line in lines(tmp_path)) == 2000
 
@@ -101,10 +102,10 @@ def test_text_that_is_harmless_stays_as_it_is() -> None:
 
 def test_numbers_that_json_lacks_become_null(tmp_path: Path) -> None:
     events = EventLog(tmp_path, "run-1")
-    events.tell("spent", epsilon=float("inf"), others=[float("nan"), 1.0])
+    events.tell("stepped", staleness=float("nan"), accuracy=float("inf"), loss=1.0)
     events.close()
     (line,) = lines(tmp_path)
-    assert (line["epsilon"], line["others"]) == (None, [None, 1.0])
+    assert (line["staleness"], line["accuracy"], line["loss"]) == (None, None, 1.0)
 
 
 def test_a_folder_that_cannot_be_written_does_not_stop_the_run(

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbeat.core import Task
-from offbeat.deploy.helper.protocol import HelperRequest
 from offbeat.deploy.helper.server import HelperService
 from offbeat.deploy.helper.store import HelperStore, RunTransaction, request_digest
 from offbeat.errors import InputError
@@ -108,18 +107,18 @@ def test_a_file_that_is_no_store_is_left_alone(tmp_path: Path) -> None:
 
 def test_an_answer_that_was_lost_after_it_counted_is_given_again(tmp_path: Path) -> None:
     """Killed between the commit and the answer: only the store is left."""
-    asking = HelperRequest(TERMS, asked(tasks(1, 2, 3), TERMS))
+    asking = TERMS, asked(tasks(1, 2, 3), TERMS)
     desk = new_desk(tmp_path / "store")
-    lost = desk.add(asking)
+    lost = desk.add(*asking)
     desk.close()
     desk = new_desk(tmp_path / "store")
-    assert desk.add(asking) == lost
+    assert desk.add(*asking) == lost
     with pytest.raises(ReplayError):
-        desk.add(HelperRequest(TERMS, asked(tasks(1, 2, 3), TERMS)))
+        desk.add(TERMS, asked(tasks(1, 2, 3), TERMS))
     desk.close()
 
 
-@pytest.mark.parametrize("moment", ["add", "mark_answered", "bind_signers"])
+@pytest.mark.parametrize("moment", ["add", "mark_answered", "bind_messages"])
 def test_a_helper_that_is_killed_before_it_counted_has_not_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
@@ -129,15 +128,15 @@ def test_a_helper_that_is_killed_before_it_counted_has_not_counted(
     def kill(*arguments: object) -> None:
         raise KilledError
 
-    asking = HelperRequest(TERMS, asked(tasks(1, 2, 3), TERMS))
+    asking = TERMS, asked(tasks(1, 2, 3), TERMS)
     desk = new_desk(tmp_path / "store")
     with monkeypatch.context() as patch:
         patch.setattr(RunTransaction, moment, kill)
         with pytest.raises(KilledError):
-            desk.add(asking)
+            desk.add(*asking)
     desk.close()
     desk = new_desk(tmp_path / "store")
-    desk.add(HelperRequest(TERMS, asked(tasks(1, 2, 4), TERMS)))  # would overlap with what had counted
+    desk.add(TERMS, asked(tasks(1, 2, 4), TERMS))  # would overlap with what had counted
     desk.close()
 
 
@@ -148,7 +147,7 @@ def test_of_two_helpers_on_one_store_only_one_counts_a_report(tmp_path: Path) ->
 
     def ask(desk: HelperService, request: SumRequest) -> None:
         try:
-            desk.add(HelperRequest(TERMS, request))
+            desk.add(TERMS, request)
             outcomes.append("added")
         except OverlapError:
             outcomes.append("refused")
@@ -178,7 +177,7 @@ def test_any_two_sums_are_of_disjoint_reports_or_of_the_same_request(data: st.Da
             desk = new_desk(Path(folder) / "store")
             request = SumRequest(b"run", 0, 1, tuple(SealedSeed(task, pool[task]) for task in batch))
             try:
-                answer = desk.add(HelperRequest(terms, request))
+                answer = desk.add(terms, request)
             except RefusedError:
                 continue
             finally:

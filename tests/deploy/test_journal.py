@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy_world import Log, ramdisk
+from deploy_world import ramdisk
 from offbeat.core import Task
-from offbeat.deploy.server.journal import AcceptedUpload, Journal, SetAside
+from offbeat.deploy.server.journal import AcceptedUpload, Journal
 from offbeat.deploy.server.run import lock_run_folder
 from offbeat.errors import InputError
 
@@ -106,7 +106,7 @@ def play(folder: Path, steps: list[Step]) -> None:
                 file.write(b'{"count": 99, "epoch": 1, "and": "so on and so on"'[:number])
             journal = Journal(folder)
         else:
-            journal.discard_before(number)
+            journal.discard(before=number)
             known = {epoch: line for epoch, line in known.items() if epoch >= number}
         for epoch in (1, 2, 3):
             assert journal.last(epoch) == known.get(epoch)
@@ -153,14 +153,3 @@ def test_updates_are_for_the_eyes_of_their_owner_alone(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "journal").stat().st_mode & 0o077 == 0
     with lock_run_folder(tmp_path / "run"):
         assert (tmp_path / "run" / "flower").stat().st_mode & 0o077 == 0
-
-
-def test_a_request_to_set_aside_is_removed_once_it_is_done_or_was_taken_back_before(tmp_path: Path) -> None:
-    request = tmp_path / "set-aside"
-    request.touch()
-    journal = Journal(tmp_path / "journal")
-    aside = SetAside(request, journal, Log())
-    for _ in range(2):
-        aside.done()
-        assert not request.exists()
-    journal.close()

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offbeat.core import Task
-from offbeat.deploy.monitor.observer import Monitor, Observer
+from offbeat.deploy.monitor.observer import Monitor
 from offbeat.deploy.monitor.state import RunInfo
 from offbeat.deploy.protocol.strict_json import Reason
 from offbeat.training.runner import Progress
@@ -33,13 +33,9 @@ def make(clock: Clock | None = None, folder: Path | None = None, clients: int = 
     return Monitor(outline, folder, clock or Clock())
 
 
-def step(version: int, trips: int, **scores: float) -> Progress:
-    return Progress(version, 10.0 * version, trips, 1.0, {"version": version, **scores} if scores else None)
-
-
-def test_a_session_can_tell_it_everything() -> None:
-    told: Observer = make()  # mypy sees to the signatures
-    assert all(callable(getattr(told, name)) for name in vars(Observer) if not name.startswith("_"))
+def step(version: int, trips: int, ages: tuple[int, ...], **scores: float) -> Progress:
+    record = {"version": version, **scores} if scores else None
+    return Progress(version, 10.0 * version, trips, 1.0, record, ages=ages)
 
 
 def test_a_client_is_working_idle_aside_or_away() -> None:
@@ -50,24 +46,24 @@ def test_a_client_is_working_idle_aside_or_away() -> None:
         (client,) = watch.status()["clients"]
         return str(client["standing"])
 
-    watch.joined(11, "north", 2)
+    watch.tell("joined", node=11, name="north", client=2)
     assert standing() == "idle"
-    watch.sent(2, Task(2, 0, 0), 10)
+    watch.tell("sent", **Task(2, 0, 0)._asdict(), bytes=10)
     assert standing() == "working"
-    watch.lost(2, Task(2, 0, 0))
-    watch.cooling_down(2, 30.0)
+    watch.tell("lost", **Task(2, 0, 0)._asdict())
+    watch.tell("aside", client=2, seconds=30.0)
     assert standing() == "aside"
     clock.now += 31
     assert standing() == "idle"
-    watch.left(11, 2)
+    watch.tell("left", node=11, client=2)
     assert standing() == "away"
 
 
 def test_a_site_that_comes_back_as_another_node_is_one_client() -> None:
     watch = make()
-    watch.joined(11, "north", 2)
-    watch.joined(12, "north", 2)
-    watch.left(11, 2)
+    watch.tell("joined", node=11, name="north", client=2)
+    watch.tell("joined", node=12, name="north", client=2)
+    watch.tell("left", node=11, client=2)
     status = watch.status()
     assert status["present"] == 1
     assert [(c["node"], c["standing"]) for c in status["clients"]] == [("12", "idle")]
@@ -76,12 +72,12 @@ def test_a_site_that_comes_back_as_another_node_is_one_client() -> None:
 def test_the_buffer_fills_and_is_used_up_by_the_step() -> None:
     watch = make()
     waiting = []
-    watch.accepted(0, Task(0, 0, 0), 1.0, 10, 0.5)  # of the start
-    watch.stepped(step(0, 0), [])
+    watch.tell("accepted", **Task(0, 0, 0)._asdict(), seconds=1.0, work=0.5, bytes=10)  # of the start
+    watch.stepped(step(0, 0, ()))
     for visit in range(3):
-        watch.accepted(0, Task(0, 0, visit), 1.0, 10, 0.5)
+        watch.tell("accepted", **Task(0, 0, visit)._asdict(), seconds=1.0, work=0.5, bytes=10)
         waiting.append(watch.status()["buffer"]["waiting"])
-    watch.stepped(step(1, 2), [0, 0])  # the third is already for the next
+    watch.stepped(step(1, 2, (0, 0)))  # the third is already for the next
     waiting.append(watch.status()["buffer"]["waiting"])
     assert waiting == [1, 2, 3, 1]
 
@@ -89,8 +85,8 @@ def test_the_buffer_fills_and_is_used_up_by_the_step() -> None:
 def test_scores_are_kept_over_versions_and_time() -> None:
     watch = make()
     watch.recall([{"version": 0, "time": 0.0, "accuracy": 0.1, "loss": 2.0}])
-    watch.stepped(step(1, 2), [0, 0])
-    watch.stepped(step(2, 4, accuracy=0.5, loss=1.0), [0, 1])
+    watch.stepped(step(1, 2, (0, 0)))
+    watch.stepped(step(2, 4, (0, 1), accuracy=0.5, loss=1.0))
     status = watch.status()
     assert status["history"] == {
         "version": [0, 2],
@@ -105,20 +101,20 @@ def test_scores_are_kept_over_versions_and_time() -> None:
 def test_arrivals_are_counted_by_the_minute() -> None:
     clock = Clock()
     watch = make(clock)
-    watch.accepted(0, Task(0, 0, 0), 1.0, 10, 0.5)
+    watch.tell("accepted", **Task(0, 0, 0)._asdict(), seconds=1.0, work=0.5, bytes=10)
     clock.now += 60
-    watch.accepted(0, Task(0, 0, 1), 1.0, 10, 0.5)
-    watch.rejected(1, None, Reason.SIZE, "too large")
+    watch.tell("accepted", **Task(0, 0, 1)._asdict(), seconds=1.0, work=0.5, bytes=10)
+    watch.tell("rejected", node=1, client=None, reason=Reason.SIZE, sentence="too large")
     assert watch.status()["arrivals"] == {"accepted": [1, 1], "rejected": [0, 1]}
 
 
 def test_the_network_is_away_until_it_is_back(tmp_path: Path) -> None:
     watch = make(folder=tmp_path)
     for _ in range(5):
-        watch.unreachable("connection refused")
+        watch.tell("unreachable", sentence="connection refused")
     assert watch.status()["trouble"] == "the network is unreachable: connection refused"
-    watch.reachable()
-    watch.reachable()
+    watch.tell("reachable")
+    watch.tell("reachable")
     assert watch.status()["trouble"] is None
     events = [json.loads(line)["event"] for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert events == ["unreachable", "reachable"]
@@ -127,17 +123,17 @@ def test_the_network_is_away_until_it_is_back(tmp_path: Path) -> None:
 
 def test_the_end_says_why() -> None:
     watch = make()
-    watch.ended("the privacy budget is spent.")
+    watch.tell("ended", sentence="the privacy budget is spent.")
     assert (watch.status()["ended"], watch.status()["sentence"]) == (True, "the privacy budget is spent.")
 
 
 def test_what_a_stranger_sends_is_short_and_printable_everywhere(tmp_path: Path) -> None:
     watch = make(folder=tmp_path)
     bad = '\x1b]0;owned\x07\n{"event": "ended"}\u202e' + "x" * 10_000
-    watch.joined(5, bad, 0)
-    watch.rejected(6, None, Reason.MALFORMED, bad)
-    watch.unreachable(bad)
-    watch.ended(bad)
+    watch.tell("joined", node=5, name=bad, client=0)
+    watch.tell("rejected", node=6, client=None, reason=Reason.MALFORMED, sentence=bad)
+    watch.tell("unreachable", sentence=bad)
+    watch.tell("ended", sentence=bad)
     watch.close()
     told = json.dumps(watch.status(), ensure_ascii=False)
     log = (tmp_path / "events.jsonl").read_text()
@@ -158,11 +154,12 @@ def test_the_status_is_json_whatever_the_numbers(
     losses: list[float], epsilon: float, seconds: float, work: float
 ) -> None:
     watch = make()
-    watch.joined(2**64 - 1, "north", 0)
+    watch.tell("joined", node=2**64 - 1, name="north", client=0)
     for version, loss in enumerate(losses):
-        watch.stepped(Progress(version, math.inf, 0, math.nan, {"loss": loss, "accuracy": None}), [version])
-    watch.spent(epsilon)
-    watch.accepted(0, Task(0, 0, 0), seconds, 10, work)
+        record = {"loss": loss, "accuracy": None}
+        watch.stepped(Progress(version, math.inf, 0, math.nan, record, ages=(version,)))
+    watch.tell("spent", epsilon=epsilon)
+    watch.tell("accepted", **Task(0, 0, 0)._asdict(), seconds=seconds, work=work, bytes=10)
     watch.metrics()
     status = json.loads(json.dumps(watch.status(), allow_nan=False))
     assert status["clients"][0]["node"] == str(2**64 - 1)  # as text: JavaScript would round it
@@ -180,10 +177,10 @@ def test_one_thread_reads_while_another_tells() -> None:
     thread.start()
     try:
         for n in range(2000):
-            watch.joined(n % 7, "north", n % 4)
-            watch.accepted(n % 4, Task(n % 4, n, n), 1.0, 10, 0.5)
-            watch.rejected(n, n % 4, Reason.LATE, "late")
-            watch.left(n % 7, n % 4)
+            watch.tell("joined", node=n % 7, name="north", client=n % 4)
+            watch.tell("accepted", **Task(n % 4, n, n)._asdict(), seconds=1.0, work=0.5, bytes=10)
+            watch.tell("rejected", node=n, client=n % 4, reason=Reason.LATE, sentence="late")
+            watch.tell("left", node=n % 7, client=n % 4)
     finally:
         done.set()
         thread.join()
@@ -195,13 +192,15 @@ def tell_all(watch: Monitor, clock: Clock, start: int, count: int) -> None:
     reasons = list(Reason)
     for n in range(start, start + count):
         clock.now += 7
-        watch.joined(n, f"site {n}", n % 4)
-        watch.sent(n % 4, Task(n % 4, n, n), 1000)
-        watch.accepted(n % 4, Task(n % 4, n, n), 1.0, 1000, 0.5)
-        watch.rejected(n * 31, None, reasons[n % len(reasons)], f"number {n}")
-        watch.unreachable(f"number {n}")
-        watch.stepped(step(n, n, accuracy=0.5, loss=1.0 / (n + 1)), [n % 1000])
-        watch.left(n, n % 4)
+        watch.tell("joined", node=n, name=f"site {n}", client=n % 4)
+        watch.tell("sent", **Task(n % 4, n, n)._asdict(), bytes=1000)
+        watch.tell("accepted", **Task(n % 4, n, n)._asdict(), seconds=1.0, work=0.5, bytes=1000)
+        watch.tell(
+            "rejected", node=n * 31, client=None, reason=reasons[n % len(reasons)], sentence=f"number {n}"
+        )
+        watch.tell("unreachable", sentence=f"number {n}")
+        watch.stepped(step(n, n, (n % 1000,), accuracy=0.5, loss=1.0 / (n + 1)))
+        watch.tell("left", node=n, client=n % 4)
 
 
 @pytest.mark.slow
@@ -224,9 +223,11 @@ def test_memory_stays_flat_over_20000_events() -> None:
 
 def test_a_helper_that_is_away_is_on_the_page_and_in_the_events(tmp_path: Path) -> None:
     watch = Monitor(RunInfo("run-1", "fedbuff", clients=4, buffer=2, rounds=10, concurrency=3), tmp_path)
-    watch.helper_away("the helper at https://h:1 does not answer (refused); the run waits for it")
+    watch.tell(
+        "helper_away", sentence="the helper at https://h:1 does not answer (refused); the run waits for it"
+    )
     assert "helper at https://h:1 does not answer" in watch.status()["trouble"]
-    watch.helper_back()
+    watch.tell("helper_back")
     assert watch.status()["trouble"] is None
     watch.close()
     events = [json.loads(line)["event"] for line in (tmp_path / "events.jsonl").read_text().splitlines()]

@@ -81,12 +81,12 @@ def test_everything_that_the_page_reads_is_in_the_status(watch: Monitor) -> None
     assert read <= status.keys()
     assert set(re.findall(r"\brun\.([a-z_]+)\b", text)) <= status["run"].keys()
     assert set(re.findall(r"\bs\.tasks\.([a-z_]+)\b", text)) <= status["tasks"].keys()
-    watch.joined(1, "north", 0)
+    watch.tell("joined", node=1, name="north", client=0)
     assert set(re.findall(r"\bc\.([a-z]+)\b(?!\()", text)) - {"length"} <= watch.status()["clients"][0].keys()
 
 
 def test_the_status_is_json_and_names_are_only_text(port: int, watch: Monitor) -> None:
-    watch.joined(1, "</script><img src=x onerror=alert(1)>", 0)
+    watch.tell("joined", node=1, name="</script><img src=x onerror=alert(1)>", client=0)
     status, headers, body = ask(port, "/status.json?then=1")
     assert (status, headers["content-type"]) == (200, "application/json")
     assert json.loads(body)["clients"][0]["name"] == "</script><img src=x onerror=alert(1)>"
@@ -105,12 +105,12 @@ def test_it_says_that_it_lives(port: int) -> None:
 
 def test_it_says_whether_it_is_ready_and_what_it_waits_for(port: int, watch: Monitor) -> None:
     assert ask(port, "/readyz")[::2] == (200, b"ready\n")
-    watch.helper_away("the helper does not answer")
+    watch.tell("helper_away", sentence="the helper does not answer")
     assert ask(port, "/readyz")[::2] == (503, b"the helper does not answer\n")
     assert ask(port, "/healthz")[0] == 200
-    watch.helper_back()
+    watch.tell("helper_back")
     assert ask(port, "/readyz")[0] == 200
-    watch.ended(None)
+    watch.tell("ended", sentence=None)
     assert ask(port, "/readyz")[::2] == (503, b"the run has ended\n")
 
 

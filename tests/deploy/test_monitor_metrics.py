@@ -29,14 +29,14 @@ def test_every_reason_is_there_before_its_first_rejection() -> None:
 def test_what_happens_is_counted() -> None:
     watch = make()
     for client in range(3):
-        watch.joined(100 + client, f"site-{client}", client)
-        watch.sent(client, Task(client, 0, 0), 1000)
-    watch.stepped(Progress(0, 0.0, 0, 0.0, None), [])
-    watch.accepted(0, Task(0, 0, 0), 2.0, 400, 0.5)
-    watch.rejected(101, 1, Reason.INFINITE, "leaf 0 has a NaN")
-    watch.lost(1, Task(1, 0, 0))
-    watch.cooling_down(1, 60.0)
-    watch.left(102, 2)
+        watch.tell("joined", node=100 + client, name=f"site-{client}", client=client)
+        watch.tell("sent", **Task(client, 0, 0)._asdict(), bytes=1000)
+    watch.stepped(Progress(0, 0.0, 0, 0.0, None))
+    watch.tell("accepted", **Task(0, 0, 0)._asdict(), seconds=2.0, work=0.5, bytes=400)
+    watch.tell("rejected", node=101, client=1, reason=Reason.INFINITE, sentence="leaf 0 has a NaN")
+    watch.tell("lost", **Task(1, 0, 0)._asdict())
+    watch.tell("aside", client=1, seconds=60.0)
+    watch.tell("left", node=102, client=2)
     found = samples(watch)
     expected = {
         ("offbeat_tasks_sent_total",): 3,
@@ -60,8 +60,9 @@ def test_what_happens_is_counted() -> None:
 
 def test_a_step_shows_version_scores_staleness_and_checkpoint() -> None:
     watch = make()
-    watch.stepped(Progress(7, 1.0, 2, 1.5, {"accuracy": 0.75, "loss": 0.5, "elapsed": 3.0}), [0, 3])
-    watch.saved(7)
+    record = {"accuracy": 0.75, "loss": 0.5, "elapsed": 3.0}
+    watch.stepped(Progress(7, 1.0, 2, 1.5, record, ages=(0, 3)))
+    watch.tell("saved", version=7)
     found = samples(watch)
     expected = {
         ("offbeat_version",): 7,
@@ -79,8 +80,7 @@ def test_privacy_that_nobody_counts_is_not_shown_as_zero() -> None:
     watch = make()
     assert ("offbeat_epsilon_spent",) not in samples(watch)
     watch = make(epsilon=8.0)
-    watch.spent(1.5)
-    watch.spent(None)
+    watch.tell("spent", epsilon=1.5)
     found = samples(watch)
     assert (found["offbeat_epsilon_spent",], found["offbeat_epsilon_budget",]) == (1.5, 8.0)
 
@@ -88,8 +88,7 @@ def test_privacy_that_nobody_counts_is_not_shown_as_zero() -> None:
 def test_privacy_is_told_with_the_version_up_to_which_it_was_counted() -> None:
     watch = make(epsilon=8.0)
     for version, epsilon in enumerate((0.0, 0.5, None, None)):
-        watch.stepped(Progress(version, 1.0, 0, 0.0, {"epsilon": epsilon}), [])
-        watch.spent(epsilon)
+        watch.stepped(Progress(version, 1.0, 0, 0.0, {"epsilon": epsilon}))
     assert watch.status()["privacy"] | {"delta": None} == {
         "spent": 0.5,
         "version": 1,
@@ -103,5 +102,5 @@ def test_privacy_is_told_with_the_version_up_to_which_it_was_counted() -> None:
 
 def test_two_runs_in_one_process_do_not_share_counts() -> None:
     one, other = make(), make()
-    one.saved(1)
+    one.tell("saved", version=1)
     assert samples(other)["offbeat_checkpoints_total",] == 0

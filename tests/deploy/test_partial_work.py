@@ -201,14 +201,13 @@ def cut_to_one(letter: Letter, reply: Reply) -> Reply:
 def test_an_upload_that_has_arrived_and_waits_to_be_fetched_is_not_late(place: Path) -> None:
     run = Deployment(place, "fedbuff", terms={"deadline": 10.0}, rounds=3)
     pull, network = run.network.pull, run.network
-    network.backlog = frozenset()  # type: ignore[attr-defined]
 
     def one_at_a_time(message_ids: list[str]) -> list[Reply]:
         """Which takes longer than a task may."""
         tasks = [each for each in message_ids if network.letters[each].kind == "task"]
         if tasks:
             network.clock.sleep(12.0)
-        network.backlog = frozenset(tasks[1:])  # type: ignore[attr-defined]
+        network.backlog = frozenset(tasks[1:])
         return pull([each for each in message_ids if each not in tasks[1:]])
 
     network.pull = one_at_a_time  # type: ignore[method-assign, assignment]
@@ -243,7 +242,7 @@ def test_a_task_that_is_about_to_be_too_stale_is_recalled_and_used(place: Path) 
     run = recalled_run(place, recall=True)
     with run.joined():
         run.serve()
-    recalled = [event[2] for event in run.log.events if event[0] == "recalled"]
+    recalled = run.log.tasks("recalled")
     used = {Task(*task[:3]) for line in run.trace() for task in line["tasks"]}
     assert len(recalled) >= 2
     assert set(recalled[:-1]) <= used  # the last one may come after the end

@@ -21,12 +21,17 @@ NODES = frozenset({7})
 class Faulty:
     """A transport that does what `call` does before it answers."""
 
+    backlog: frozenset[str] = frozenset()
+
     def __init__(self) -> None:
         self.call: Callable[[], None] = fail
 
     def nodes(self) -> frozenset[int]:
         self.call()
         return NODES
+
+    def key(self, node: int) -> bytes:
+        return b""
 
     def push(self, node: int, kind: str, header: str, payload: bytes, timeout: float) -> str:
         self.call()
@@ -49,7 +54,13 @@ def make(patience: float = 600.0) -> tuple[RetryingTransport, Faulty, Clock, Log
     clock, log, faulty = Clock(), Log(), Faulty()
     transport: Transport = faulty
     return (
-        RetryingTransport(transport, patience, clock, log.unreachable, log.reachable),
+        RetryingTransport(
+            transport,
+            patience,
+            clock,
+            lambda sentence: log.tell("unreachable", sentence=sentence),
+            lambda: log.tell("reachable"),
+        ),
         faulty,
         clock,
         log,

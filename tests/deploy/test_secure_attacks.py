@@ -20,7 +20,7 @@ from offbeat import Asynchronous, Equal, FedOpt
 from offbeat.aggregate.mean import AggregationContext
 from offbeat.aggregate.secure import RemoteSecure, RemoteSecureSum, Secure, read_noise, write_noise
 from offbeat.core import Task
-from offbeat.deploy.helper.protocol import HelperRequest, read_answer, write_answer
+from offbeat.deploy.helper.protocol import read_answer, write_answer
 from offbeat.deploy.helper.server import HelperService, open_key_and_store
 from offbeat.deploy.helper.store import HelperStore
 from offbeat.deploy.keys import create_keys, read_signer, read_site_keys, signed_statement
@@ -132,7 +132,7 @@ def opened(folder: Path) -> HelperService:
 def ask_once(helper: HelperService, those: Sequence[Task], version: int = 0) -> None:
     """The same reports in every call: a leader may keep them."""
     sealed = KEPT.setdefault(tuple(those), tuple(_sealed(task, helper) for task in those))
-    helper.add(HelperRequest(TERMS, SumRequest(TERMS.run, version, SIZE, sealed)))
+    helper.add(TERMS, SumRequest(TERMS.run, version, SIZE, sealed))
 
 
 KEPT: dict[tuple[Task, ...], tuple[SealedSeed, ...]] = {}
@@ -229,9 +229,9 @@ def test_the_leader_sees_no_sum_without_noise_and_the_same_noise_for_a_repeated_
 ) -> None:
     those = tasks(0, 1, 2)
     sealed = tuple(SealedSeed(task, report(task, NOISED, digest("m")).sealed) for task in those)
-    request = HelperRequest(NOISED, SumRequest(NOISED.run, 0, SIZE, sealed))
-    first = desk.add(request)
-    assert desk.add(request) == first, "a lost answer must not be given with other noise"
+    request = NOISED, SumRequest(NOISED.run, 0, SIZE, sealed)
+    first = desk.add(*request)
+    assert desk.add(*request) == first, "a lost answer must not be given with other noise"
     found = noised_sum(desk, dataclasses.replace(NOISED, run=b"another"), those)
     error = (found - UPLOADS[:3].sum(0).numpy()) * 2**16
     assert 0.6 * 3000 < error.std() < 1.5 * 3000
@@ -261,7 +261,7 @@ def test_a_leader_cannot_ask_for_less_noise_than_the_sites_were_told(
     sealed = tuple(SealedSeed(task, report(task, NOISED, digest("m")).sealed) for task in those)
     terms = dataclasses.replace(TERMS, noise=other)
     with pytest.raises(BindingError, match="does not open"):
-        desk.add(HelperRequest(terms, SumRequest(TERMS.run, 0, SIZE, sealed)))
+        desk.add(terms, SumRequest(TERMS.run, 0, SIZE, sealed))
 
 
 def test_noise_that_the_terms_do_not_know_is_refused_in_a_sentence(desk: HelperService) -> None:
@@ -310,7 +310,7 @@ def test_a_site_contributes_no_more_often_in_all_runs_than_the_helper_allows(tmp
             for name, task, seed in zip(who, those, made, strict=True)
         )
         sealed = tuple(SealedSeed(task, seed) for task, seed in zip(those, made, strict=True))
-        helper.add(HelperRequest(terms, SumRequest(run, 0, SIZE, sealed, signatures)))
+        helper.add(terms, SumRequest(run, 0, SIZE, sealed, signatures))
 
     with closing(HelperService(KEY, store, sites, 2, max_participations=2)) as helper:
         ask(helper, b"first", "abc")

@@ -79,8 +79,9 @@ def secure_encode(
     upload: Any, statistics: Any, task: Task, facts: dict[str, Any], seed: int, sign: Any, *others: Any
 ) -> list[torch.Tensor]:
     """By a site that was given the helper's key."""
-    before, pinned, minimum = (*others, *(None, PUBLIC, 2)[len(others) :])
-    return site_encode.secure_encode(upload, statistics, task, facts, seed, sign, before, pinned, minimum)
+    before, pinned, minimum, message = (*others, *({}, PUBLIC, 2, NO_MESSAGE)[len(others) :])
+    request = site_encode.read_secure_request(facts, pinned, minimum)
+    return site_encode.secure_encode(upload, statistics, task, request, seed, sign, before or {}, message)
 
 
 def opened(leaves: list[torch.Tensor], terms: SecureTerms, task: Task = TASK) -> torch.Tensor:
@@ -162,25 +163,25 @@ def test_rounding_at_random_follows_from_seed_client_and_visit() -> None:
         ({"weights": "nothing"}, "unknown staleness weights"),
         ({"weights": 5}, "a rule of weights"),
         ({"weights": "a\nb"}, "a rule of weights"),
-        ({"stochastic": 0}, "true or false"),
-        ({"signed": None}, "true or false"),
-        ({"key": PUBLIC[:-1]}, "64 hexadecimal digits"),
-        ({"key": "g" * 64}, "64 hexadecimal digits"),
-        ({"key": None}, "64 hexadecimal digits"),
-        ({"bounds": []}, "a bound for each field"),
-        ({"bounds": {}}, "a bound for each field"),
-        ({"bounds": {"upload": 0}}, "numbers above 0"),
-        ({"bounds": {"upload": -1.0}}, "numbers above 0"),
-        ({"bounds": {"upload": True}}, "numbers above 0"),
-        ({"bounds": {"upload": "1"}}, "numbers above 0"),
-        ({"moving": ["delta"]}, "a field without a bound"),
-        ({"moving": [5]}, "a field without a bound"),
-        ({"moving": None}, "a field without a bound"),
+        ({"stochastic": 0}, r"Expected `bool`.*stochastic"),
+        ({"signed": None}, r"Expected `bool`.*signed"),
+        ({"key": PUBLIC[:-1]}, "matching regex.*key"),
+        ({"key": "g" * 64}, "matching regex.*key"),
+        ({"key": None}, "Expected `str`.*key"),
+        ({"bounds": []}, r"Expected `object.*bounds"),
+        ({"bounds": {}}, "length >= 1.*bounds"),
+        ({"bounds": {"upload": 0}}, "> 0.*bounds"),
+        ({"bounds": {"upload": -1.0}}, "> 0.*bounds"),
+        ({"bounds": {"upload": True}}, "Expected `float.*bounds"),
+        ({"bounds": {"upload": "1"}}, "Expected `float.*bounds"),
+        ({"moving": ["delta"]}, "a bound that they do not have"),
+        ({"moving": [5]}, "Expected `str`.*moving"),
+        ({"moving": None}, "Expected `array`.*moving"),
         ({"more": 1}, r"missing or unknown fields \(more\)"),
     ],
 )
 def test_terms_that_hide_nothing_or_are_none_are_refused(wrong: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(InputError, match=sentence):
+    with pytest.raises((InputError, Rejected), match=sentence):
         secure_encode(UPLOAD, {}, TASK, FACTS | wrong, SEED, None)
 
 
@@ -253,9 +254,7 @@ def test_a_helpers_key_that_only_the_server_vouches_for_is_refused() -> None:
 
 def test_a_report_opens_as_the_answer_to_one_message_and_the_server_knows_which() -> None:
     message, other = b"\1" * 32, b"\2" * 32
-    share, sealed, signature = site_encode.secure_encode(
-        UPLOAD, {}, TASK, FACTS, SEED, None, None, PUBLIC, 2, message
-    )
+    share, sealed, signature = secure_encode(UPLOAD, {}, TASK, FACTS, SEED, None, {}, PUBLIC, 2, message)
     terms, seed = read_secure_request(FACTS).terms, sealed.numpy().tobytes()
     assert answered_message(seed) == message
     unseal(seed, TASK, terms, KEY)

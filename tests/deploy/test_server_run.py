@@ -95,6 +95,8 @@ def node_key(node: int) -> bytes:
 class AtOnce:
     """Sites that answer as soon as they are asked."""
 
+    backlog: frozenset[str] = frozenset()
+
     def __init__(self, sites: dict[int, Site], after: Callable[[int], None] = lambda count: None) -> None:
         self.sites = sites
         self.after = after

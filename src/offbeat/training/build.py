@@ -329,7 +329,7 @@ def build_run(
     method = context.algorithm
     aggregate = build_aggregate(with_calibrated_noise(experiment, context), method)
     check_privacy(aggregate, context)
-    device = _parse_device(experiment.device)
+    device = parse_device(experiment.device)
     if experiment.engine == "ray":
         check_cluster(experiment.ray_address)
     task = task or named_task(experiment)
@@ -338,31 +338,15 @@ def build_run(
     population = task.population(experiment, work).to(device)
     if isinstance(availability, DataAvailability):
         availability = availability.with_weights(task.client_weights(population, availability.measure))
-    precision = Precision[experiment.precision.upper()]
-    if precision is Precision.TF32 and device.type == "cpu":
-        raise InputError(
-            f"a CPU does not round products to tf32: use {setting_name('device')} cuda, or no "
-            f"{setting_name('precision')}."
-        )
-    module = copy.deepcopy(task.make_module(experiment.seed)).to(device)
     setting = Setting(experiment.buffer, _local_steps(population), experiment.rounds)
     parameters = parameters_under_noise(experiment, aggregate)
     algorithm = build_method(experiment, setting, parameters)
-    problem = Problem(
-        module, task.loss, experiment.weight_decay, precision, **personal_arguments(experiment, algorithm)
-    )
-    if problem.tracks_statistics and (experiment.clip is not None or experiment.secure):
-        raise InputError(
-            f"the model of '{experiment.subject}' keeps running statistics, which clients would send "
-            "unprotected: use a model without them."
-        )
+    problem = build_problem(experiment, task, algorithm, device)
     if experiment.standardise:
         if scaling is None:
             sums = Secure() if experiment.secure else PlainSum()
             scaling = measure_scaling(problem, population, sums, experiment.seed)
-        module = scaling.wrap(module).to(device)
-        personal = personal_arguments(experiment, algorithm, scaled=True)
-        problem = Problem(module, task.loss, experiment.weight_decay, precision, **personal)
+        problem = standardised_problem(experiment, problem, algorithm, scaling)
     backend = parse_memory_backend(experiment.memory)
     located = with_folder(backend, folder) if folder else backend
     make_client_store(located, ClientMemory.initial(algorithm, problem), len(population), device)  # or raises
@@ -388,6 +372,36 @@ def build_run(
         None if experiment.standardise else describe_scales(population),
         choice.reason or None,
     )
+
+
+def build_problem(
+    experiment: Experiment, task: LearningTask, algorithm: AnyAlgorithm, device: torch.device
+) -> Problem:
+    """The model and losses of a task; the initial weights follow from the seed."""
+    precision = Precision[experiment.precision.upper()]
+    if precision is Precision.TF32 and device.type == "cpu":
+        raise InputError(
+            f"a CPU does not round products to tf32: use {setting_name('device')} cuda, or no "
+            f"{setting_name('precision')}."
+        )
+    module = copy.deepcopy(task.make_module(experiment.seed)).to(device)
+    personal = personal_arguments(experiment, algorithm)
+    problem = Problem(module, task.loss, experiment.weight_decay, precision, **personal)
+    if problem.tracks_statistics and (experiment.clip is not None or experiment.secure):
+        raise InputError(
+            "the model keeps running statistics, which clients would send unprotected: use a model without "
+            "them, such as one with GroupNorm."
+        )
+    return problem
+
+
+def standardised_problem(
+    experiment: Experiment, problem: Problem, algorithm: AnyAlgorithm, scaling: Scaling
+) -> Problem:
+    """The same problem with inputs that are scaled."""
+    module = scaling.wrap(problem.module(*problem.initial())).to(problem.device)
+    personal = personal_arguments(experiment, algorithm, scaled=True)
+    return Problem(module, problem.loss, problem.weight_decay, problem.precision, **personal)
 
 
 def personal_arguments(
@@ -537,7 +551,8 @@ def _local_steps(population: Population) -> int:
     return max(1, round(sum(work.count * math.ceil(size / work.size) for size in sizes) / len(sizes)))
 
 
-def _parse_device(name: str) -> torch.device:
+def parse_device(name: str) -> torch.device:
+    """The device of a setting, if this machine has it."""
     if name.partition(":")[0] not in ("cpu", "cuda"):
         raise InputError(f"unknown device '{name}': choose cpu or cuda.")
     try:

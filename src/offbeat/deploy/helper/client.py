@@ -17,7 +17,7 @@ import httpx
 
 from offbeat.aggregate.secure import HelperInfo
 from offbeat.core import Task
-from offbeat.deploy.helper.protocol import HelperRequest, answer_size, read_answer, write_request
+from offbeat.deploy.helper.protocol import answer_size, read_answer, write_request
 from offbeat.deploy.network import is_loopback
 from offbeat.deploy.protocol.transport import Backoff
 from offbeat.errors import InputError
@@ -165,16 +165,14 @@ class RemoteHelper:
     terms: SecureTerms
 
     def add(self, request: SumRequest) -> Residues:
-        body = write_request(HelperRequest(self.terms, request))
+        body = write_request(self.terms, request)
         return read_answer(self.connection.request("POST", "add", body, answer_size(self.terms)), self.terms)
 
     def examine(self, task: Task, sealed: bytes, signature: bytes) -> None:
         request = SumRequest(
             self.terms.run, task.version, self.terms.length, (SealedSeed(task, sealed),), (signature,)
         )
-        self.connection.request(
-            "POST", "examine", write_request(HelperRequest(self.terms, request)), _MAX_ANSWER_BYTES
-        )
+        self.connection.request("POST", "examine", write_request(self.terms, request), _MAX_ANSWER_BYTES)
 
 
 def _read_body(response: Any, max_bytes: int) -> bytes:

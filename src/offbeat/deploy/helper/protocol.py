@@ -4,7 +4,7 @@ import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 from msgspec import Meta, Struct
@@ -37,16 +37,8 @@ class _RequestFields(Struct, frozen=True):
     noise: Any
 
 
-class HelperRequest(NamedTuple):
-    """A request and the terms under which it is made."""
-
-    terms: SecureTerms
-    request: SumRequest
-
-
-def write_request(helper_request: HelperRequest) -> bytes:
-    """Encode a request: a header in JSON, the sealed seeds, and the signatures, if there are any."""
-    terms, request = helper_request
+def write_request(terms: SecureTerms, request: SumRequest) -> bytes:
+    """Encode a request under these terms: a header in JSON, the sealed seeds, and the signatures, if any."""
     tasks = [task for task, _ in request.reports]
     header = write_terms(terms) | {
         "clipping": terms.clipping,
@@ -61,12 +53,46 @@ def write_request(helper_request: HelperRequest) -> bytes:
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text + seeds + b"".join(request.signatures)
 
 
-def read_request(data: bytes) -> HelperRequest:
-    """Decode an untrusted request."""
+def read_request(data: bytes) -> tuple[SecureTerms, SumRequest]:
+    """Decode an untrusted request, and the terms under which it is made."""
+    end = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
+    if len(data) < end:
+        raise MalformedError("the request ends before its header does.")
     try:
-        return _decode_request(data)
+        header = decode_json(data[_LENGTH_BYTES:end].decode("ascii", "replace"), MAX_REQUEST_BYTES)
+        fields = convert(header, _RequestFields)
     except Rejected as error:
         raise MalformedError(f"the request cannot be read: {error.sentence}") from None
+    if set(header) != {*TERM_NAMES, *_RequestFields.__struct_fields__}:
+        raise MalformedError("the request has other fields than it should.")
+    try:
+        terms = replace(read_terms(header), clipping=fields.clipping, noise=read_noise(fields.noise))
+    except InputError as error:
+        raise MalformedError(f"the request's terms are invalid: {error}") from None
+    if terms.length > MAX_SUM_LENGTH:
+        raise MalformedError(f"sums of {terms.length} numbers are too long: {MAX_SUM_LENGTH} is the most.")
+    version, signed, tasks = fields.version, fields.signed, [Task(*task) for task in fields.tasks]
+    each = SEALED_BYTES + SIGNATURE_BYTES * signed
+    if len(data) != end + each * len(tasks) or len(fields.counts) != len(tasks):
+        raise MalformedError(f"the request does not have {each} bytes and one count for each of its reports.")
+    middle = end + SEALED_BYTES * len(tasks)
+    reports = tuple(
+        SealedSeed(task, data[start : start + SEALED_BYTES])
+        for task, start in zip(tasks, range(end, middle, SEALED_BYTES), strict=True)
+    )
+    signatures = tuple(
+        data[start : start + SIGNATURE_BYTES] for start in range(middle, len(data), SIGNATURE_BYTES) if signed
+    )
+    request = SumRequest(terms.run, version, terms.length, reports, signatures)
+    check_request(request)
+    # If the two servers weighed shares differently, the sum would be noise.
+    for task, count in zip(tasks, fields.counts, strict=True):
+        if terms.weight(task, version) != count:
+            raise WeightError(
+                "leader and helper compute different weights: install the same version of offbeat on both.",
+                [task],
+            )
+    return terms, request
 
 
 def write_answer(terms: SecureTerms, total: Residues) -> bytes:
@@ -110,41 +136,3 @@ def read_token(path: Path) -> str:
             "make one with offbeat keys."
         )
     return token
-
-
-def _decode_request(data: bytes) -> HelperRequest:
-    end = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
-    if len(data) < end:
-        raise MalformedError("the request ends before its header does.")
-    header = decode_json(data[_LENGTH_BYTES:end].decode("ascii", "replace"), MAX_REQUEST_BYTES)
-    fields = convert(header, _RequestFields)
-    if set(header) != {*TERM_NAMES, *_RequestFields.__struct_fields__}:
-        raise MalformedError("the request has other fields than it should.")
-    try:
-        terms = replace(read_terms(header), clipping=fields.clipping, noise=read_noise(fields.noise))
-    except InputError as error:
-        raise MalformedError(f"the request's terms are invalid: {error}") from None
-    if terms.length > MAX_SUM_LENGTH:
-        raise MalformedError(f"sums of {terms.length} numbers are too long: {MAX_SUM_LENGTH} is the most.")
-    version, signed, tasks = fields.version, fields.signed, [Task(*task) for task in fields.tasks]
-    each = SEALED_BYTES + SIGNATURE_BYTES * signed
-    if len(data) != end + each * len(tasks) or len(fields.counts) != len(tasks):
-        raise MalformedError(f"the request does not have {each} bytes and one count for each of its reports.")
-    middle = end + SEALED_BYTES * len(tasks)
-    reports = tuple(
-        SealedSeed(task, data[start : start + SEALED_BYTES])
-        for task, start in zip(tasks, range(end, middle, SEALED_BYTES), strict=True)
-    )
-    signatures = tuple(
-        data[start : start + SIGNATURE_BYTES] for start in range(middle, len(data), SIGNATURE_BYTES) if signed
-    )
-    request = SumRequest(terms.run, version, terms.length, reports, signatures)
-    check_request(request)
-    # If the two servers weighed shares differently, the sum would be noise.
-    for task, count in zip(tasks, fields.counts, strict=True):
-        if terms.weight(task, version) != count:
-            raise WeightError(
-                "leader and helper compute different weights: install the same version of offbeat on both.",
-                [task],
-            )
-    return HelperRequest(terms, request)

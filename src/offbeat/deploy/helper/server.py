@@ -28,7 +28,7 @@ from starlette.routing import Route
 
 from offbeat.aggregate.secure import HelperInfo
 from offbeat.core import Task
-from offbeat.deploy.helper.protocol import MAX_REQUEST_BYTES, HelperRequest, read_request, write_answer
+from offbeat.deploy.helper.protocol import MAX_REQUEST_BYTES, read_request, write_answer
 from offbeat.deploy.helper.store import HelperStore, RunTransaction, request_digest
 from offbeat.deploy.keys import signed_statement, verify_signature
 from offbeat.deploy.network import HttpLimits, TlsFiles, http_server
@@ -36,7 +36,7 @@ from offbeat.errors import InputError
 from offbeat.files import is_disk_full, replace_file
 from offbeat.privacy.mechanism import subkey
 from offbeat.privacy.secure.encoding import answered_message, unseal
-from offbeat.privacy.secure.servers import SeenReportRanges, SeenReports, add_noise, add_shares
+from offbeat.privacy.secure.servers import SeenReportRanges, SeenReports, SumRequest, add_noise, add_shares
 from offbeat.privacy.secure.terms import (
     DEFAULT_MINIMUM,
     OverlapError,
@@ -51,7 +51,6 @@ from offbeat.privacy.secure.terms import (
 _BODY_TIMEOUT = 60.0  # seconds to receive a request
 _IDLE_TIMEOUT = 10.0  # seconds without a request after which a connection is closed
 _MAX_CONNECTIONS, _MAX_LEADER_CONNECTIONS = 32, 32  # of clients without and with the token
-_OCTET_STREAM = "application/octet-stream"
 _LOG = logging.getLogger(__name__)
 
 
@@ -107,39 +106,33 @@ class HelperService:
         """Close the store."""
         self._store.close()
 
-    def add(self, request: HelperRequest) -> bytes:
+    def add(self, terms: SecureTerms, request: SumRequest) -> bytes:
         """Return the sum with the helper's noise, or raise a refusal that changes nothing.
 
         The noise follows from the request: the answer to a request that is repeated is the same.
         """
-        terms, summation = request
         self._check_minimum(terms)
-        digest = request_digest(summation, terms)
+        digest = request_digest(request, terms)
         with self._lock, self._store.transaction(terms) as run:
             repeated = run.was_answered(digest)
             seen: SeenReports = SeenReportRanges() if repeated else run
-            signers = self._signers(request, run)
-            run.bind_signers(signers)
+            signers = self._bind_signers(terms, request, run)
             run.bind_messages(_answered_messages(request), terms.noise is not None)
-            total = add_shares(summation, terms, self._key, seen)
+            total = add_shares(request, terms, self._key, seen)
             if not repeated:
-                for task, _ in summation.reports:
-                    key = signers.get(task, "")
-                    run.check_participation(
-                        task, key, terms.noise, self._max_participations, summation.version
-                    )
-                    run.count_participation(task, key, summation.version)
+                for task, _ in request.reports:
+                    key, version = signers.get(task, ""), request.version
+                    run.check_participation(task, key, terms.noise, self._max_participations, version)
+                    run.count_participation(task, key, version)
                 run.mark_answered(digest)
         return write_answer(terms, add_noise(total, terms.noise, self._noise_key, digest))
 
-    def examine(self, request: HelperRequest) -> None:
+    def examine(self, terms: SecureTerms, request: SumRequest) -> None:
         """Raise a refusal if the reports could not be added; nothing is counted."""
-        terms, summation = request
         self._check_minimum(terms)
         with self._lock, self._store.transaction(terms) as run:
-            signers = self._signers(request, run)
-            run.bind_signers(signers)
-            for task, seed in summation.reports:
+            signers = self._bind_signers(terms, request, run)
+            for task, seed in request.reports:
                 unseal(seed, task, terms, self._key)
                 run.check_participation(task, signers.get(task, ""), terms.noise, self._max_participations)
             run.bind_messages(_answered_messages(request), terms.noise is not None)
@@ -151,14 +144,13 @@ class HelperService:
                 f"may be of {terms.minimum}: start a run with a higher minimum."
             )
 
-    def _signers(self, request: HelperRequest, run: RunTransaction) -> dict[Task, str]:
-        """Return the key with which each report was signed."""
+    def _bind_signers(self, terms: SecureTerms, request: SumRequest, run: RunTransaction) -> dict[Task, str]:
+        """Return the key with which each report was signed, and bind its client to that key."""
         if self._sites is None:
             return {}
-        terms, summation = request
-        signatures = summation.signatures or (b"",) * len(summation.reports)
+        signatures = request.signatures or (b"",) * len(request.reports)
         signers = {}
-        for (task, seed), signature in zip(summation.reports, signatures, strict=True):
+        for (task, seed), signature in zip(request.reports, signatures, strict=True):
             statement = signed_statement(terms, task, seed)
             bound = run.signer(task.client)
             candidates = self._sites if bound is None else {bound} & self._sites.keys()
@@ -171,12 +163,13 @@ class HelperService:
                     f"{report_name(task)} is not signed by {expected}: leave that report out.", [task]
                 )
             signers[task] = key
+        run.bind_signers(signers)
         return signers
 
 
-def _answered_messages(request: HelperRequest) -> dict[Task, bytes]:
+def _answered_messages(request: SumRequest) -> dict[Task, bytes]:
     """The digest of the message that each report answers."""
-    return {task: answered_message(seed) for task, seed in request.request.reports}
+    return {task: answered_message(seed) for task, seed in request.reports}
 
 
 def build_app(service: HelperService, token: str) -> Starlette:
@@ -191,12 +184,14 @@ def build_app(service: HelperService, token: str) -> Starlette:
 
     async def add(request: Request) -> Response:
         return await _answer(
-            request, token, lambda asked: Response(service.add(asked), media_type=_OCTET_STREAM)
+            request,
+            token,
+            lambda *asked: Response(service.add(*asked), media_type="application/octet-stream"),
         )
 
     async def examine(request: Request) -> Response:
-        def check(asked: HelperRequest) -> Response:
-            service.examine(asked)
+        def check(terms: SecureTerms, asked: SumRequest) -> Response:
+            service.examine(terms, asked)
             return JSONResponse({})
 
         return await _answer(request, token, check)
@@ -217,7 +212,9 @@ def build_server(service: HelperService, token: str, tls: TlsFiles | None) -> uv
     return http_server(build_app(service, token), tls, limits)
 
 
-async def _answer(request: Request, token: str, action: Callable[[HelperRequest], Response]) -> Response:
+async def _answer(
+    request: Request, token: str, action: Callable[[SecureTerms, SumRequest], Response]
+) -> Response:
     given = request.headers.get("authorization", "")
     if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
         return JSONResponse({"sentence": "the token is not the one of this helper."}, 401)
@@ -235,7 +232,7 @@ async def _answer(request: Request, token: str, action: Callable[[HelperRequest]
                 body += chunk
                 if len(body) > int(size):
                     return JSONResponse({"sentence": "the request is longer than its Content-Length."}, 413)
-        return await run_in_threadpool(lambda: action(read_request(bytes(body))))
+        return await run_in_threadpool(lambda: action(*read_request(bytes(body))))
     except TimeoutError:
         return JSONResponse({"sentence": "the request took too long to arrive."}, 408)
     except ClientDisconnect:

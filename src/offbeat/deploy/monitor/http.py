@@ -9,15 +9,15 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import files
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from offbeat.deploy.monitor.observer import METRICS_CONTENT_TYPE
+from offbeat.deploy.monitor.observer import METRICS_CONTENT_TYPE, Monitor
 from offbeat.deploy.network import (
     HttpLimits,
     bind_socket,
@@ -30,16 +30,8 @@ from offbeat.deploy.network import (
 _LIMITS = HttpLimits(connections=16, per_address=16, per_identity=0, head=5.0)
 
 
-class StatusSource(Protocol):
-    """What the page shows: a `Monitor`."""
-
-    def status(self) -> dict[str, Any]: ...
-
-    def metrics(self) -> bytes: ...
-
-
 @contextmanager
-def serve_page(watch: StatusSource, port: int, host: str = "127.0.0.1") -> Iterator[str]:
+def serve_page(watch: Monitor, port: int, host: str = "127.0.0.1") -> Iterator[str]:
     """Serve the page while the block runs; its address. Port 0 selects any free port."""
     app = build_app(watch, local=is_loopback(host))
     with (
@@ -49,7 +41,7 @@ def serve_page(watch: StatusSource, port: int, host: str = "127.0.0.1") -> Itera
         yield f"http://{format_address(host, listener.getsockname()[1])}/"
 
 
-def build_app(watch: StatusSource, *, local: bool) -> Any:
+def build_app(watch: Monitor, *, local: bool) -> Any:
     """Return the ASGI application of the page; a `local` one answers only to names of this machine."""
     page, policy = load_page()
     headers = {
@@ -58,36 +50,35 @@ def build_app(watch: StatusSource, *, local: bool) -> Any:
         "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
     }
-    contents: dict[str, tuple[str, Callable[[], bytes]]] = {
-        "/": ("text/html", lambda: page),
-        "/status.json": ("application/json", lambda: json.dumps(watch.status(), allow_nan=False).encode()),
-        "/metrics": (METRICS_CONTENT_TYPE, watch.metrics),
-        "/healthz": ("text/plain", lambda: b"ok\n"),
-    }
+    plain = "text/plain"
 
-    def unready() -> str | None:
-        now = watch.status()
-        return "the run has ended" if now["ended"] else now["trouble"]
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        request = Request(scope)
-        status, (kind, content) = 200, contents.get(request.url.path, ("text/plain", None))
+    def answer(request: Request) -> tuple[int, str, bytes]:
         host = request.headers.get("host")
         if local and host is not None and not is_loopback(_without_port(host)):
             # DNS rebinding: another site's page must not read this one under its own name.
-            status, body = 403, b"request this page as 127.0.0.1 or localhost\n"
-        elif request.method != "GET":
-            status, body = 405, b"Method Not Allowed\n"
-        elif request.url.path == "/readyz":
-            reason = unready()
-            status, body = (200, b"ready\n") if reason is None else (503, f"{reason}\n".encode())
-        elif content is None:
-            status, body = 404, b"not found\n"
-        else:
-            body = content()
+            return 403, plain, b"request this page as 127.0.0.1 or localhost\n"
+        if request.method != "GET":
+            return 405, plain, b"Method Not Allowed\n"
+        match request.url.path:
+            case "/":
+                return 200, "text/html", page
+            case "/status.json":
+                return 200, "application/json", json.dumps(watch.status(), allow_nan=False).encode()
+            case "/metrics":
+                return 200, METRICS_CONTENT_TYPE, watch.metrics()
+            case "/healthz":
+                return 200, plain, b"ok\n"
+            case "/readyz":
+                now = watch.status()
+                reason = "the run has ended" if now["ended"] else now["trouble"]
+                return (200, plain, b"ready\n") if reason is None else (503, plain, f"{reason}\n".encode())
+        return 404, plain, b"not found\n"
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        request = Request(scope)
+        status, kind, body = answer(request)
         allowed = {"Allow": "GET"} if status == 405 else {}
         closed = {} if request.method == "GET" else {"Connection": "close"}  # a body is not read
-        kind = kind if status == 200 else "text/plain"
         await Response(body, status, headers | allowed | closed, kind)(scope, receive, send)
 
     return app

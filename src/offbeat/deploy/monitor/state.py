@@ -13,10 +13,11 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar, Unpack
 
 from offbeat.deploy.protocol.strict_json import Reason
 from offbeat.files import open_jsonl
+from offbeat.training.runner import Progress
 
 T = TypeVar("T")
 
@@ -115,11 +116,75 @@ def timestamp(now: float) -> str:
     return datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+EventName: TypeAlias = Literal[
+    "joined",  # a site was admitted as this client
+    "left",  # a node is gone
+    "sent",  # a task, with a payload of so many bytes
+    "recalled",  # a client was asked to send what it has done of a task
+    "accepted",  # an upload passed every check and is on disk
+    "rejected",  # a reply, a greeting or a task came to nothing
+    "lost",  # no upload will come of this task
+    "set_aside",  # an accepted upload is not used
+    "aside",  # a client that failed gets no task for so long
+    "unreachable",  # the transport fails at the moment
+    "reachable",
+    "helper_away",  # the helper of secure aggregation does not answer at the moment
+    "helper_back",
+    "notice",  # something that the operator should know, such as what was lost
+    "stepped",  # the server took a step
+    "saved",  # the checkpoint of this version is on disk
+    "spent",  # the privacy cost so far
+    "ended",  # and why, unless the run took all its steps
+]
+
+
+class EventFields(TypedDict, total=False):
+    """What an event says, in the order of a line of events.jsonl; each event has some of these."""
+
+    node: int
+    name: str  # of a site
+    client: int | None  # None: not known yet
+    version: int  # of a task, or of the model
+    visit: int
+    seconds: float  # from a task to its upload, or without a task
+    work: float  # seconds, as the site reports
+    bytes: int
+    steps: int  # of a task that ended early
+    reason: Reason
+    sentence: str | None
+    staleness: float  # mean over the buffer
+    accuracy: float
+    loss: float
+    epsilon: float
+
+
+# For people; events that happen all the time have none.
+_SENTENCES = {
+    "joined": "{name} joined as client {client}",
+    "left": "{who} left",
+    "rejected": "{who}: {reason}: {sentence}",
+    "set_aside": "the upload of client {client} from version {version} is set aside",
+    "aside": "client {client} gets no task for {seconds:.0f} s",
+    "unreachable": "{sentence}",
+    "reachable": "the network is reachable again",
+    "helper_away": "{sentence}",
+    "helper_back": "the helper answers again",
+    "notice": "{sentence}",
+    "ended": "the run ended{why}",
+}
+# Are written at most once a minute for each value of these fields; repetitions are counted.
+_THROTTLED: dict[str, tuple[str, ...]] = {
+    "rejected": ("node", "reason"),
+    "unreachable": (),
+    "helper_away": (),
+}
+
+
 class _Repeated(NamedTuple):
     since: float
     times: int  # not yet written
     event: str
-    fields: dict[str, Any]  # of the last one
+    fields: EventFields  # of the last one
 
 
 class EventLog:
@@ -131,47 +196,42 @@ class EventLog:
         self._file = None if folder is None else _open_log(folder / "events.jsonl")
         self._repeated: OrderedDict[Hashable, _Repeated] = OrderedDict()  # oldest first
 
-    def tell(self, event: str, sentence: str | None = None, /, **fields: Any) -> None:
-        """Write one event; with a sentence it is logged, too."""
-        self._settle()
-        self._write(event, sentence, fields)
-
-    def tell_once(self, key: Hashable, event: str, sentence: str, /, **fields: Any) -> None:
-        """Write an event at most once a minute for each key; repetitions are counted and written after it."""
-        self._settle()
-        known = self._repeated.get(key)
-        if known is not None:
-            self._repeated[key] = known._replace(times=known.times + 1, fields=fields)
-            return
-        while len(self._repeated) >= _MAX_REPEATED:
-            self._tell_times(self._repeated.popitem(last=False)[1])
-        self._repeated[key] = _Repeated(self._now(), 0, event, fields)
-        self._write(event, sentence, fields)
+    def tell(self, event: EventName, /, **fields: Unpack[EventFields]) -> None:
+        """Write one event, unless it is one of many alike."""
+        now = self._now()
+        while self._repeated and not now - next(iter(self._repeated.values())).since < _REPEAT_WINDOW:
+            self._tell_times()
+        if event in _THROTTLED:
+            key = (event, *map(fields.get, _THROTTLED[event]))
+            if known := self._repeated.get(key):
+                self._repeated[key] = known._replace(times=known.times + 1, fields=fields)
+                return
+            while len(self._repeated) >= _MAX_REPEATED:
+                self._tell_times()
+            self._repeated[key] = _Repeated(now, 0, event, fields)
+        self._write(event, _describe(event, fields), fields)
 
     def close(self) -> None:
         """Write the counts of repetitions, and close the file."""
         while self._repeated:
-            self._tell_times(self._repeated.popitem(last=False)[1])
+            self._tell_times()
         if self._file is not None:
             self._file.close()
             self._file = None
 
-    def _settle(self) -> None:
-        now = self._now()
-        while self._repeated and not now - next(iter(self._repeated.values())).since < _REPEAT_WINDOW:
-            self._tell_times(self._repeated.popitem(last=False)[1])
-
-    def _tell_times(self, known: _Repeated) -> None:
+    def _tell_times(self) -> None:
+        """Write how often the oldest of the repeated events came again."""
+        _, known = self._repeated.popitem(last=False)
         if known.times:
             sentence = f"{known.event} again, {known.times} times since {timestamp(known.since)}"
-            self._write(known.event, sentence, known.fields | {"times": known.times})
+            self._write(known.event, sentence, {**known.fields, "times": known.times})
 
-    def _write(self, event: str, sentence: str | None, fields: dict[str, Any]) -> None:
-        safe = {name: _json_safe(value) for name, value in fields.items()}
+    def _write(self, event: str, sentence: str | None, fields: Mapping[str, Any]) -> None:
         if sentence is not None:
             _LOG.info("%s", printable(sentence, 2 * _MAX_CHARS))
         if self._file is None:
             return
+        safe = {name: _json_safe(value) for name, value in fields.items()}
         line = {"time": timestamp(self._now()), "event": event, "run": self._run, **safe}
         try:
             self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
@@ -181,14 +241,20 @@ class EventLog:
             self._file = None
 
 
+def _describe(event: str, fields: EventFields) -> str | None:
+    if event not in _SENTENCES:
+        return None
+    client, sentence = fields.get("client"), fields.get("sentence")
+    who = f"node {fields.get('node')}" if client is None else f"client {client}"
+    return _SENTENCES[event].format(who=who, why=f": {sentence}" if sentence else "", **fields)
+
+
 def _json_safe(value: Any) -> Any:
     """A field as JSON: floats are finite and rounded, and text is short."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, float):
         return round(value, 6) if math.isfinite(value) else None
-    if isinstance(value, (list, tuple)):
-        return [_json_safe(each) for each in value]
     return value
 
 
@@ -227,10 +293,9 @@ class _Point(NamedTuple):
 
 @dataclass
 class _Client:
-    name: str
-    node: int
-    present: bool
-    seen: float
+    name: str = ""
+    node: int = 0
+    seen: float = 0.0
     working: bool = False
     aside: float = -math.inf  # until then
     done: int = 0
@@ -239,7 +304,7 @@ class _Client:
 
 @dataclass
 class RunStatus:
-    """The status of a run; its users must hold a lock that they share."""
+    """The status of a run as its events make it; its users must hold a lock that they share."""
 
     outline: RunInfo
     since: float
@@ -260,9 +325,9 @@ class RunStatus:
     bytes_in: int = 0
     bytes_out: int = 0
     waiting: int = 0
-    in_flight: int = 0
+    used: int | None = None  # client updates up to the last server step
     scores: dict[str, float] = field(default_factory=dict)
-    nodes: dict[int, int] = field(default_factory=dict)  # connected nodes, and their clients
+    nodes: set[int] = field(default_factory=set)  # that are connected and were admitted
     clients: dict[int, _Client] = field(default_factory=dict)
     rejections: Counter[str] = field(default_factory=Counter)
     recent: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=20))
@@ -270,34 +335,65 @@ class RunStatus:
     minutes: MinuteCounts = field(default_factory=lambda: MinuteCounts(2))
     points: ThinnedSeries[_Point] = field(default_factory=ThinnedSeries)
 
-    def join(self, node: int, name: str, client: int, now: float) -> None:
-        self.nodes[node] = client
-        known = self.clients.get(client)
-        if known is None:
-            self.clients[client] = _Client(printable(name, _MAX_NAME), node, True, now)
-        else:
-            known.name, known.node, known.present, known.seen = printable(name, _MAX_NAME), node, True, now
+    @property
+    def in_flight(self) -> int:
+        return sum(each.working for each in self.clients.values())
 
-    def leave(self, node: int) -> None:
-        client = self.nodes.pop(node, None)
-        known = None if client is None else self.clients.get(client)
-        if known and known.node == node:  # it may be back as another node
-            known.present = False
+    def take(self, event: EventName, fields: EventFields, now: float) -> None:
+        """Take in an event."""
+        client = fields.get("client")
+        known = self.clients.get(-1 if client is None else client, _Client())
+        match event:
+            case "joined" if client is not None:
+                self.nodes.add(fields["node"])
+                self.clients[client] = known
+                known.name, known.node, known.seen = printable(fields["name"], _MAX_NAME), fields["node"], now
+            case "left":
+                self.nodes.discard(fields["node"])
+            case "sent":
+                self.sent += 1
+                self.bytes_out += fields["bytes"]
+                known.working = True
+            case "accepted":
+                self.accepted += 1
+                self.waiting += self.begun  # uploads before version 0 belong to the full-participation start
+                self.bytes_in += fields["bytes"]
+                self.minutes.add(0, now)
+                known.working, known.done, known.seen = False, known.done + 1, now
+            case "rejected":
+                self._reject(fields, now)
+                known.rejected += 1
+            case "lost" | "set_aside":
+                self.lost += 1
+                known.working = False
+            case "aside":
+                known.aside = now + fields["seconds"]
+            case "unreachable":
+                self.trouble = printable(f"the network is unreachable: {fields['sentence']}")
+                self.network_errors += 1
+            case "helper_away":
+                self.trouble = printable(f"{fields['sentence']}")
+            case "reachable" | "helper_back":
+                self.trouble = None
+            case "saved":
+                self.saved = fields["version"]
+                self.checkpoints += 1
+            case "spent":
+                self.epsilon, self.epsilon_version = fields["epsilon"], self.version
+            case "ended":
+                self.ended, why = True, fields["sentence"]
+                self.sentence = None if why is None else printable(why)
 
-    def reject(self, node: int, client: int | None, reason: Reason, sentence: str, now: float) -> None:
-        self.rejections[reason.value] += 1
-        self.minutes.add(1, now)
-        known = None if client is None else self.clients.get(client)
-        if known:
-            known.rejected += 1
-        entry = {"node": str(node), "client": client, "reason": reason.value, "sentence": printable(sentence)}
-        last = self.recent[-1] if self.recent else None
-        if last and all(last[key] == entry[key] for key in ("node", "client", "reason")):
-            self.recent[-1] = entry | {"time": timestamp(now), "times": last["times"] + 1}
-        else:
-            self.recent.append(entry | {"time": timestamp(now), "times": 1})
+    def step(self, progress: Progress) -> None:
+        """The server took a step."""
+        self.recall(progress.version, progress.time, progress.record)
+        used = self.waiting if self.used is None else progress.client_updates - self.used
+        self.waiting, self.used = max(0, self.waiting - used), progress.client_updates
+        for age in progress.ages:
+            self.staleness.add(age)
 
-    def step(self, version: int, time: float, record: Mapping[str, Any] | None) -> None:
+    def recall(self, version: int, time: float, record: Mapping[str, Any] | None) -> None:
+        """Take in a step by its record, if it has one."""
         self.begun, self.version, self.time = True, version, time
         if record is None:
             return
@@ -306,11 +402,19 @@ class RunStatus:
         if self.scores:
             self.points.add(_Point(version, time, tuple(map(self.scores.get, SCORE_NAMES))))
         if record.get("epsilon") is not None:
-            self.spend(float(record["epsilon"]))
+            self.epsilon, self.epsilon_version = float(record["epsilon"]), version
 
-    def spend(self, epsilon: float) -> None:
-        """The privacy cost up to this version."""
-        self.epsilon, self.epsilon_version = epsilon, self.version
+    def _reject(self, fields: EventFields, now: float) -> None:
+        reason = fields["reason"].value
+        self.rejections[reason] += 1
+        self.minutes.add(1, now)
+        entry = {"node": str(fields["node"]), "client": fields["client"], "reason": reason}
+        last = self.recent[-1] if self.recent else {}
+        times = last["times"] + 1 if entry.items() <= last.items() else 1
+        if times > 1:
+            self.recent.pop()
+        sentence = printable(f"{fields['sentence']}")
+        self.recent.append(entry | {"sentence": sentence, "time": timestamp(now), "times": times})
 
     def count_aside(self, now: float) -> int:
         return sum(each.aside > now for each in self.clients.values())
@@ -371,7 +475,7 @@ class RunStatus:
                 "client": client,
                 "name": known.name,
                 "node": str(known.node),  # JavaScript's numbers have less than 64 bits
-                "standing": standing if known.present else "away",
+                "standing": standing if known.node in self.nodes else "away",
                 "aside": round(left),
                 "seen": round(max(0.0, now - known.seen), 1),
                 "done": known.done,

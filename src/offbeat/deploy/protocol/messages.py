@@ -115,7 +115,7 @@ def encode_message(message: AnyMessage) -> str:
     """A header that its decoder accepts; a sentence is put on one line and shortened."""
     fields = structs.asdict(message)
     fields = {name: each for name, each in fields.items() if each is not None or name not in _OPTIONAL}
-    fields |= {name: _one_line(fields[name]) for name in _SENTENCES if fields.get(name) is not None}
+    fields |= {name: one_line(fields[name]) for name in _SENTENCES if fields.get(name) is not None}
     try:
         text = json.dumps(fields, allow_nan=False, separators=(",", ":"))
         decode_message(text, type(message))
@@ -126,7 +126,7 @@ def encode_message(message: AnyMessage) -> str:
 
 def encode_greeting(refused: str | None) -> str:
     """The header of a greeting: empty, or why the site was refused last."""
-    return "" if refused is None else json.dumps({"refused": _one_line(refused)})
+    return "" if refused is None else json.dumps({"refused": one_line(refused)})
 
 
 def decode_greeting(text: str) -> str | None:
@@ -170,7 +170,8 @@ def _check_spec(dtype: str, shape: tuple[int, ...]) -> None:
         raise malformed("the message has a tensor shape that no memory could hold.")
 
 
-def _one_line(error: str) -> str:
+def one_line(error: str) -> str:
+    """An error on one line of printable text, shortened."""
     plain = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(error.split()))
     short = plain if len(plain) <= MAX_ERROR_CHARS else f"{plain[: MAX_ERROR_CHARS - 3]}..."
     return short or "it gave no reason."

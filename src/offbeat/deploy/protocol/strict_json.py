@@ -6,7 +6,7 @@ keys and decodes integers of any size; what was parsed is then converted to an a
 
 import json
 import math
-from enum import Enum
+from enum import StrEnum
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,7 +20,7 @@ _MAX_REASON = 120  # characters of a parser's error message
 _T = TypeVar("_T")
 
 
-class Reason(Enum):
+class Reason(StrEnum):
     """Why something that came over the network is not used: one word for counts and logs."""
 
     MALFORMED = "malformed"  # a message that cannot be read

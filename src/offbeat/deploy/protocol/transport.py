@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import NamedTuple, Protocol, TypeVar
 
 from offbeat.errors import InputError
 
@@ -43,26 +43,16 @@ class Transport(Protocol):
         ...
 
     def pull(self, message_ids: Sequence[str]) -> list[Reply]:
-        """The replies to these messages that have arrived; each is returned once."""
+        """Replies to these messages that have arrived, as many as memory is meant for, and each once."""
         ...
-
-
-@runtime_checkable
-class KeyedTransport(Protocol):
-    """A transport that knows the public keys of its nodes."""
-
-    def key(self, node: int) -> bytes:
-        """The public key of a connected node as PEM; empty if it has none."""
-        ...
-
-
-@runtime_checkable
-class BacklogTransport(Protocol):
-    """A transport that returns no more replies at a time than memory is meant for."""
 
     @property
     def backlog(self) -> frozenset[str]:
         """The messages whose replies have arrived, and are left for the next call of `pull`."""
+        ...
+
+    def key(self, node: int) -> bytes:
+        """The public key of a connected node as PEM; empty if it has none."""
         ...
 
 
@@ -99,9 +89,7 @@ class Cooldown:
 
     def fail(self, who: int) -> float:
         """Count one more failure; the seconds to leave it alone."""
-        if who not in self._backoffs:
-            self._backoffs[who] = Backoff(self._first, _MAX_COOLDOWN, self._clock)
-        return self._backoffs[who].fail()
+        return self._backoffs.setdefault(who, Backoff(self._first, _MAX_COOLDOWN, self._clock)).fail()
 
     def reset(self, who: int) -> None:
         """It succeeded, or is gone."""
@@ -135,8 +123,7 @@ class RetryingTransport:
 
     @property
     def backlog(self) -> frozenset[str]:
-        """The messages whose replies are left for the next call of `pull`."""
-        return self._transport.backlog if isinstance(self._transport, BacklogTransport) else frozenset()
+        return self._transport.backlog
 
     def nodes(self) -> frozenset[int] | None:
         return self._call(self._transport.nodes)

@@ -2,19 +2,20 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from offbeat.aggregate.mean import SecureEncoding
 from offbeat.core import AnyAlgorithm, Task, Vector, traits_of
+from offbeat.deploy.config import NetworkConfig
 from offbeat.deploy.monitor.observer import Observer
 from offbeat.deploy.protocol import messages
 from offbeat.deploy.protocol.messages import TaskMessage, TensorSpecs, byte_size, pack, specs_of
 from offbeat.deploy.protocol.strict_json import Reason, Rejected
 from offbeat.deploy.protocol.transport import Cooldown, Reply, RetryingTransport
 from offbeat.deploy.server.journal import AcceptedUpload, Journal
-from offbeat.deploy.server.registry import ConnectedNodes, one_line
+from offbeat.deploy.server.registry import ConnectedNodes
 from offbeat.deploy.server.validation import (
     NormGuard,
     SecureUploadValidator,
@@ -28,7 +29,7 @@ from offbeat.schedule.clock import Arrival, parse_deadline
 from offbeat.trees import Tree
 
 _FIRST_LIMIT = 600.0  # seconds for a task, before enough were seen for a quantile
-_MAX_ANSWERED = 256  # answered messages that are remembered
+_MAX_SETTLED = 256  # messages that are remembered after a reply
 _MIN_UPLOAD_LIMIT = 64 * 1024  # bytes
 _UPLOAD_LIMIT_FACTOR = 4  # times the expected size of an upload
 _ANSWER_SHARE = 0.9  # of a time limit, for a site; the rest is for network and server
@@ -42,24 +43,19 @@ class SessionConfig:
 
     plan: dict[str, Any]  # all that a site needs beyond its own code: part of every task's header
     clients: int
-    deadline: float | str = 600.0  # for a task, as `parse_deadline` reads it
-    partial_work: bool = False  # sites send before the deadline what they have done
-    recall_stale: bool = False  # and before their update would be too stale
+    network: NetworkConfig = NetworkConfig()
+    bind_names: bool = False  # a site keeps its key for good, which needs nodes with keys
     greeting_timeout: float = 120.0
     poll: float = 0.5  # between two polls of the transport, if nothing ends the pause before
     refresh: float = 2.0  # between two requests for the list of nodes
     grace: float = 10.0  # how long a node may be missing from the list, or a task wait to be sent
-    patience: float = 600.0  # without the network before the run is saved and ends
     cooldown: float = 2.0  # after a client's first failure; doubled with each failure in a row
-    max_upload_bytes: int | None = None  # of an upload; None: four times the expected size
-    max_update_norm: float | None = None  # of a field without a bound; None: by the run's norms; 0: any
-    bind_names: bool = False  # a site keeps its node for good, which needs nodes with keys
 
 
 def upload_byte_limit(validator: UploadValidator, config: SessionConfig) -> int:
     """The most bytes that an upload may have."""
-    if config.max_upload_bytes is not None:
-        return config.max_upload_bytes
+    if config.network.max_upload_bytes is not None:
+        return config.network.max_upload_bytes
     return max(_MIN_UPLOAD_LIMIT, _UPLOAD_LIMIT_FACTOR * byte_size(validator.form))
 
 
@@ -80,88 +76,27 @@ class InFlightTask:
     recall_id: str | None = None  # the message that says so
 
 
-class InFlightTasks:
-    """At most one for each client."""
-
-    def __init__(self) -> None:
-        self._by_client: dict[int, InFlightTask] = {}
-        self._by_message: dict[str, InFlightTask] = {}
-        self._by_recall: dict[str, InFlightTask] = {}
-        self._recent: deque[str] = deque(maxlen=_MAX_ANSWERED)
-        self._answered: set[str] = set()
-
-    def __len__(self) -> int:
-        return len(self._by_client)
-
-    def __iter__(self) -> Iterator[InFlightTask]:
-        return iter(list(self._by_client.values()))
-
-    def __contains__(self, client: int) -> bool:
-        return client in self._by_client
-
-    @property
-    def message_ids(self) -> list[str]:
-        """The messages that wait for a reply."""
-        recalls = (key for key, each in self._by_recall.items() if each.message_id in self._by_message)
-        return [*self._by_message, *recalls]
-
-    def add(self, pending: InFlightTask) -> None:
-        self._by_client[pending.task.client] = pending
-
-    def mark_sent(self, pending: InFlightTask, message_id: str, node: int, now: float) -> None:
-        pending.message_id, pending.node, pending.sent = message_id, node, now
-        self._by_message[message_id] = pending
-
-    def mark_recalled(self, pending: InFlightTask, message_id: str) -> None:
-        pending.recall_id = message_id
-        self._by_recall[message_id] = pending
-        if len(self._by_recall) > _MAX_ANSWERED:
-            del self._by_recall[next(iter(self._by_recall))]
-
-    def take_recall(self, message_id: str) -> bool:
-        """Whether this message recalled a task; its reply may come with that to the task, or after it."""
-        return self._by_recall.pop(message_id, None) is not None
-
-    def find(self, message_id: str) -> InFlightTask | None:
-        """The task that a message was sent for."""
-        return self._by_message.get(message_id)
-
-    def was_answered(self, message_id: str) -> bool:
-        """Whether a message with this id was sent and settled."""
-        return message_id in self._answered
-
-    def remove(self, pending: InFlightTask) -> None:
-        """A reply came, or none ever will."""
-        del self._by_client[pending.task.client]
-        if pending.message_id is not None:
-            del self._by_message[pending.message_id]
-            if len(self._recent) == _MAX_ANSWERED:
-                self._answered.discard(self._recent[0])
-            self._recent.append(pending.message_id)
-            self._answered.add(pending.message_id)
-
-
 class Broadcast(NamedTuple):
     """The server's message of one version, encoded."""
 
     payload: bytes
     form: TensorSpecs
     secure: dict[str, Any] | None
+    digests: dict[bool, bytes]  # of the message in the full-participation start, and otherwise
 
 
 class BroadcastCache:
     """The broadcasts that some task may still be sent with, and the validator for their uploads."""
 
     def __init__(self, x: Vector, statistics: Statistics) -> None:
-        self._model = x, statistics
+        self.x, self._statistics = x, statistics
         self.private = False  # whether uploads are clipped when they are summed, so no norm is checked
-        self._encoding: SecureEncoding | None = None
+        self.encoding: Callable[[], SecureEncoding | None] = lambda: None  # of the version that is added
+        self._encoding: SecureEncoding | None = None  # of the newest version
         self._newest = 0
         self._algorithm: AnyAlgorithm | None = None
-        self._two_phases = False
         self._validators: dict[int, UploadValidator] = {}
         self._broadcasts: dict[int, Broadcast] = {}
-        self._digests: dict[tuple[int, bool], bytes] = {}
 
     def __getitem__(self, version: int) -> Broadcast:
         return self._broadcasts[version]
@@ -170,40 +105,31 @@ class BroadcastCache:
         """What reports under secure aggregation must answer; empty where uploads are plain."""
         if task.secure is None:
             return b""
-        key = (task.task.version, task.start)
-        if key not in self._digests:
-            self._digests[key] = messages.message_digest(task, self._broadcasts[task.task.version].payload)
-        return self._digests[key]
+        payload, _, _, digests = self._broadcasts[task.task.version]
+        if task.start not in digests:
+            digests[task.start] = messages.message_digest(task, payload)
+        return digests[task.start]
 
     def add(
-        self,
-        version: int,
-        algorithm: AnyAlgorithm,
-        message: Tree,
-        statistics: Statistics,
-        encoding: SecureEncoding | None,
-        needed: Iterable[int],
+        self, version: int, algorithm: AnyAlgorithm, tree: tuple[Tree, Statistics], needed: Iterable[int]
     ) -> None:
-        """A new version; of the earlier ones only the needed ones are kept."""
+        """A new version, its message and statistics; of the earlier ones only the needed ones are kept."""
         if algorithm is not self._algorithm:
             self._algorithm, self._validators = algorithm, {}
-            self._two_phases = traits_of(algorithm).two_phases
-        self._encoding, self._newest = encoding, version
-        secure = None if encoding is None else encoding.facts
-        tree = (message, statistics)
+        self._encoding, self._newest = self.encoding(), version
+        secure = None if self._encoding is None else self._encoding.facts
         kept = {old: self._broadcasts[old] for old in needed if old in self._broadcasts}
-        self._broadcasts = kept | {version: Broadcast(pack(tree), specs_of(tree), secure)}
-        self._digests = {key: digest for key, digest in self._digests.items() if key[0] in kept}
+        self._broadcasts = kept | {version: Broadcast(pack(tree), specs_of(tree), secure, {})}
 
     def validator(self, version: int) -> UploadValidator:
         """What uploads of tasks from this version must satisfy."""
         if self._encoding is not None:
             return secure_validator(self._encoding, self._newest)
         assert self._algorithm is not None
-        kind = version % 2 if self._two_phases else 0
+        kind = version % 2 if traits_of(self._algorithm).two_phases else 0
         if kind not in self._validators:
             self._validators[kind] = plain_validator(
-                self._algorithm, *self._model, version, private=self.private
+                self._algorithm, self.x, self._statistics, version, private=self.private
             )
         return self._validators[kind]
 
@@ -221,17 +147,18 @@ class Exchange:
         nodes: ConnectedNodes,
         broadcasts: BroadcastCache,
         journal: Journal,
-        norms: NormGuard,
         observer: Observer,
         clock: Callable[[], float],
     ) -> None:
         self._config, self._transport, self._nodes = config, transport, nodes
         self._broadcasts, self._journal, self._observer = broadcasts, journal, observer
-        self.norms = norms
+        self.norms = NormGuard(config.network.max_update_norm, float(broadcasts.x.double().norm()))
         self._cooldown = Cooldown(config.cooldown, clock)
-        self.deadline = parse_deadline(config.deadline).open(_FIRST_LIMIT)
+        self.deadline = parse_deadline(config.network.deadline).open(_FIRST_LIMIT)
         self._refreshed: float | None = None  # when the list of nodes was requested last
-        self.in_flight = InFlightTasks()
+        self.in_flight: dict[int, InFlightTask] = {}  # by client
+        self._asked: dict[str, InFlightTask] = {}  # by message, and by the message that recalls it
+        self._settled: dict[str, bool] = {}  # the latest messages that were; whether they recalled a task
         self.arrivals: deque[Arrival] = deque()  # not yet taken by the session
         self._overheads: dict[int, float] = {}  # seconds beside the work of each client's last upload
         self.committed: dict[int, int] = {}  # each client's last visit whose upload is certain to be used
@@ -239,15 +166,13 @@ class Exchange:
     @property
     def pending(self) -> list[list[float]]:
         """Each task that the scheduler waits for, and when it was started."""
-        tasks = [(*each.task, each.started) for each in (*self.in_flight, *self.arrivals)]
-        return [list(each) for each in tasks]
+        waiting: list[InFlightTask | Arrival] = [*self.in_flight.values(), *self.arrivals]
+        return [[*each.task, each.started] for each in waiting]
 
     def idle(self) -> set[int]:
         """The clients that can be given a task."""
-        reachable = (client for client in self._nodes.clients if self._nodes.node(client) is not None)
-        return {
-            client for client in reachable if client not in self.in_flight and self._cooldown.is_over(client)
-        }
+        reachable = self._nodes.reachable - self.in_flight.keys()
+        return {client for client in reachable if self._cooldown.is_over(client)}
 
     def commit(self, task: Task) -> None:
         """Its upload is used, or on disk and certain to be: the client's next task builds on it."""
@@ -256,7 +181,7 @@ class Exchange:
     def poll(self, now: float) -> None:
         """Take replies, update the nodes, give up overdue tasks, and send what can be sent."""
         was_reachable = self._transport.reachable
-        message_ids = self.in_flight.message_ids + self._nodes.greetings
+        message_ids = [*self._asked, *self._nodes.greetings]
         replies = self._transport.pull(message_ids) if message_ids else None
         for reply in replies or ():
             self._take(reply, now)
@@ -273,7 +198,7 @@ class Exchange:
 
     def send(self, now: float) -> None:
         """Send the tasks that were not sent yet to those of their clients that are reachable."""
-        for pending in self.in_flight:
+        for pending in self.in_flight.values():
             client = pending.task.client
             node = self._nodes.node(client)
             if pending.message_id is not None or node is None or not self._cooldown.is_over(client):
@@ -287,15 +212,16 @@ class Exchange:
             message_id = self._transport.push(node, "task", header, payload, pending.limit)
             if message_id is None:
                 return
-            self.in_flight.mark_sent(pending, message_id, node, now)
-            self._observer.sent(client, pending.task, len(payload))
+            pending.message_id, pending.node, pending.sent = message_id, node, now
+            self._asked[message_id] = pending
+            self._observer.tell("sent", **pending.task._asdict(), bytes=len(payload))
         self._send_recalls(now)
 
     def recall(self, version: int, now: float) -> list[Task]:
         """Ask for what was done of the tasks that started from this version or an earlier one."""
         recalled = [
             each
-            for each in self.in_flight
+            for each in self.in_flight.values()
             if each.task.version <= version and each.message_id is not None and not each.required
         ]
         for pending in recalled:
@@ -304,7 +230,7 @@ class Exchange:
         return [pending.task for pending in recalled]
 
     def _send_recalls(self, now: float) -> None:
-        for pending in self.in_flight:
+        for pending in self.in_flight.values():
             if not pending.recalled or pending.recall_id is not None or pending.node is None:
                 continue
             message = messages.RecallMessage(self._journal.run, pending.task)
@@ -313,12 +239,13 @@ class Exchange:
             message_id = self._transport.push(pending.node, "recall", header, b"", rest)
             if message_id is None:
                 return
-            self.in_flight.mark_recalled(pending, message_id)
-            self._observer.recalled(pending.task.client, pending.task)
+            pending.recall_id = message_id
+            self._asked[message_id] = pending
+            self._observer.tell("recalled", **pending.task._asdict())
 
     def _greet(self, now: float) -> None:
-        for node in self._nodes.to_greet():
-            header = messages.encode_greeting(self._nodes.refusal(node))
+        for node, refused in self._nodes.to_greet():
+            header = messages.encode_greeting(refused)
             message_id = self._transport.push(node, "hello", header, b"", self._config.greeting_timeout)
             if message_id is None:
                 return
@@ -328,7 +255,7 @@ class Exchange:
         broadcast = self._broadcasts[pending.task.version]
         seconds = min(pending.limit, _ANSWER_SHARE * (pending.until - now))
         work = None
-        if self._config.partial_work and not pending.required and math.isfinite(seconds):
+        if self._config.network.partial_work and not pending.required and math.isfinite(seconds):
             overhead = _OVERHEAD_FACTOR * self._overheads.get(pending.task.client, 0.0)
             work = max(0.0, min(_ANSWER_SHARE * seconds, seconds - overhead))
         return TaskMessage(
@@ -347,21 +274,22 @@ class Exchange:
         if reply.message_id in self._nodes.greetings:
             self._nodes.take_reply(reply)
             return
-        if self.in_flight.take_recall(reply.message_id):
-            return  # the reply that counts is that to the task
-        pending = self.in_flight.find(reply.message_id)
+        pending, repeated = self._asked.get(reply.message_id), reply.message_id in self._settled
+        if self._settled.get(reply.message_id) or (pending and reply.message_id == pending.recall_id):
+            self._asked.pop(reply.message_id, None)
+            return  # the reply that counts is that to the task, which may come before
         if pending is None or (reply.error is None and reply.node != pending.node):
-            repeated = pending is None and self.in_flight.was_answered(reply.message_id)
-            self._observer.rejected(
-                reply.node,
-                self._nodes.client(reply.node),
-                Reason.REPEATED if repeated else Reason.TASK,
-                "it answered a task again." if repeated else "it answered a task that was not given to it.",
+            self._observer.tell(
+                "rejected",
+                node=reply.node,
+                client=self._nodes.client(reply.node),
+                reason=Reason.REPEATED if repeated else Reason.TASK,
+                sentence=f"it answered a task {'again' if repeated else 'that was not given to it'}.",
             )
             return
         try:
             if reply.error is not None:
-                raise Rejected(Reason.FAILED, f"there is no upload: {one_line(reply.error)}")
+                raise Rejected(Reason.FAILED, f"there is no upload: {messages.one_line(reply.error)}")
             if not reply.authentic:
                 raise Rejected(Reason.SIGNATURE, "the reply was not signed with the key of its node.")
             self._accept(pending, reply, now)
@@ -387,21 +315,23 @@ class Exchange:
             validator.examine(task, leaves, pending.digest)
         self._journal.accept(AcceptedUpload(task, now, validator.form, reply.payload, message.steps))
         self.norms.add(norms)
-        self.in_flight.remove(pending)
+        self._settle(pending)
         seconds = now - pending.sent
         self.deadline.add(seconds, given_up=message.steps is not None)
         self._overheads[task.client] = max(0.0, seconds - message.seconds)
         self._cooldown.reset(task.client)
         self.arrivals.append(Arrival(task, pending.started, now, False, message.steps))
-        self._observer.accepted(
-            task.client, task, seconds, len(reply.payload), message.seconds, message.steps
+        early: dict[str, Any] = {} if message.steps is None else {"steps": message.steps}
+        size = len(reply.payload)
+        self._observer.tell(
+            "accepted", **task._asdict(), seconds=seconds, work=message.seconds, bytes=size, **early
         )
 
     def _check_steps(self, pending: InFlightTask, steps: int | None) -> None:
         """Reject a task that ended early without being asked to, or after more steps than it has."""
         if steps is None:
             return
-        if pending.required or not (self._config.partial_work or pending.recalled):
+        if pending.required or not (self._config.network.partial_work or pending.recalled):
             raise Rejected(Reason.RANGE, f"the task ended after {steps} steps, which nobody asked for.")
         kind, count, _ = self._config.plan["work"]
         if kind == "steps" and steps >= count:
@@ -409,7 +339,7 @@ class Exchange:
 
     def _expire(self, now: float) -> None:
         backlog = self._transport.backlog  # what has arrived in time is not late
-        for pending in self.in_flight:
+        for pending in list(self.in_flight.values()):
             if pending.message_id is None:
                 if not pending.required and now > min(pending.started + self._config.grace, pending.until):
                     self._give_up(pending, Rejected(Reason.AWAY, "it left before its task was sent."), now)
@@ -419,12 +349,24 @@ class Exchange:
             elif pending.node is not None and pending.node not in self._nodes:
                 self._give_up(pending, Rejected(Reason.GONE, "its node has left."), now)
 
+    def _settle(self, pending: InFlightTask) -> None:
+        """A reply came, or none ever will."""
+        del self.in_flight[pending.task.client]
+        for message_id in (pending.message_id, pending.recall_id):
+            if message_id is not None:
+                self._asked.pop(message_id, None)
+                self._settled[message_id] = message_id == pending.recall_id
+        while len(self._settled) > _MAX_SETTLED:
+            del self._settled[next(iter(self._settled))]
+
     def _give_up(self, pending: InFlightTask, rejected: Rejected, now: float) -> None:
-        self.in_flight.remove(pending)
+        self._settle(pending)
         client = pending.task.client
         node = pending.node if pending.node is not None else self._nodes.node(client)
-        self._observer.rejected(node or 0, client, rejected.reason, rejected.sentence)
-        self._observer.lost(client, pending.task)
+        self._observer.tell(
+            "rejected", node=node or 0, client=client, reason=rejected.reason, sentence=rejected.sentence
+        )
+        self._observer.tell("lost", **pending.task._asdict())
         if rejected.reason not in _NO_COOLDOWN:
-            self._observer.cooling_down(client, self._cooldown.fail(client))
+            self._observer.tell("aside", client=client, seconds=self._cooldown.fail(client))
         self.arrivals.append(Arrival(pending.task, pending.started, now, True))

@@ -6,6 +6,7 @@ has a checksum. What is damaged or missing is an `InputError` that says how to c
 """
 
 import json
+import math
 import os
 import secrets
 import zlib
@@ -15,7 +16,6 @@ from typing import Any, NamedTuple
 
 from offbeat import files
 from offbeat.core import Task
-from offbeat.deploy.monitor.observer import Observer
 from offbeat.deploy.protocol.messages import TensorSpecs
 from offbeat.errors import InputError
 
@@ -89,7 +89,11 @@ class Journal:
             if facts["checksum"] != zlib.crc32(payload) or Task(*facts["task"]) != task:
                 raise ValueError("its checksum does not match")
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise _unreadable(path, error) from None
+            problem = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error})"
+            raise InputError(
+                f"the accepted upload {path} {problem}: restore it from a backup, or resume with --set-aside "
+                "to continue without it."
+            ) from None
         form = tuple((name, tuple(shape)) for name, shape in facts["form"])
         return AcceptedUpload(task, facts["arrived"], form, payload, facts.get("steps"))
 
@@ -110,7 +114,7 @@ class Journal:
             self.orders.pop(task, None)
 
     def copy_aside(self, tasks: Iterable[Task]) -> None:
-        """Keep copies of these uploads for a person to inspect."""
+        """Keep copies of uploads that are not used, for a person to inspect."""
         folder = self._folder / "set-aside"
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -150,14 +154,11 @@ class Journal:
         """The epochs that have a line."""
         return set(self._last_lines())
 
-    def discard_before(self, epoch: int) -> None:
-        """Remove the lines of earlier epochs, which two checkpoints have made superfluous."""
+    def discard(self, *, before: float = -math.inf, after: float = math.inf) -> None:
+        """Remove the lines of the epochs before or after this one."""
         if self._lines:
-            self._rewrite({each: line for each, line in self._last_lines().items() if each >= epoch})
-
-    def discard_after(self, epoch: int) -> None:
-        """Remove the lines of later epochs: the run continues from an earlier checkpoint."""
-        self._rewrite({each: line for each, line in self._last_lines().items() if each <= epoch})
+            kept = self._last_lines().items()
+            self._rewrite({epoch: line for epoch, line in kept if before <= epoch <= after})
 
     def clear(self) -> None:
         """Remove all lines, whether they can be read or not."""
@@ -176,15 +177,13 @@ class Journal:
                 found[files.without_checksum(json.loads(line))["epoch"]] = line
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 problem = "was missing" if line == _MISSING else f"is damaged in line {number}"
-                raise self._unusable(problem) from None
+                raise InputError(
+                    f"the journal {self._path} {problem}: restore it from a backup, or resume with "
+                    "--set-aside to continue from the last checkpoint without the uploads that were accepted "
+                    "since."
+                ) from None
         self._latest = found
         return found
-
-    def _unusable(self, problem: str) -> InputError:
-        return InputError(
-            f"the journal {self._path} {problem}: restore it from a backup, or resume with --set-aside to "
-            "continue from the last checkpoint without the uploads that were accepted since."
-        )
 
     def _rewrite(self, latest: dict[int, bytes]) -> None:
         self._file.close()
@@ -228,56 +227,23 @@ def _order_of(path: Path) -> int:
         return 0
 
 
-def _unreadable(path: Path, error: Exception) -> InputError:
-    problem = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error})"
-    return InputError(
-        f"the accepted upload {path} {problem}: restore it from a backup, or resume with --set-aside to "
-        "continue without it."
-    )
-
-
-class SetAside:
-    """Resumes a run without the uploads in its buffer, because they made the model diverge.
-
-    It was requested by a file at `request`. Copies of the uploads stay in the journal's folder.
-    """
-
-    def __init__(self, request: Path, journal: Journal, observer: Observer) -> None:
-        self._request, self._journal, self._observer = request, journal, observer
-
-    def empty(self, state: dict[str, Any], damaged: Collection[Task] = ()) -> dict[str, Any]:
-        """The scheduler's state without the damaged uploads of its buffer, or without all if none is.
-
-        Once it is written, these uploads may be dropped.
-        """
-        buffered = buffered_tasks(state)
-        tasks = sorted(buffered.intersection(damaged) if damaged else buffered)
-        if not tasks:
-            return state
-        if "turns" in state:
-            raise InputError(
-                "this run limits how often each site contributes, so no upload can be set aside: "
-                "resume it without --set-aside, or start another run with lower learning rates."
-            )
-        self._journal.copy_aside(tasks)
-        for task in tasks:
-            self._observer.set_aside(task.client, task)
-        return _mark_lost(state, tasks)
-
-    def done(self) -> None:
-        """The new state is on disk: if the server is restarted, it uses what has arrived since."""
-        self._request.unlink(missing_ok=True)
-
-
 def buffered_tasks(state: dict[str, Any]) -> set[Task]:
     """The tasks whose uploads are in the buffer of a scheduler's state."""
     return {Task(*arrival[:3]) for arrival in state.get("buffer", {}).get("waiting", ())}
 
 
-def _mark_lost(state: dict[str, Any], tasks: Iterable[Task]) -> dict[str, Any]:
+def without_buffered(state: dict[str, Any], tasks: Collection[Task]) -> dict[str, Any]:
+    """A scheduler's state in which these uploads of its buffer are lost; once it is written they may be."""
+    if not tasks:
+        return state
+    if "turns" in state:
+        raise InputError(
+            "this run limits how often each site contributes, so no upload can be set aside: "
+            "resume it without --set-aside, or start another run with lower learning rates."
+        )
     started, consumed, dropped, lost = state["counts"]
     buffer = state["buffer"]
-    removed = [list(task) for task in tasks]
+    removed = [list(task) for task in sorted(tasks)]
     waiting = [arrival for arrival in buffer["waiting"] if list(arrival[:3]) not in removed]
     return state | {
         "counts": [started, consumed, dropped, lost + len(removed)],

@@ -7,7 +7,7 @@ nodes as they appear, are greeted, become clients and leave.
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -22,12 +22,11 @@ from offbeat.deploy.monitor.observer import Observer
 from offbeat.deploy.protocol import messages
 from offbeat.deploy.protocol.messages import HelloReply, TensorSpecs, describe_difference
 from offbeat.deploy.protocol.strict_json import Reason, Rejected
-from offbeat.deploy.protocol.transport import Cooldown, KeyedTransport, Reply
+from offbeat.deploy.protocol.transport import Cooldown, Reply, Transport
 from offbeat.errors import InputError
 
 _SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # what keys are made for; no path out of a folder
 _GREETING_COOLDOWN = 5.0  # seconds until a refused node is greeted again, doubled each time
-_MAX_ERROR_SHOWN = 200  # characters
 
 
 class RegisteredSite(NamedTuple):
@@ -44,11 +43,10 @@ class ClientRegistry:
     def __init__(self, path: Path, clients: int, bound: bool) -> None:
         self._path, self._clients, self._bound = path, clients, bound
         self.members: dict[int, RegisteredSite] = _read_registry(path, clients) if path.exists() else {}
-        self._numbers = {member.site: client for client, member in self.members.items()}
 
     def admit(self, key: str | None, name: str, site: str) -> int:
         """The client number of a site with this public key; `Rejected` if it cannot have one."""
-        client = self._numbers.get(site)
+        client = next((number for number, each in self.members.items() if each.site == site), None)
         if client is None:
             return self._add(key, name, site)
         member = self.members[client]
@@ -87,7 +85,6 @@ class ClientRegistry:
         text = json.dumps(files.with_checksum(facts), indent=1)
         files.write_atomic(self._path, [text.encode(), b"\n"])
         self.members = members
-        self._numbers[member.site] = client
 
 
 def _read_registry(path: Path, clients: int) -> dict[int, RegisteredSite]:
@@ -115,7 +112,7 @@ class NameBinding:
     """
 
     sites: Path | None
-    transport: KeyedTransport
+    transport: Transport
 
     def key(self, node: int) -> str | None:
         """The public key of a node in hexadecimal; None if it has none."""
@@ -148,8 +145,6 @@ class NameBinding:
 class _Node:
     last_seen: float
     client: int | None = None
-    greeting: str | None = None  # the id of the greeting that is on its way to it
-    reply_due: float = 0.0
     refused: str | None = None  # why it was refused last
 
 
@@ -171,18 +166,18 @@ class ConnectedNodes:
         self._nodes: dict[int, _Node] = {}
         self._listed: frozenset[int] = frozenset()
         self._node_of: dict[int, int] = {}  # client to node
-        self._greetings: dict[str, int] = {}  # message id to node
+        self._greetings: dict[str, tuple[int, float]] = {}  # by message: the node, and when it is late
         self._cooldown = Cooldown(_GREETING_COOLDOWN, clock)
 
     @property
-    def greetings(self) -> list[str]:
+    def greetings(self) -> Collection[str]:
         """The ids of all greetings that wait for a reply."""
-        return list(self._greetings)
+        return self._greetings.keys()
 
     @property
-    def clients(self) -> list[int]:
-        """The clients that have not left."""
-        return list(self._node_of)
+    def reachable(self) -> set[int]:
+        """The clients that can be reached now."""
+        return {client for client, node in self._node_of.items() if node in self._listed}
 
     def node(self, client: int) -> int | None:
         """The node through which a client can be reached now."""
@@ -206,34 +201,30 @@ class ConnectedNodes:
             if now - known.last_seen > self._grace:
                 self._remove(node, known)
 
-    def to_greet(self) -> list[int]:
-        """The nodes that are to be sent a greeting."""
+    def to_greet(self) -> list[tuple[int, str | None]]:
+        """The nodes that are to be sent a greeting, each with why it was refused last."""
+        greeted = {node for node, _ in self._greetings.values()}
         return [
-            node
+            (node, known.refused)
             for node, known in self._nodes.items()
             if known.client is None
-            and known.greeting is None
+            and node not in greeted
             and node in self._listed
             and self._cooldown.is_over(node)
         ]
 
-    def refusal(self, node: int) -> str | None:
-        """Why a node was refused last; its next greeting says so."""
-        return self._nodes[node].refused
-
     def greeted(self, node: int, message_id: str, now: float) -> None:
         """A greeting was sent."""
-        known = self._nodes[node]
-        known.greeting, known.reply_due = message_id, now + self._greeting_timeout
-        self._greetings[message_id] = node
+        self._greetings[message_id] = node, now + self._greeting_timeout
 
     def take_reply(self, reply: Reply) -> None:
         """Admit or refuse the node that replied to a greeting."""
-        node = self._greetings[reply.message_id]
-        known = self._nodes[node]
+        node, _ = self._greetings.pop(reply.message_id)
         try:
             if reply.error is not None:
-                raise Rejected(Reason.FAILED, f"it could not answer the greeting: {one_line(reply.error)}")
+                raise Rejected(
+                    Reason.FAILED, f"it could not answer the greeting: {messages.one_line(reply.error)}"
+                )
             if not reply.authentic:
                 raise Rejected(Reason.SIGNATURE, "its greeting was not signed with the key of its node.")
             if reply.node != node:
@@ -243,16 +234,16 @@ class ConnectedNodes:
         except Rejected as rejected:
             self._refuse(node, rejected)
         else:
-            self._forget_greeting(known)
             self._cooldown.reset(node)
-            known.client = client
+            self._nodes[node].client = client
             self._node_of[client] = node
-            self._observer.joined(node, hello.name, client)
+            self._observer.tell("joined", node=node, name=hello.name, client=client)
 
     def expire(self, now: float) -> None:
         """Refuse nodes that did not answer their greeting in time."""
-        for node in list(self._greetings.values()):
-            if now > self._nodes[node].reply_due:
+        for message_id, (node, due) in list(self._greetings.items()):
+            if now > due:
+                del self._greetings[message_id]
                 self._refuse(node, Rejected(Reason.LATE, "it did not answer the greeting in time."))
 
     def _admit(self, node: int, hello: HelloReply) -> int:
@@ -275,28 +266,19 @@ class ConnectedNodes:
         return self._registry.admit(key, hello.name, hello.site)
 
     def _refuse(self, node: int, rejected: Rejected) -> None:
-        self._forget_greeting(self._nodes[node])
         self._nodes[node].refused = rejected.sentence
         self._cooldown.fail(node)
-        self._observer.rejected(node, None, rejected.reason, rejected.sentence)
-
-    def _forget_greeting(self, known: _Node) -> None:
-        if known.greeting is not None:
-            del self._greetings[known.greeting]
-            known.greeting = None
+        self._observer.tell(
+            "rejected", node=node, client=None, reason=rejected.reason, sentence=rejected.sentence
+        )
 
     def _remove(self, node: int, known: _Node) -> None:
-        self._forget_greeting(known)
+        self._greetings = {each: sent for each, sent in self._greetings.items() if sent[0] != node}
         self._cooldown.reset(node)
         del self._nodes[node]
         if known.client is not None:
             del self._node_of[known.client]
-        self._observer.left(node, known.client)
-
-
-def one_line(error: str) -> str:
-    """An error of the transport on one line of ASCII."""
-    return ascii(" ".join(error.split()))[1:-1][:_MAX_ERROR_SHOWN]
+        self._observer.tell("left", node=node, client=known.client)
 
 
 def _refused(sentence: str) -> Rejected:

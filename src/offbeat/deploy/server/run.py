@@ -14,17 +14,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 from filelock import FileLock, Timeout
 
-from offbeat import trees
 from offbeat.aggregate.mean import PlainSum
 from offbeat.core import AnyAlgorithm
 from offbeat.deploy.config import ServeConfig
 from offbeat.deploy.monitor.http import serve_page
 from offbeat.deploy.monitor.observer import Monitor, Observer
-from offbeat.deploy.monitor.state import RunInfo
+from offbeat.deploy.monitor.state import EventFields, EventName, RunInfo
 from offbeat.deploy.protocol import messages
 from offbeat.deploy.protocol.transport import Transport, TransportError
 from offbeat.deploy.server.exchange import SessionConfig
@@ -39,7 +38,7 @@ from offbeat.training.build import resolved_settings
 from offbeat.training.checkpoint import Checkpoint
 from offbeat.training.experiment import is_deployment
 from offbeat.training.folder import RunFolder, check_free, read_jsonl
-from offbeat.training.runner import Progress, resumed_outcome, run_experiment
+from offbeat.training.runner import RunOutcome, resumed_outcome, run_experiment, saved_model
 from offbeat.training.standardise import Scaling, sum_over_clients
 from offbeat.training.stopping import SETTINGS as STOP_SETTINGS
 
@@ -79,15 +78,13 @@ def lock_run_folder(folder: Path) -> Iterator[None]:
     own.mkdir(mode=0o700, parents=True, exist_ok=True)  # the SuperLink's log may name sites
     lock = FileLock(own / "lock")
     try:
-        lock.acquire(timeout=0)
+        held = lock.acquire(timeout=0)
     except Timeout:
         raise InputError(
             f"another 'offbeat serve' supervises {folder}: wait for it, or name another --out."
         ) from None
-    try:
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 STOP_FILE = "stop"  # asks the server to save and end
@@ -134,19 +131,12 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     return facts
 
 
-MODEL_FILE = "model.safetensors"
-
-
 def write_model(folder: Path, algorithm: AnyAlgorithm, problem: Problem) -> None:
     """Write the model of the last checkpoint as safetensors; the averaged one if the run averages."""
     saved = checkpoint.load(folder / "checkpoint" / "state.safetensors", problem.device)
-    x, statistics = problem.initial()
-    shape = trees.structure(algorithm.init(x))
-    state = trees.unflatten(shape, [saved.tensors[f"state.{n}"] for n in range(shape.num_leaves)])
-    known = {name: saved.tensors[f"statistics.{name}"] for name in statistics}
-    module = problem.module(saved.tensors.get("average", state.x), known)
+    module = problem.module(*saved_model(saved, algorithm, problem))
     facts = {"version": saved.facts["version"]}
-    checkpoint.save(folder / MODEL_FILE, Checkpoint(facts, dict(module.state_dict())))
+    checkpoint.save(folder / "model.safetensors", Checkpoint(facts, dict(module.state_dict())))
 
 
 _LOG = logging.getLogger("offbeat")
@@ -211,19 +201,8 @@ def _serve(
         limit = max_upload_bytes(setup.algorithm, setup.problem, session)
         if config.experiment.standardise:
             limit = max(limit, max_upload_bytes(setup.moments(), setup.problem, session))
-        transport = connect(limit)
-        if config.experiment.standardise:
-            try:
-                scaling = scaling or agree_on_scaling(
-                    request, config, setup, session, transport, monitor, stop, sleep=sleep
-                )
-            except StopRequested:
-                announce_end(transport, outcome := ServeOutcome(None, stopped=True))
-                return outcome
-            setup = setup.standardised(scaling)
-            session = _session_config(config, setup, request.authenticated)
         engine = DeployedEngine(
-            transport,
+            transport := connect(limit),
             setup.problem,
             session,
             request.folder,
@@ -233,6 +212,15 @@ def _serve(
             sites=request.sites,
             set_aside=request.folder / SET_ASIDE_FILE if request.resume else None,
         )
+        if config.experiment.standardise:
+            try:
+                scaling = scaling or agree_on_scaling(config, setup, engine)
+            except StopRequested:
+                announce_end(transport, outcome := ServeOutcome(None, stopped=True))
+                return outcome
+            setup = setup.standardised(scaling)
+            session = dataclasses.replace(session, plan=setup.site_plan)
+            engine = dataclasses.replace(engine, problem=setup.problem, config=session)
         if request.resume:
             opened = RunFolder.resume(request.folder, config.settings())
             changed = {name: getattr(config.experiment, name) for name in STOP_SETTINGS}
@@ -246,41 +234,33 @@ def _serve(
             if request.resume:
                 monitor.recall(read_jsonl(request.folder, "records"))
             if folder.notice is not None:
-                monitor.notice(folder.notice)
+                monitor.tell("notice", sentence=folder.notice)
             outcome = _train(setup, engine, folder, monitor, stop)
-            monitor.ended(outcome.ended or outcome.error)
+            monitor.tell("ended", sentence=outcome.ended or outcome.error)
             announce_end(transport, outcome)
             if folder.version is not None:
                 write_model(request.folder, setup.algorithm, setup.problem)
             return outcome
 
 
-class _PreparationObserver(Observer):
+class _PreparationObserver(NamedTuple):
     """Passes on what concerns an operator; the counts of a monitor are of training alone."""
 
-    def __init__(self, observer: Observer) -> None:
-        self.rejected = observer.rejected  # type: ignore[method-assign]
-        self.unreachable = observer.unreachable  # type: ignore[method-assign]
-        self.reachable = observer.reachable  # type: ignore[method-assign]
+    observer: Observer
+
+    def tell(self, event: EventName, /, **fields: Unpack[EventFields]) -> None:
+        if event in ("rejected", "unreachable", "reachable"):
+            self.observer.tell(event, **fields)
 
 
-def agree_on_scaling(
-    request: ServeRequest,
-    config: ServeConfig,
-    setup: ServerSetup,
-    session: SessionConfig,
-    transport: Transport,
-    observer: Observer,
-    stop: Callable[[], bool],
-    **timing: Any,
-) -> Scaling:
+def agree_on_scaling(config: ServeConfig, setup: ServerSetup, training: DeployedEngine) -> Scaling:
     """Wait for the sites, and have them agree on the mean and the standard deviation of each feature.
 
     A server that ended before all sites had answered continues with the answers that it has.
     """
-    method, folder = setup.moments(), request.folder / "prepare"
-    sites = config.prepare.sites or config.experiment.clients
-    plan = {name: value for name, value in session.plan.items() if name not in ("standardise", "compress")}
+    method, folder, observer = setup.moments(), training.folder / "prepare", training.observer
+    sites, plan = config.prepare.sites or config.experiment.clients, setup.site_plan
+    plan = {name: value for name, value in plan.items() if name not in ("standardise", "compress")}
     plan["prepare"] = [method.features, method.classes]
     before = _read_json(folder / _PLAN_FILE)
     if before is None or before["plan"] != json.loads(json.dumps(plan)):
@@ -288,24 +268,21 @@ def agree_on_scaling(
         folder.mkdir(parents=True)
         before = {"plan": plan, "run": secrets.token_hex(16)}
         _write_json(folder / _PLAN_FILE, before)
-    engine = DeployedEngine(
-        transport,
-        setup.problem,
-        dataclasses.replace(session, plan=plan, clients=sites),
-        folder,
-        _PreparationObserver(observer),
-        stop=stop,
-        sites=request.sites,
-        roster=request.folder / "roster.json",
-        **timing,
+    engine = dataclasses.replace(
+        training,
+        config=dataclasses.replace(training.config, plan=plan, clients=sites),
+        folder=folder,
+        observer=_PreparationObserver(observer),
+        set_aside=None,
+        roster=training.folder / "roster.json",
     )
     run_id = bytes.fromhex(before["run"])
     summation = secure_summation(config, run_id, observer, limbs=True) or PlainSum()
-    observer.notice(f"waiting for {sites} sites to agree on the scales of {method.features} features.")
+    agreed = f"on the scales of {method.features} features."
+    observer.tell("notice", sentence=f"waiting for {sites} sites to agree {agreed}")
     limbs = sum_over_clients(method, engine, summation, config.experiment.seed)
-    scaling = Scaling.of(limbs, method.features)
-    observer.notice(f"{sites} sites agreed on the scales of {method.features} features.")
-    return scaling
+    observer.tell("notice", sentence=f"{sites} sites agreed {agreed}")
+    return Scaling.of(limbs, method.features)
 
 
 def announce_end(
@@ -337,18 +314,16 @@ def _train(
     evaluated = setup.test is not None
     before = resumed_outcome(folder, experiment, setup.task.goals, evaluated=evaluated)
     if before.ended or folder.version == experiment.rounds:
-        return ServeOutcome(
-            folder.version, before.ended, spent=before.spent.as_json() if before.spent else None
-        )
-    last: Progress | None = None
+        return _outcome(folder, before)
+    outcome: RunOutcome | None = None
     error, stopped = None, False
     try:
         for progress in run_experiment(experiment, setup.run_spec(engine), folder, save_every=1, stop=stop):
-            last = progress
-            monitor.stepped(progress, list(progress.ages))
-            monitor.saved(progress.version)
-            if progress.record is not None:
-                monitor.spent(progress.record.get("epsilon"))
+            outcome = progress.outcome
+            monitor.stepped(progress)
+            monitor.tell("saved", version=progress.version)
+            if (epsilon := (progress.record or {}).get("epsilon")) is not None:
+                monitor.tell("spent", epsilon=epsilon)
     except StopRequested:
         stopped = True
     except DiskFullError:
@@ -357,17 +332,15 @@ def _train(
         error = _divergence_advice(str(failure))
     except InputError as failure:
         error = str(failure)
-    outcome = last.outcome if last else None
     if outcome is None:
         return ServeOutcome(folder.version, error=error, stopped=stopped)
     finished = outcome.ended is not None or folder.version == experiment.rounds
-    return ServeOutcome(
-        folder.version,
-        outcome.ended,
-        error,
-        not finished and error is None,
-        outcome.spent.as_json() if outcome.spent else None,
-    )
+    return _outcome(folder, outcome)._replace(error=error, stopped=not finished and error is None)
+
+
+def _outcome(folder: RunFolder, outcome: RunOutcome) -> ServeOutcome:
+    spent = outcome.spent.as_json() if outcome.spent else None
+    return ServeOutcome(folder.version, outcome.ended, spent=spent)
 
 
 def _divergence_advice(diverged: str) -> str:
@@ -401,34 +374,23 @@ def _session_config(config: ServeConfig, setup: ServerSetup, authenticated: bool
     return SessionConfig(
         setup.site_plan,
         config.experiment.clients,
-        **dataclasses.asdict(network)
-        | {"bind_names": authenticated if network.bind_names is None else network.bind_names},
+        network,
+        authenticated if network.bind_names is None else network.bind_names,
     )
 
 
 def _run_info(folder: Path, config: ServeConfig) -> RunInfo:
-    experiment = config.experiment
-    return RunInfo(
-        folder.absolute().name,
-        experiment.algorithm,
-        experiment.clients,
-        experiment.buffer,
-        experiment.rounds,
-        experiment.concurrency,
-        experiment.epsilon,
-        experiment.delta,
-    )
+    names = [each.name for each in dataclasses.fields(RunInfo) if each.name != "run"]
+    return RunInfo(folder.absolute().name, *(getattr(config.experiment, name) for name in names))
 
 
 @contextmanager
 def _live_page(config: ServeConfig, monitor: Monitor) -> Iterator[None]:
     """The live page, if it is configured; the run continues without it if it cannot be served."""
-    if not config.page.port:
-        yield
-        return
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(serve_page(monitor, config.page.port, config.page.host))
+            if config.page.port:
+                stack.enter_context(serve_page(monitor, config.page.port, config.page.host))
         except InputError as error:
             _LOG.warning("there is no live page: %s", error)
         yield

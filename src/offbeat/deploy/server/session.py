@@ -17,11 +17,10 @@ from typing import Any
 from torch import Tensor
 
 from offbeat.aggregate.mean import SecureEncoding
-from offbeat.aggregate.uploads import clients_read_staleness
 from offbeat.core import AnyAlgorithm, SavedState, Task, Vector
 from offbeat.deploy.monitor.observer import Observer
 from offbeat.deploy.protocol.messages import specs_of, unpack
-from offbeat.deploy.protocol.transport import KeyedTransport, RetryingTransport, Transport
+from offbeat.deploy.protocol.transport import RetryingTransport, Transport
 from offbeat.deploy.server.exchange import (
     BroadcastCache,
     Exchange,
@@ -29,9 +28,9 @@ from offbeat.deploy.server.exchange import (
     SessionConfig,
     upload_byte_limit,
 )
-from offbeat.deploy.server.journal import Journal, SetAside, buffered_tasks
+from offbeat.deploy.server.journal import Journal, buffered_tasks, without_buffered
 from offbeat.deploy.server.registry import ClientRegistry, ConnectedNodes, NameBinding
-from offbeat.deploy.server.validation import NormGuard, plain_validator
+from offbeat.deploy.server.validation import plain_validator
 from offbeat.engines.engine import ClientUpdates
 from offbeat.errors import DiskFullError, InputError
 from offbeat.files import disk_full
@@ -75,22 +74,17 @@ class DeployedSession:
 
     def __init__(
         self,
-        config: SessionConfig,
+        engine: "DeployedEngine",
         exchange: Exchange,
         broadcasts: BroadcastCache,
         journal: Journal,
-        stop: Callable[[], bool],
-        clock: Callable[[], float],
-        sleep: Callable[[float], None],
-        set_aside: SetAside | None = None,
-        observer: Observer | None = None,
     ) -> None:
-        self._config, self._exchange = config, exchange
-        self._observer = observer or Observer()
-        self._broadcasts, self._journal = broadcasts, journal
-        self._stop, self._clock, self._sleep = stop, clock, sleep
-        self._set_aside = set_aside
-        self._zero = clock()  # when the run began, by this clock
+        self._config, self._exchange = engine.config, exchange
+        self._broadcasts, self._journal, self._observer = broadcasts, journal, engine.observer
+        self._stop, self._clock, self._sleep = engine.stop, engine.clock, engine.sleep
+        asked = engine.set_aside
+        self._set_aside = asked if asked is not None and asked.exists() else None
+        self._zero = self._clock()  # when the run began, by this clock
         self._idle: set[int] = set()  # the idle clients when `next` looked last
         self._ended = -math.inf  # the last time to wait until that has passed
         self._epoch = 0  # the number of saves
@@ -98,7 +92,6 @@ class DeployedSession:
         self._gathered = 0  # clients whose upload of that start was gathered
         self._superfluous: set[Task] = set()  # uploads that the last save does not need
         self._kept: dict[str, Any] | None = None
-        self._encoding: Callable[[], SecureEncoding | None] = lambda: None
 
     @property
     def now(self) -> float:
@@ -114,7 +107,7 @@ class DeployedSession:
 
     @property
     def recalls(self) -> bool:
-        return self._config.recall_stale
+        return self._config.network.recall_stale
 
     def recall(self, version: int) -> Sequence[Task]:
         return self._exchange.recall(version, self.now)
@@ -139,7 +132,7 @@ class DeployedSession:
             arrival, orders = Arrival(task, self.now, self.now, False), self._journal.orders
             insort(self._exchange.arrivals, arrival, key=lambda each: orders[each.task])
         else:
-            self._exchange.in_flight.add(InFlightTask(task, self.now, sure, until))
+            self._exchange.in_flight[task.client] = InFlightTask(task, self.now, sure, until)
 
     def next(self, until: float = math.inf) -> Arrival | None:
         if not self.busy and math.isinf(until):
@@ -167,11 +160,12 @@ class DeployedSession:
             self._poll()
 
     def publish(self, version: int, algorithm: AnyAlgorithm, message: Tree, statistics: Statistics) -> None:
-        needed = {each.task.version for each in self._exchange.in_flight if each.message_id is None}
-        self._broadcasts.add(version, algorithm, message, statistics, self._encoding(), needed)
+        in_flight = self._exchange.in_flight.values()
+        needed = {each.task.version for each in in_flight if each.message_id is None}
+        self._broadcasts.add(version, algorithm, (message, statistics), needed)
 
     def set_secure_encoding(self, encoding: Callable[[], SecureEncoding | None], private: bool) -> None:
-        self._encoding, self._broadcasts.private = encoding, private
+        self._broadcasts.encoding, self._broadcasts.private = encoding, private
 
     def gather(self, tasks: Sequence[Task], version: int) -> ClientUpdates:
         validator = self._broadcasts.validator(version)
@@ -223,8 +217,8 @@ class DeployedSession:
     def confirm(self) -> None:
         # What the checkpoint before this one needs is kept, in case this one is damaged. Under a timed
         # dispatch that includes uploads in the scheduler's buffer that are for a later release.
-        self._journal.drop(self._superfluous - _tasks_of(self._journal.last(self._epoch - 1)))
-        self._journal.discard_before(self._epoch - 1)
+        self._journal.drop(self._superfluous - _tasks_of(self._journal.last(self._epoch - 1) or {}))
+        self._journal.discard(before=self._epoch - 1)
         self._superfluous = set()
 
     def load(self, saved: SavedState) -> None:
@@ -246,11 +240,11 @@ class DeployedSession:
         self._check_uploads(last)
         pending = [(Task(*task), started) for *task, started in last["flying"]]
         needed = buffered_tasks(self._kept or {}) | {task for task, _ in pending}
-        later = {epoch for epoch in self._journal.epochs() if epoch > self._epoch}
-        if later:  # the newest checkpoint was lost or damaged, and this is the one before it
+        if max(self._journal.epochs(), default=0) > self._epoch:
+            # The newest checkpoint was lost or damaged, and this is the one before it.
             self._report_set_aside(self._journal.tasks - needed)
-            self._journal.discard_after(self._epoch)
-        needed |= _tasks_of(self._journal.last(self._epoch - 1))
+            self._journal.discard(after=self._epoch)
+        needed |= _tasks_of(self._journal.last(self._epoch - 1) or {})
         self._journal.drop(self._journal.tasks - needed)
         arrivals = [self._recover(task, started) for task, started in pending]
         self._exchange.arrivals = deque(sorted(arrivals, key=lambda arrival: arrival.time))
@@ -269,11 +263,10 @@ class DeployedSession:
 
     def _check_uploads(self, last: dict[str, Any]) -> None:
         """Find accepted uploads that are missing or damaged, and set aside what the operator said."""
-        known = {Task(*task) for *task, _ in last["flying"]} | buffered_tasks(self._kept or {})
+        buffered = buffered_tasks(self._kept or {})
+        known, orders = {Task(*task) for *task, _ in last["flying"]} | buffered, self._journal.orders
         unknown = [
-            task
-            for task in self._journal.tasks - known
-            if self._journal.orders[task] > last.get("order", math.inf)
+            task for task in orders if task not in known and orders[task] > last.get("order", math.inf)
         ]
         if unknown and self._set_aside is None:
             raise InputError(
@@ -283,24 +276,26 @@ class DeployedSession:
             )
         self._journal.newest = max(self._journal.newest, last.get("order", 0))
         accepted = {Task(*task) for task in last.get("accepted", ())}
-        damaged = self._journal.damaged((accepted & known) | buffered_tasks(self._kept or {}))
+        damaged = self._journal.damaged((accepted & known) | buffered)
         if self._set_aside is None:
             if damaged:
                 raise InputError(next(iter(damaged.values())))
             return
+        # All uploads of the buffer, because they made the model diverge; or the damaged ones, if there are.
+        aside = buffered & damaged.keys() if damaged else buffered
+        state = without_buffered(self._kept or {}, aside)
+        self._report_set_aside(aside | {*unknown, *(damaged.keys() & accepted)})
         if self._kept is not None:
-            self._kept = self._set_aside.empty(self._kept, damaged.keys())
-            self._append(self._kept, last["flying"], last["now"], accepted - damaged.keys())
-        self._report_set_aside({*unknown, *(damaged.keys() & accepted)})
+            self._kept = state
+            self._append(state, last["flying"], last["now"], accepted - damaged.keys())
         self._journal.drop([*unknown, *damaged])
-        self._set_aside.done()
+        self._set_aside.unlink(missing_ok=True)  # a server that is restarted uses what has arrived since
 
-    def _report_set_aside(self, tasks: Iterable[Task]) -> None:
-        tasks = sorted(tasks)
+    def _report_set_aside(self, tasks: set[Task]) -> None:
         if tasks:
             self._journal.copy_aside(tasks)
-        for task in tasks:
-            self._observer.set_aside(task.client, task)
+        for task in sorted(tasks):
+            self._observer.tell("set_aside", **task._asdict())
 
     def close(self) -> None:
         self._journal.close()
@@ -336,11 +331,9 @@ class DeployedSession:
         self._exchange.poll(min(self.now, until))
 
 
-def _tasks_of(line: dict[str, Any] | None) -> set[Task]:
+def _tasks_of(line: dict[str, Any]) -> set[Task]:
     """The tasks that a line of the journal needs the uploads of, as far as they have any."""
-    if line is None:
-        return set()
-    return buffered_tasks(line["flow"]) | {Task(*task) for *task, _ in line["flying"]}
+    return buffered_tasks(line.get("flow", {})) | {Task(*task) for *task, _ in line.get("flying", ())}
 
 
 @dataclass(frozen=True)
@@ -356,7 +349,7 @@ class DeployedEngine:
     problem: Problem
     config: SessionConfig
     folder: Path
-    observer: Observer = field(default_factory=Observer)
+    observer: Observer
     stop: Callable[[], bool] = lambda: False
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
@@ -376,19 +369,11 @@ class DeployedEngine:
         """A SuperLink answers with an error of its own when the disk is full."""
         if disk_full(self.folder):
             raise DiskFullError(self.folder)
-        self.observer.unreachable(sentence)
+        self.observer.tell("unreachable", sentence=sentence)
 
     def open(self, algorithm: AnyAlgorithm, seed: int, rng: Rng) -> DeployedSession:
-        if clients_read_staleness(algorithm):
-            raise InputError(
-                f"the clients of {type(algorithm).__name__} need the staleness of their task, which is not "
-                "known before it arrives: use another method, or the simulator."
-            )
-        x, statistics = self.problem.initial()
         config, observer, clock = self.config, self.observer, self.clock
-        binding = None
-        if config.bind_names and isinstance(self.transport, KeyedTransport):
-            binding = NameBinding(self.sites, self.transport)
+        binding = NameBinding(self.sites, self.transport) if config.bind_names else None
         whole, buffers = self.problem.whole()  # as sites have it
         nodes = ConnectedNodes(
             ClientRegistry(self.roster or self.folder / "roster.json", self.clients, config.bind_names),
@@ -399,19 +384,17 @@ class DeployedEngine:
             clock,
             binding,
         )
-        broadcasts = BroadcastCache(x, statistics)
+        broadcasts = BroadcastCache(*self.problem.initial())
         journal = Journal(self.folder / "journal")
         transport = RetryingTransport(
-            self.transport, config.patience, clock, self._report_unreachable, observer.reachable
+            self.transport,
+            config.network.patience,
+            clock,
+            self._report_unreachable,
+            lambda: observer.tell("reachable"),
         )
-        norms = NormGuard(config.max_update_norm, float(x.double().norm()))
-        exchange = Exchange(config, transport, nodes, broadcasts, journal, norms, observer, clock)
-        set_aside = None
-        if self.set_aside is not None and self.set_aside.exists():
-            set_aside = SetAside(self.set_aside, journal, observer)
-        session = DeployedSession(
-            config, exchange, broadcasts, journal, self.stop, clock, self.sleep, set_aside, observer
-        )
+        exchange = Exchange(config, transport, nodes, broadcasts, journal, observer, clock)
+        session = DeployedSession(self, exchange, broadcasts, journal)
         self.availability.follow(session.idle, config.poll)
         return session
 

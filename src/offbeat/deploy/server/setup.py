@@ -4,19 +4,15 @@
 all sites in one population.
 """
 
-import copy
 import dataclasses
 import logging
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from offbeat import trees
 from offbeat.aggregate.mean import Aggregator, PlainSum, Summation
@@ -40,16 +36,19 @@ from offbeat.deploy.server.registry import ClientRegistry
 from offbeat.engines.engine import Engine
 from offbeat.engines.simulation import Sequential, Vectorised
 from offbeat.errors import InputError, naming_settings
-from offbeat.nn.problem import Precision, Problem
+from offbeat.nn.problem import Problem
 from offbeat.schedule.dispatch import Dispatch
 from offbeat.schedule.staleness import StalenessWeights, parse_weights
 from offbeat.training.build import (
     RunSpec,
     build_aggregate,
+    build_problem,
     check_privacy,
     dry_run,
     parameters_under_noise,
+    parse_device,
     personal_arguments,
+    standardised_problem,
     with_calibrated_noise,
 )
 from offbeat.training.experiment import Experiment, build_dispatch
@@ -94,26 +93,12 @@ class ServerSetup(NamedTuple):
 
     def run_spec(self, engine: Engine) -> RunSpec:
         """What the training loop runs."""
-        return RunSpec(
-            self.algorithm,
-            engine,
-            self.dispatch,
-            self.weights,
-            self.max_staleness,
-            self.problem,
-            self.test,
-            self.task,
-            self.aggregate,
-            self.parameters,
-            self.scaling,
-        )
+        known = self._asdict()
+        return RunSpec(engine=engine, **{name: known[name] for name in RunSpec._fields if name in known})
 
     def standardised(self, scaling: Scaling) -> Self:
         """The same run with inputs that are scaled."""
-        known = self.problem
-        module = scaling.wrap(known.module(*known.initial())).to(known.device)
-        personal = personal_arguments(self.experiment, self.algorithm, scaled=True)
-        problem = Problem(module, known.loss, known.weight_decay, known.precision, **personal)
+        problem = standardised_problem(self.experiment, self.problem, self.algorithm, scaling)
         return self._replace(problem=problem, scaling=scaling)
 
     def moments(self) -> Moments:
@@ -144,7 +129,8 @@ def set_up(
     A task takes the place of the one that the settings name.
     """
     experiment = config.experiment
-    _add_to_path(config.folder)
+    if str(config.folder) not in sys.path:
+        sys.path.insert(0, str(config.folder))  # modules may lie beside the settings file
     with naming_settings(str):  # as the keys of the settings file
         dispatch, weights = build_dispatch(experiment), parse_weights(experiment.weights)
         opening = dry_run(experiment, dispatch, weights)
@@ -158,17 +144,12 @@ def set_up(
         )
         aggregate = build_aggregate(known, method, sums)
         check_privacy(aggregate, opening)
-        task = task or load_server_task(config)
+        task = task or load_task(config.code.function, experiment.seed, "function of [task]")
         if experiment.personal is None and task.personal:
             experiment = dataclasses.replace(experiment, personal=",".join(task.personal))
         parameters = parameters_under_noise(experiment, aggregate)
         algorithm = build_method(experiment, config.setting, parameters)
-        problem = build_problem(experiment, task, algorithm)
-        if problem.tracks_statistics and (experiment.clip is not None or experiment.secure):
-            raise InputError(
-                "the model has running statistics, which sites would send unprotected: "
-                "use a model without them, such as one with GroupNorm."
-            )
+        problem = build_problem(experiment, task, algorithm, parse_device(experiment.device))
     if problem.personal and task.test is not None:
         _LOG.warning("personal layers stay at the sites, so the server does not evaluate the model.")
     test = None if problem.personal else task.test_data()
@@ -190,23 +171,6 @@ def set_up(
     )
 
 
-def load_server_task(config: ServeConfig) -> LearningTask:
-    """The task that the settings name."""
-    _add_to_path(config.folder)
-    return load_task(config.code.function, config.experiment.seed, "function of [task]")
-
-
-def build_problem(experiment: Experiment, task: LearningTask, algorithm: AnyAlgorithm) -> Problem:
-    """The model and losses; the initial weights follow from the seed."""
-    device = _find_device(experiment.device)
-    precision = Precision[experiment.precision.upper()]
-    if precision is Precision.TF32 and device.type == "cpu":
-        raise InputError("tf32 is not available on a CPU: use device = 'cuda', or no precision.")
-    module = copy.deepcopy(task.make_module(experiment.seed)).to(device)
-    personal = personal_arguments(experiment, algorithm)
-    return Problem(module, task.loss, experiment.weight_decay, precision, **personal)
-
-
 def check_deployable(name: str, algorithm: AnyAlgorithm) -> None:
     """Refuse a method whose clients need what a site cannot know."""
     if clients_read_staleness(algorithm):
@@ -221,23 +185,8 @@ def check_deployable(name: str, algorithm: AnyAlgorithm) -> None:
         )
 
 
-def _add_to_path(folder: Path) -> None:
-    """Modules may lie beside the settings file."""
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
-
-
-def _find_device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError):
-        raise InputError(f"the device '{name}' is not available: use device = 'cpu'.") from None
-    return device
-
-
 def secure_summation(
-    config: ServeConfig, run: bytes, observer: Observer = Observer(), *, limbs: bool = False
+    config: ServeConfig, run: bytes, observer: Observer, *, limbs: bool = False
 ) -> Summation | None:
     """Secure aggregation with the helper of the settings, under the run's id; None if it is not used.
 
@@ -251,8 +200,8 @@ def secure_summation(
         secure.helper,
         read_token(config.near(secure.token)),
         certificate,
-        on_failure=observer.helper_away,
-        on_recovery=observer.helper_back,
+        on_failure=lambda sentence: observer.tell("helper_away", sentence=sentence),
+        on_recovery=lambda: observer.tell("helper_back"),
     )
     form = limb_secure(secure.minimum) if limbs else Secure(secure.minimum)
     return RemoteSecure(form, run, helper, secure.signed)
@@ -278,23 +227,8 @@ def set_up_replay(settings: Mapping[str, Any], folder: Path, task: str, *, toget
     return setup.run_spec(engine)
 
 
-@dataclass(frozen=True)
-class SiteParts:
-    """The examples of each client, one client after another; a client without a site has none."""
-
-    ends: tuple[int, ...]
-
-    def __len__(self) -> int:
-        return len(self.ends)
-
-    def __getitem__(self, client: int) -> NDArray[np.int64]:
-        if not 0 <= client < len(self.ends):
-            raise IndexError(f"client {client} of {len(self.ends)}")
-        return np.arange(self.ends[client - 1] if client else 0, self.ends[client])
-
-
 def pool_site_data(load: LoadData, sites: Sequence[str | None], work: Steps | Epochs) -> Population:
-    """The examples of all sites as one population, by client number."""
+    """The examples of all sites as one population, by client number; a client without a site has none."""
     loaded = [None if name is None else load_examples(load, name) for name in sites]
     joined = [(name, own) for name, own in zip(sites, loaded, strict=True) if own is not None]
     if not joined:
@@ -307,14 +241,11 @@ def pool_site_data(load: LoadData, sites: Sequence[str | None], work: Steps | Ep
                 "load what the sites loaded."
             )
     data: Examples = trees.map(lambda *parts: torch.cat(parts), *(own for _, own in joined))
-    ends = np.cumsum([0 if own is None else own.total for own in loaded]).tolist()
-    return Population(data, SiteParts(tuple(ends)), work)
+    ends = np.cumsum([0 if own is None else own.total for own in loaded])
+    parts = dict(enumerate(np.split(np.arange(ends[-1]), ends[:-1])))  # those of a list may not be empty
+    return Population(data, parts, work)
 
 
 def _example_spec(data: Examples) -> tuple[Any, ...]:
     """What examples of one population have in common."""
-
-    def kind(leaf: Tensor) -> tuple[Any, ...]:
-        return leaf.dtype, tuple(leaf.shape[1:])
-
-    return trees.structure(data), [kind(leaf) for leaf in trees.leaves(data)]
+    return trees.structure(data), [(leaf.dtype, leaf.shape[1:]) for leaf in trees.leaves(data)]

@@ -8,7 +8,7 @@ import statistics
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -71,24 +71,13 @@ class NormGuard:
         """Reject an upload with an excessive norm."""
         if self._max_norm == 0:
             return
+        most = self._max_norm
         for name, norm in norms.fields.items():
-            bound = (
-                self._limit(f"{norms.kind}.{name}", _MIN_FACTOR) if self._max_norm is None else self._max_norm
-            )
-            if not norm <= bound:
-                raise Rejected(
-                    Reason.NORM,
-                    f"the upload's {name} has norm {norm:.4g}, above {bound:.4g}: "
-                    "if that is correct, set max_update_norm of [network].",
-                )
+            bound = self._limit(f"{norms.kind}.{name}", _MIN_FACTOR) if most is None else most
+            _check_norm(f"the upload's {name}", norm, bound, "set max_update_norm of [network]")
         for name, norm in norms.statistics.items():
             bound = self._limit(f"{norms.kind}/{name}", 1.0)
-            if not norm <= bound:
-                raise Rejected(
-                    Reason.NORM,
-                    f"the running statistic {name} has norm {norm:.4g}, above {bound:.4g}: "
-                    "if that is correct, set max_update_norm of [network] to 0.",
-                )
+            _check_norm(f"the running statistic {name}", norm, bound, "set max_update_norm of [network] to 0")
 
     def add(self, norms: UploadNorms) -> None:
         """Remember the norms of an accepted upload."""
@@ -124,23 +113,10 @@ class NormGuard:
         return min(highest, max(early, _EARLY_MIN_FACTOR * self._unit))
 
 
-class UploadValidator(Protocol):
-    """The layout of uploads, the checks they must pass, and how those of a buffer are joined."""
-
-    @property
-    def form(self) -> TensorSpecs: ...
-
-    def check(self, leaves: list[Tensor]) -> None:
-        """Reject numbers that no honest client could have computed."""
-        ...
-
-    def norms(self, leaves: list[Tensor]) -> UploadNorms:
-        """The norms of fields without a bound, as far as the server can see them."""
-        ...
-
-    def join(self, uploads: Iterable[list[Tensor]], count: int) -> ClientUpdates:
-        """So many uploads as one value; no more than one is held beside it."""
-        ...
+def _check_norm(what: str, norm: float, bound: float, remedy: str) -> None:
+    if not norm <= bound:
+        sentence = f"{what} has norm {norm:.4g}, above {bound:.4g}: if that is correct, {remedy}."
+        raise Rejected(Reason.NORM, sentence)
 
 
 def _stack(uploads: Iterable[list[Tensor]], count: int) -> list[Tensor]:
@@ -157,54 +133,54 @@ def _stack(uploads: Iterable[list[Tensor]], count: int) -> list[Tensor]:
 class PlainUploadValidator:
     """For uploads that the server can read: leaves of (upload, statistics)."""
 
-    form: TensorSpecs  # as it is sent, perhaps compressed; what follows numbers the leaves once decoded
+    form: TensorSpecs  # as it is sent, perhaps compressed
     structure: trees.Structure  # as it is sent
-    bounds: tuple[tuple[str, tuple[int, ...], float], ...]  # field, indices of its leaves, largest norm
-    unbounded: tuple[tuple[str, tuple[int, ...]], ...]  # fields without a bound
-    statistics: tuple[tuple[str, int], ...]  # running statistics in floating point, and their leaves' indices
-    non_negative: tuple[tuple[str, int], ...]  # running statistics that are never negative
-    kind: str  # the type of the upload
+    compressed: bool
+    private: bool  # whether norms are neither checked nor reported
+    bounds: Mapping[str, float]  # the largest norms of fields that have one
+    non_negative: tuple[str, ...]  # running statistics that are never negative
     device: torch.device  # where the server's step is computed
     length: int  # of the model
-    compressed: bool
 
     def check(self, leaves: list[Tensor]) -> None:
+        """Reject numbers that no honest client could have computed."""
         for number, leaf in enumerate(leaves):
             if leaf.is_floating_point() and not is_finite(leaf):
                 raise Rejected(Reason.INFINITE, f"tensor {number} of the upload holds NaN or infinity.")
-        if self.compressed:
-            if wrong := invalid_code(trees.unflatten(self.structure, leaves), self.length):
-                raise Rejected(Reason.RANGE, f"the compressed upload cannot be decoded: {wrong}.")
-            leaves = self._decoded(leaves)
-            if not all(map(is_finite, leaves)):  # a level times its scale may overflow
-                raise Rejected(Reason.INFINITE, "the decoded upload holds NaN or infinity.")
-        for field, places, bound in self.bounds:
-            part = [leaves[place][None] for place in places]
-            norm = float(clipping.norms(part))
-            if norm > bound * (1 + _norm_tolerance(part)):
+        if self.compressed and (wrong := invalid_code(trees.unflatten(self.structure, leaves), self.length)):
+            raise Rejected(Reason.RANGE, f"the compressed upload cannot be decoded: {wrong}.")
+        upload, statistics = self._decoded(leaves)
+        if self.compressed and not all(map(is_finite, trees.leaves(upload))):
+            # A level times its scale may overflow.
+            raise Rejected(Reason.INFINITE, "the decoded upload holds NaN or infinity.")
+        for field, part in [] if self.private else _fields(upload):
+            bound = self.bounds.get(field)
+            if bound is not None and (norm := _norm(part)) > bound * (1 + _norm_tolerance(part)):
                 raise Rejected(
                     Reason.NORM, f"the upload's {field} has norm {norm:.4g}, which cannot exceed {bound:g}."
                 )
-        for name, place in self.non_negative:
-            if bool((leaves[place] < 0).any()):  # the square root of a variance would be NaN
+        for name in self.non_negative:
+            if bool((statistics[name] < 0).any()):  # the square root of a variance would be NaN
                 raise Rejected(Reason.RANGE, f"the running statistic {name} is negative.")
 
     def norms(self, leaves: list[Tensor]) -> UploadNorms:
-        if self.compressed:
-            leaves = self._decoded(leaves)
-        fields = {
-            field: float(clipping.norms([leaves[place][None] for place in places]))
-            for field, places in self.unbounded
-        }
-        statistics = {name: float(clipping.norms([leaves[place][None]])) for name, place in self.statistics}
-        return UploadNorms(self.kind, fields, statistics)
-
-    def _decoded(self, leaves: list[Tensor]) -> list[Tensor]:
-        return trees.leaves(decode(trees.unflatten(self.structure, leaves), self.length))
+        """The norms of fields without a bound."""
+        upload, statistics = self._decoded(leaves)
+        fields = [] if self.private else _fields(upload)
+        return UploadNorms(
+            type(upload).__name__,
+            {field: _norm(part) for field, part in fields if field not in self.bounds},
+            {name: _norm([each]) for name, each in statistics.items() if each.is_floating_point()},
+        )
 
     def join(self, uploads: Iterable[list[Tensor]], count: int) -> ClientUpdates:
+        """So many uploads as one value; no more than one is held beside it."""
         stacked = [stack.to(self.device) for stack in _stack(uploads, count)]
         return ClientUpdates(*trees.unflatten(self.structure, stacked))
+
+    def _decoded(self, leaves: list[Tensor]) -> tuple[trees.Tree, Statistics]:
+        upload, statistics = trees.unflatten(self.structure, leaves)
+        return decode(upload, self.length), statistics
 
 
 def plain_validator(
@@ -215,29 +191,20 @@ def plain_validator(
     In a `private` run norms are neither checked nor reported: uploads are clipped when they are summed.
     """
     sent = probe_upload(algorithm, x, version)
-    upload = decode(sent, len(x))
-    tree = (sent, statistics)
-    bounds = dict(traits_of(algorithm).bounds)
-    structure, fields = trees.structure((upload, statistics)), _fields(upload)
-    _, numbered = trees.unflatten(structure, [torch.tensor(n) for n in range(structure.num_leaves)])
-    places = {name: int(place) for name, place in numbered.items()}
-    checked = [] if private else fields
     return PlainUploadValidator(
-        specs_of(tree),
-        trees.structure(tree),
-        tuple((field, where, bounds[field]) for field, where in checked if field in bounds),
-        tuple((field, where) for field, where in checked if field not in bounds),
-        tuple((name, place) for name, place in places.items() if statistics[name].is_floating_point()),
-        tuple((name, place) for name, place in places.items() if _is_non_negative(name, statistics[name])),
-        type(upload).__name__,
+        specs_of((sent, statistics)),
+        trees.structure((sent, statistics)),
+        trees.structure(sent) != trees.structure(decode(sent, len(x))),
+        private,
+        dict(traits_of(algorithm).bounds),
+        tuple(name for name, initial in statistics.items() if _is_non_negative(name, initial)),
         x.device,
         len(x),
-        trees.structure(sent) != trees.structure(upload),
     )
 
 
 def validate_upload(
-    header: str, payload: bytes, task: Task, run: str, validator: UploadValidator, limit: int
+    header: str, payload: bytes, task: Task, run: str, validator: "UploadValidator", limit: int
 ) -> tuple[UploadMessage, list[Tensor]]:
     """The header and the leaves of the upload that answers a task, or `Rejected`; sizes are checked first."""
     if len(payload) > limit:
@@ -262,18 +229,18 @@ def validate_upload(
     return message, leaves
 
 
-def _fields(upload: trees.Tree) -> list[tuple[str, tuple[int, ...]]]:
-    """The indices of each field's floating-point leaves; an upload that is no named tuple is one field."""
+def _fields(upload: trees.Tree) -> list[tuple[str, list[Tensor]]]:
+    """The floating-point leaves of each field; an upload that is no named tuple is one field."""
     names = getattr(upload, "_fields", None)
     parts = [("numbers", upload)] if names is None else zip(names, upload, strict=True)
-    found, start = [], 0
-    for field, part in parts:
-        leaves = trees.leaves(part)
-        places = [start + n for n, leaf in enumerate(leaves) if leaf.is_floating_point()]
-        if places:
-            found.append((field, tuple(places)))
-        start += len(leaves)
-    return found
+    found = [
+        (field, [leaf for leaf in trees.leaves(part) if leaf.is_floating_point()]) for field, part in parts
+    ]
+    return [(field, leaves) for field, leaves in found if leaves]
+
+
+def _norm(part: list[Tensor]) -> float:
+    return float(clipping.norms([leaf[None] for leaf in part]))
 
 
 def _is_non_negative(name: str, initial: Tensor) -> bool:
@@ -328,6 +295,9 @@ class SecureUploadValidator:
     def join(self, uploads: Iterable[list[Tensor]], count: int) -> ClientUpdates:
         share, sealed, signature = _stack(uploads, count)
         return ClientUpdates(SecretShares(share, sealed, signature if signature.numel() else None), {})
+
+
+UploadValidator: TypeAlias = PlainUploadValidator | SecureUploadValidator
 
 
 def secure_validator(encoding: SecureEncoding, version: int = 0) -> SecureUploadValidator:

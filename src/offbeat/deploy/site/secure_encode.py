@@ -4,14 +4,16 @@ Neither of the two servers can read the upload from what it receives.
 """
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
+from msgspec import Meta, Struct, structs
 from torch import Tensor
 
 from offbeat import trees
@@ -26,14 +28,26 @@ from offbeat.aggregate.secure import (
 from offbeat.aggregate.uploads import clip_uploads
 from offbeat.core import Task
 from offbeat.deploy.keys import SIGNATURE_BYTES, signed_statement
+from offbeat.deploy.protocol.strict_json import convert
 from offbeat.errors import InputError
 from offbeat.nn.problem import Statistics
-from offbeat.privacy.secure.encoding import NO_MESSAGE, make_report
+from offbeat.privacy.secure.encoding import make_report
 from offbeat.privacy.secure.terms import DEFAULT_MINIMUM, RefusedError, SecureTerms
 from offbeat.trees import Tree
 
-_KEY_DIGITS = 64  # hexadecimal digits of an X25519 public key
-_OTHER_KEYS = ("key", "stochastic", "signed", "bounds", "moving", "noise")
+_HELPER_KEY = r"\A[0-9a-f]{64}\Z"  # an X25519 public key
+_Bounds: TypeAlias = dict[str, Annotated[float, Meta(gt=0)] | None]
+
+
+class _SecureFields(Struct, frozen=True):
+    """What the server's message has beside the terms."""
+
+    key: Annotated[str, Meta(pattern=_HELPER_KEY)]
+    stochastic: bool
+    signed: bool
+    bounds: Annotated[_Bounds, Meta(min_length=1)] | None
+    moving: list[str]
+    noise: Any
 
 
 class SecureRequest(NamedTuple):
@@ -51,22 +65,17 @@ def secure_encode(
     upload: Tree,
     statistics: Statistics,
     task: Task,
-    secure: dict[str, Any],
+    request: SecureRequest,
     seed: int,
     sign: Callable[[bytes], bytes] | None,
-    before: Statistics | None = None,
-    trusted_helper: str | None = None,
-    minimum: int | None = None,
-    message: bytes = NO_MESSAGE,
+    before: Statistics,
+    message: bytes,
 ) -> list[Tensor]:
     """Return what is sent in place of the upload: the site's share, the sealed seed, and the signature.
 
-    `before` are the running statistics that the task started with. `trusted_helper` is the helper's public
-    key, which the site was given by another way than the server, and `minimum` the smallest number of clients
-    whose uploads may be summed with this one (None: `DEFAULT_MINIMUM`). `message` is the digest of the
-    server's message, to which the seed is sealed: the helper adds only answers to the same one.
+    `before` are the running statistics that the task started with. `message` is the digest of the server's
+    message, to which the seed is sealed: the helper adds only answers to the same one.
     """
-    request = read_secure_request(secure, trusted_helper, minimum)
     _check_statistics(statistics, before)
     batch = trees.map(lambda leaf: leaf[None], upload)
     clipped = batch if request.bounds is None else clip_uploads(batch, request.bounds, request.moving)
@@ -94,24 +103,24 @@ def secure_encode(
 
 
 def read_secure_request(
-    secure: dict[str, Any] | None, trusted_helper: str | None = None, minimum: int | None = None
+    secure: dict[str, Any] | None, trusted_helper: str | None, minimum: int | None
 ) -> SecureRequest:
-    """Check a server's request against what the site accepts, and return it."""
+    """Check a server's request against what the site accepts, and return it.
+
+    `trusted_helper` is the helper's public key, which the site was given by another way than the server, and
+    `minimum` the smallest number of clients in a sum that the site takes part in (None: `DEFAULT_MINIMUM`).
+    """
     if secure is None:
         raise InputError(
             "this site takes part in secure aggregation only, and the server asks for a plain upload."
         )
-    unexpected = set(secure) ^ {*TERM_NAMES, *_OTHER_KEYS}
+    unexpected = set(secure) ^ {*TERM_NAMES, *_SecureFields.__struct_fields__}
     if unexpected:
         names = ", ".join(sorted(unexpected)[:3])
         raise InputError(
             f"the server's terms of secure aggregation have missing or unknown fields ({names})."
         )
-    key, stochastic, signed, bounds, moving, noise = (secure[name] for name in _OTHER_KEYS)
-    if type(stochastic) is not bool or type(signed) is not bool:
-        raise _invalid_terms("stochastic and signed must be true or false")
-    if not _is_helper_key(key):
-        raise _invalid_terms(f"the helper's key must have {_KEY_DIGITS} hexadecimal digits")
+    key, stochastic, signed, given, moving, noise = structs.astuple(convert(secure, _SecureFields))
     if trusted_helper is None:
         raise InputError(
             "the server asks for secure aggregation with a helper whose key this site was not given, and the "
@@ -123,10 +132,9 @@ def read_secure_request(
             "the server names another helper than the one whose key this site was given: the owner of that "
             "key could read uploads, so nothing was sent."
         )
-    if bounds is not None:
-        bounds = _read_bounds(bounds)
-    if type(moving) is not list or not all(type(name) is str and name in (bounds or ()) for name in moving):
-        raise _invalid_terms("moving names a field without a bound")
+    bounds = given and {name: math.inf if bound is None else bound for name, bound in given.items()}
+    if not set(moving) <= set(bounds or ()):
+        raise InputError("the server's terms of secure aggregation adapt a bound that they do not have.")
     terms = replace(read_terms(secure), clipping=clipping_digest(bounds, moving), noise=read_noise(noise))
     least = DEFAULT_MINIMUM if minimum is None else minimum
     if terms.minimum < least:
@@ -145,34 +153,15 @@ def read_helper_key(path: Path) -> str:
         raise InputError(
             f"the helper's key {path} cannot be read: name the file that the helper wrote."
         ) from None
-    if not _is_helper_key(key):
-        raise InputError(f"{path} is not a helper's public key, which has {_KEY_DIGITS} hexadecimal digits.")
+    if not re.match(_HELPER_KEY, key):
+        raise InputError(f"{path} is not a helper's public key, which has 64 hexadecimal digits.")
     return key
 
 
-def _is_helper_key(key: object) -> bool:
-    return type(key) is str and len(key) == _KEY_DIGITS and set(key) <= set("0123456789abcdef")
-
-
-def _read_bounds(given: Any) -> dict[str, float]:
-    if type(given) is not dict or not given:
-        raise _invalid_terms("bounds must have a bound for each field")
-    bounds = {}
-    for name, bound in given.items():
-        if bound is not None and (type(bound) not in (int, float) or not 0 < bound < math.inf):
-            raise _invalid_terms("bounds must be numbers above 0")
-        bounds[name] = math.inf if bound is None else float(bound)
-    return bounds
-
-
-def _invalid_terms(problem: str) -> InputError:
-    return InputError(f"the server's terms of secure aggregation are invalid: {problem}.")
-
-
-def _check_statistics(after: Statistics, before: Statistics | None) -> None:
+def _check_statistics(after: Statistics, before: Statistics) -> None:
     """Refuse a module that has changed its running statistics, because these would be sent unprotected."""
     for name, value in after.items():
-        if before is None or name not in before or not torch.equal(value, before[name]):
+        if name not in before or not torch.equal(value, before[name]):
             raise InputError(
                 f"the running statistic {name} would be sent unprotected: "
                 "use a module with GroupNorm in place of BatchNorm."

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from offbeat import trees
-from offbeat.aggregate.compression import Compressed, Compression, parse_compression
+from offbeat.aggregate.compression import Compressed, parse_compression
 from offbeat.algorithms import Setting, build
 from offbeat.algorithms.rates import ConstantRate, LocallyOptimized, Scheduled, local_optimizer
 from offbeat.core import AnyAlgorithm, Task, Visit
@@ -87,24 +87,8 @@ def site_folder(name: str) -> Path:
     return (Path(state) if state else Path.home() / ".local" / "state") / "offbeat" / "sites" / name
 
 
-class SitePlan(NamedTuple):
+class SitePlan(Struct, frozen=True):
     """The method, the local work, and the numbers that random draws are keyed by."""
-
-    algorithm: AnyAlgorithm
-    work: Steps | Epochs
-    weight_decay: float
-    precision: Precision
-    seed: int
-    clients: int
-    frozen: str | None = None  # a digest of the server's frozen weights
-    standardise: bool = False  # whether inputs are scaled by what the server sends
-    personal: tuple[str, ...] = ()  # layers that stay here
-    personal_lr: float | None = None
-    compression: Compression | None = None
-
-
-class _PlanFields(Struct, frozen=True):
-    """The keys of a plan; `bounds` and `moving` are read where uploads are encoded for secure aggregation."""
 
     algorithm: Annotated[str, Meta(min_length=1, max_length=100)]
     parameters: dict[str, Any]
@@ -114,65 +98,49 @@ class _PlanFields(Struct, frozen=True):
     precision: str
     seed: int
     clients: _PositiveInt
-    frozen: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
-    standardise: bool = False
+    frozen: Annotated[str, Meta(min_length=1, max_length=64)] | None = None  # a digest of frozen weights
+    standardise: bool = False  # whether inputs are scaled by what the server sends
     prepare: tuple[_PositiveInt, Annotated[int, Meta(ge=0, lt=2**20)]] | None = None  # features and classes
     local_optimizer: Annotated[str, Meta(min_length=1, max_length=100)] | None = None
     clip_grad_norm: float | None = None
     sends_local_lr: bool = False  # whether messages have it, as of a run with a schedule
-    personal: Annotated[tuple[_Pattern, ...], Meta(max_length=1000)] = ()
+    personal: Annotated[tuple[_Pattern, ...], Meta(max_length=1000)] = ()  # layers that stay here
     personal_lr: Annotated[float, Meta(ge=0)] | None = None
     compress: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
-    bounds: Any = None
-    moving: Any = None
 
 
 def read_plan(plan: dict[str, Any]) -> SitePlan:
     """Decode the plan in a task's header; nothing in it names code except methods of the catalogue."""
-    for name in sorted(plan.keys() - set(_PlanFields.__struct_fields__)):
+    for name in sorted(plan.keys() - set(SitePlan.__struct_fields__)):
         raise InputError(
             f"the server's plan has '{name[:40]}', which this site does not know: "
             "install the same version of offbeat on both."
         )
-    fields = convert(plan, _PlanFields)
+    fields = convert(plan, SitePlan)
     if fields.precision.upper() not in Precision.__members__:
         raise malformed(f"the server's plan has the unknown precision {quote(fields.precision)}.")
-    kind, count, size = fields.work
-    algorithm = build(fields.algorithm, Setting(*fields.setting), fields.parameters)
-    if fields.local_optimizer is not None or fields.clip_grad_norm is not None:
-        optimizer = parse_local_optimizer(fields.local_optimizer or "sgd")
-        algorithm = LocallyOptimized(algorithm, optimizer, fields.clip_grad_norm)
-    if fields.sends_local_lr:
+    parse_compression(fields.compress)  # or raises
+    return fields
+
+
+def planned_method(plan: SitePlan) -> AnyAlgorithm:
+    """The method of a plan, with which tasks are executed; it does not compress uploads."""
+    algorithm = build(plan.algorithm, Setting(*plan.setting), plan.parameters)
+    if plan.local_optimizer is not None or plan.clip_grad_norm is not None:
+        optimizer = parse_local_optimizer(plan.local_optimizer or "sgd")
+        algorithm = LocallyOptimized(algorithm, optimizer, plan.clip_grad_norm)
+    if plan.sends_local_lr:
         algorithm = Scheduled(algorithm, local_schedule=ConstantRate())
-    return SitePlan(
-        algorithm if fields.prepare is None else Moments(*fields.prepare),
-        Steps(count, size) if kind == "steps" else Epochs(count, size),
-        fields.weight_decay,
-        Precision[fields.precision.upper()],
-        fields.seed,
-        fields.clients,
-        fields.frozen,
-        fields.standardise,
-        fields.personal,
-        fields.personal_lr,
-        parse_compression(fields.compress),
-    )
+    return algorithm if plan.prepare is None else Moments(*plan.prepare)
 
 
 class _Job(NamedTuple):
     """A plan, ready to be executed with the site's model and data."""
 
     plan: SitePlan
+    algorithm: AnyAlgorithm
     problem: Problem
     execute: SequentialExecutor
-
-
-class _TaskResult(NamedTuple):
-    """What is sent for a task."""
-
-    upload: list[Tensor]
-    steps: int | None  # of a task that ended early
-    memory: str  # where the client's memory came from, as in an upload's header
 
 
 @dataclass(frozen=True)
@@ -258,29 +226,23 @@ class Site:
         if kind == "recall":
             self._recall(header)
             return "", b""
-        upload = _UNKNOWN_TASK
+        failed = _UNKNOWN_TASK
         try:
             if kind != "task":
                 raise InputError(
                     "a site answers only hello, task and recall: install the same version of offbeat on both."
                 )
             request = messages.decode_message(header, messages.TaskMessage)
-            upload = structs.replace(upload, run=request.run, task=request.task)
-            started = self._clock()
-            result = self._run_task(request, payload, started)
-            seconds = self._clock() - started
-            specs = specs_of(result.upload)
-            sent = structs.replace(
-                upload, form=specs, memory=result.memory, seconds=seconds, steps=result.steps
-            )
-            return messages.encode_message(sent), pack(result.upload)
+            failed = structs.replace(failed, run=request.run, task=request.task)
+            sent, leaves = self._run_task(request, payload)
+            return messages.encode_message(sent), pack(leaves)
         except (Exception, SystemExit) as error:
             known = isinstance(error, _OWN_ERRORS)
             sentence = (
                 str(error) if known else f"the task failed with {type(error).__name__}: see the site's log."
             )
-            _LOG.warning("%s of run %s: %s", upload.task, upload.run, sentence, exc_info=not known)
-            return messages.encode_message(structs.replace(upload, error=sentence)), b""
+            _LOG.warning("%s of run %s: %s", failed.task, failed.run, sentence, exc_info=not known)
+            return messages.encode_message(structs.replace(failed, error=sentence)), b""
 
     def sign(self, statement: bytes) -> bytes:
         """Sign a statement with the site's key; empty without a key."""
@@ -310,23 +272,23 @@ class Site:
         except Rejected as rejected:
             _LOG.warning("a recall is ignored: %s", rejected)
 
-    def _run_task(self, request: TaskMessage, payload: bytes, started: float) -> _TaskResult:
+    def _run_task(self, request: TaskMessage, payload: bytes) -> tuple[UploadMessage, list[Tensor]]:
+        started, secure = self._clock(), None
         if (request.secure, self._helper, self._minimum) != (None, None, None):
-            read_secure_request(
-                request.secure, self._helper, self._minimum
-            )  # refused before any work is done
-        (plan, problem, execute), task = self._job(request.plan), request.task
-        if plan.compression is not None and request.secure is not None:
+            # Refused before any work is done.
+            secure = read_secure_request(request.secure, self._helper, self._minimum)
+        (plan, method, problem, execute), task = self._job(request.plan), request.task
+        if plan.compress is not None and secure is not None:
             raise InputError("the server asks for compressed uploads to secure aggregation, which has none.")
         if task.client >= plan.clients:
             raise InputError(f"the server calls this site client {task.client}, of {plan.clients} clients.")
-        algorithm = plan.algorithm.warmup() if request.start else plan.algorithm
+        algorithm = method.warmup() if request.start else method
         if algorithm is None:
             raise InputError(
                 "the server asks for a full-participation start, which the method does not have."
             )
         x, statistics = problem.initial()
-        expected = (algorithm.broadcast(plan.algorithm.init(x), task.version), statistics)
+        expected = (algorithm.broadcast(method.init(x), task.version), statistics)
         _check_model(request.form, specs_of(expected))
         leaves = [leaf.to(problem.device) for leaf in unpack(payload, request.form)]
         message, statistics = trees.unflatten(trees.structure(expected), leaves)
@@ -351,24 +313,17 @@ class Site:
             raise DivergedError(
                 "the update became NaN or infinite: check the model, the data and the step sizes."
             )
-        if request.secure is None:
+        if secure is None:
             upload = trees.leaves((results.uploads, results.statistics))
         else:
+            digest = messages.message_digest(request, payload)
             upload = secure_encode(
-                results.uploads,
-                results.statistics,
-                task,
-                request.secure,
-                plan.seed,
-                self._sign,
-                statistics,
-                self._helper,
-                self._minimum,
-                messages.message_digest(request, payload),
+                results.uploads, results.statistics, task, secure, plan.seed, self._sign, statistics, digest
             )
         if memories := trees.leaves(results.memories):
             self._storage.save(request.run, task.client, task.visit, memories)
-        return _TaskResult(upload, steps, origin)
+        seconds = self._clock() - started
+        return UploadMessage(request.run, task, specs_of(upload), origin, seconds, None, steps), upload
 
     def _evaluate(self, problem: Problem, request: TaskMessage, message: Any, statistics: Statistics) -> None:
         """Write down how well the model that was sent does with this site's own layers and test examples."""
@@ -383,7 +338,7 @@ class Site:
 
     def _load_memory(
         self, request: TaskMessage, initial: ClientMemory, device: torch.device
-    ) -> tuple[ClientMemory, str]:
+    ) -> tuple[ClientMemory, Literal["none", "kept", "new"]]:
         """Return the client's memory, and whether it was loaded ("kept") or is new."""
         if not trees.leaves(initial):
             return initial, "none"
@@ -402,8 +357,9 @@ class Site:
         key = json.dumps(plan_fields, sort_keys=True)
         if key not in self._jobs:
             plan = read_plan(plan_fields)
-            uploads_layers = not isinstance(plan.algorithm, Moments)
-            if self._personal and uploads_layers and set(plan.personal) != set(self._personal):
+            algorithm, work = planned_method(plan), Steps if plan.work[0] == "steps" else Epochs
+            prepares = isinstance(algorithm, Moments)
+            if self._personal and not prepares and set(plan.personal) != set(self._personal):
                 shared = f"asks for {', '.join(plan.personal)}" if plan.personal else "asks for none"
                 raise InputError(
                     f"the task of this site keeps {', '.join(self._personal)} here, and the server {shared}: "
@@ -417,18 +373,18 @@ class Site:
                 count = count_features(self._examples.inputs)
                 module = standardised(module, torch.zeros(count), torch.ones(count))
                 personal = below_scaling(personal)
-            elif not isinstance(plan.algorithm, Moments):
+            elif not prepares:
                 self._say_if_unscaled()
             problem = Problem(
-                *(module, self._losses, plan.weight_decay, plan.precision, personal, plan.personal_lr),
-                personal_optimizer=local_optimizer(plan.algorithm),
+                *(module, self._losses, plan.weight_decay, Precision[plan.precision.upper()]),
+                *(personal, plan.personal_lr, local_optimizer(algorithm)),
             )
-            population = Population(self._examples, AllExamples(plan.clients, self.examples), plan.work)
-            check_module(plan.algorithm, problem, population, plan.seed)
-            if plan.compression is not None:
-                compressed = Compressed(plan.algorithm, plan.compression, problem.size)
-                plan = plan._replace(algorithm=compressed)
-            self._jobs = {key: _Job(plan, problem, SequentialExecutor(problem, population))}
+            parts = AllExamples(plan.clients, self.examples)
+            population = Population(self._examples, parts, work(*plan.work[1:]))
+            check_module(algorithm, problem, population, plan.seed)
+            if (compression := parse_compression(plan.compress)) is not None:
+                algorithm = Compressed(algorithm, compression, problem.size)
+            self._jobs = {key: _Job(plan, algorithm, problem, SequentialExecutor(problem, population))}
         return self._jobs[key]
 
     def _say_if_unscaled(self) -> None:

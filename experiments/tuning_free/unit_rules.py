@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from experiments.tuning_free.aligned import Aligned
 from experiments.tuning_free.steady import Steady
 from experiments.tuning_free.unit_tasks import (
     DRAWS,
@@ -341,7 +340,9 @@ def aligned(group: Group, unit: Tensor, size: Tensor, seen: Signals) -> Tensor:
     over = along - group.get("over", -0.4)
     wanted = torch.where(over < 0, group.get("gain", 2) * over, group.get("kappa", 3) * along.clamp_min(0))
     bound = group.get("bound", 4).log()
-    move = pace * (seen.sent + wanted.maximum(-bound).minimum(bound) - unit.log())
+    wanted = wanted.maximum(-bound).minimum(bound)
+    blind = group.get("blind", 0) > 0  # reckoned from the unit now, and not from what was sent
+    move = pace * torch.where(blind, wanted / (1 + seen.age), seen.sent + wanted - unit.log())
     lower, higher = unit * move.clamp_max(0).exp(), unit * move.clamp_min(0).exp()
     higher = torch.where(along > 0, higher, unit).maximum(agreement(group, unit, size, seen))
     return torch.where(over < 0, lower, higher).minimum(group.get("cap", 2) * size)
@@ -377,7 +378,7 @@ RULES = {
 
 SETS: dict[str, list[Rule]] = json.loads(Path(__file__).with_name("unit_sets.json").read_text())
 STEADY = SETS["steady"][0]  # what `steady.py` does
-CHECKED: dict[Any, Rule] = {Cadence: SETS["present"][0], Steady: STEADY, Aligned: SETS["aligned"][0]}
+CHECKED: dict[Any, Rule] = {Cadence: SETS["cadence"][0], Steady: STEADY}
 
 
 # --- one schedule, many runs --------------------------------------------------------------------------
@@ -558,10 +559,13 @@ class Race:
         }
         counts, looked = [0] * len(BINS), [0] * len(BINS)
         lately = zeros
-        kept: dict[int, tuple[Tensor, Tensor, float, Tensor, Tensor]] = {}
+        kept: dict[int, tuple[Tensor, Tensor, float, Tensor, Tensor, Tensor]] = {}
         loss_now = loss_low = self.first.new_ones(ours)
         patience = self.constant("patience", 10)
         recent = zeros  # the server's steps lately
+        left, shorter = self.constant("left", 0), self.constant("shorter", 4)
+        few_alive = self.constant("few", 3)
+        lag, lagged = self.constant("lag", 0), unit.log()  # reckon what was sent from the mean staleness
         revive, ceiling = self.constant("revive", 0), self.first.new_full((ours,), math.inf)
         alive = liveliest = self.first.new_zeros(ours)
         returned = torch.zeros(ours, device=self.device)  # to the first model, in this version
@@ -570,7 +574,7 @@ class Race:
         rows = torch.tensor(plan.rows, device=self.device)
         for version in range(t_end):
             trust = 1 / (1 + age)
-            kept[version] = (path, trust * c, trust * seen, unit, recent)
+            kept[version] = (path, trust * c, trust * seen, unit, recent, alive)
             sent = plan.versions[version]
             names = torch.tensor(plan.clients[version], device=self.device)
             start = torch.stack([kept[v][0] for v in sent], 1)
@@ -620,6 +624,8 @@ class Race:
             recent = recent + (even - recent) / (2 + age)
             part = next(n for n, end in enumerate(BINS) if (version + 0.5) / t_end <= end)
             if ours:
+                told = torch.stack([kept[v][5] for v in sent], 1)  # repeated where gradients are all zero
+                reports["alive"] = torch.where(reports["alive"] > 0, reports["alive"], told)
                 means = {name: values.mean(1) for name, values in reports.items()}
                 means_alive = means.pop("alive")
                 met = reports["met"].clamp_min(0)
@@ -629,13 +635,13 @@ class Race:
                 loss_now = loss_now + weight * (found - loss_now)
                 loss_low = loss_now if version == 0 else loss_low.minimum(loss_now)
                 news = torch.tensor(float(sent.min()), device=self.device) >= returned
-                pace = len(sent) / (len(sent) + 3) if version else 1.0
+                pace = len(sent) / (len(sent) + few_alive) if version else 1.0
                 alive = torch.where(news, alive + pace * (means_alive - alive), alive)
                 liveliest = liveliest.maximum(alive)
                 signals = Signals(
                     version,
                     age,
-                    units.log().mean(1),
+                    torch.where(lag > 0, lagged, units.log().mean(1)),
                     agree=agree,
                     buffers=buffers,
                     tasks=len(sent),
@@ -656,12 +662,15 @@ class Race:
                     sums["agree"][part] += agree.float()
                 unit = self._next_unit(unit, signals).minimum(ceiling)
                 dead = (revive > 0) & (alive * revive < liveliest) & news
-                if dead.any():  # back to the first model, with a quarter of the unit at most
-                    mine = torch.where(dead.unsqueeze(1), self.first, mine)
-                    ceiling = torch.where(dead, signals.sent.exp().to(unit.dtype) / 4, ceiling)
+                if dead.any():  # back towards the first model, with a part of the unit at most
+                    mine = torch.where(
+                        dead.unsqueeze(1), self.first + left.unsqueeze(1) * (mine - self.first), mine
+                    )
+                    ceiling = torch.where(dead, signals.sent.exp().to(unit.dtype) / shorter, ceiling)
                     unit = unit.minimum(ceiling)
                     alive = torch.where(dead, liveliest, alive)
                     returned = torch.where(dead, float(version + 1), returned)
+                lagged = lagged + (unit.log() - lagged) / (1 + age)
                 if undo.any():  # a model that clients met with a much higher loss is taken back
                     weight = 1.0 if version == 0 else len(sent) / (len(sent) + 10)
                     news = torch.tensor(float(sent.min()), device=self.device) >= since

@@ -10,20 +10,32 @@ of v_k. With D the mean of d over a buffer, the server computes, from version t,
 
     p <- p - r U equal(D),   r = min(4 x 0.12 sqrt(K) / (1 + age), 0.75 / (sqrt(t + 1) length), 1),
     x <- x + 9 / (t + 10) (p - x),
-    U <- min(U (1 + clip(A / 1.3^2 - 1, 0, 2) b / (b + age)), 2 n).
+    G = U (1 + clip(A / 1.3^2 - 1, 0, 2) b / (b + age)).
 
 p is what clients are sent, and x, a running mean of it, the model. U begins at 0.02 n, where n is the norm of
-the first model, or 1 if that norm is less. A is the square of the sum of all d since U was last adapted,
-divided by what unrelated steps would give: (1 + 1 / (1 + age)^2) / K for each task. U is adapted when the b
-buffers since then hold 20 local steps or more. age is the recent mean staleness, and length the recent norm
-of D: each new value has a weight of 0.1, but as long as every buffer has a client of the first model, age is
-the staleness of the last buffer. c is the mean of all c_i, and seen the share of the clients that took part
-at least once, as if all took part equally often. equal(D) has the length of D, and each coordinate divided by
-the root of its recent root mean square (a weight of 0.01 for each new square).
+the first model, or 1 if that norm is less. A is the square of the sum of all d since U was last adapted, divided by what unrelated
+steps would give: (1 + 1 / (1 + age)^2) / K for each task. U is adapted when the b buffers since then hold 20
+local steps or more. age is the recent mean staleness, and length the recent norm of D: each new value has a
+weight of 0.1, but as long as every buffer has a client of the first model, age is the staleness of the last
+buffer. c is the mean of all c_i, and seen the share of the clients that took part at least once, as if all
+took part equally often. equal(D) has the length of D, and each coordinate divided by the root of its recent
+root mean square (a weight of 0.01 for each new square).
 
-With `noisy`, for noise that is added for privacy, U is always n. Without `variates` there is no c, clients
-keep nothing, step along v_k as it is, and upload the mean of that alone. All that is uploaded is bounded: d
-by 1, the change of c_i by 2. docs/cadence.md has the reasons, and what is proved.
+A client also uploads the cosine of its new c_i and the c that it was sent, and the part of the coordinates
+of c_i that are not zero. With a and e their recent means (S tasks have a weight of w = S / (S + 3)), and V the
+geometric running mean of U over 1 + age versions, about what the clients were sent, the server goes on with
+
+    U' = U^(1-w) (V e^(3 max(a, 0) + 3 min(a + 0.4, 0)))^w,
+    U <- max(G, U') if a > 0,   U <- min(U, U') if a < -0.4,   U <- G otherwise,   at most M,
+
+where M is 2 n at first. Where e is below an eighth of its largest value, rectifiers have died: p goes back to
+the first model, and M becomes V / 4. Clients that were sent an earlier model say nothing about e then, and
+one whose gradients are all zero repeats the e that it was sent.
+
+With `noisy`, for noise that is added for privacy, U is always n, and clients upload vectors alone. Without
+`variates` there is no c, U is G, clients keep nothing, step along v_k as it is, and upload the mean of that
+alone. All that is uploaded is bounded: d by 1, the change of c_i by 2, the numbers by 1. docs/cadence.md has
+the reasons, and what is proved.
 """
 
 from dataclasses import dataclass
@@ -43,11 +55,25 @@ _FITTED, _FOLLOWED = (
     0.25,
     10,
 )  # u that is shorter has steps that are, too, if a task has more of them than that
+_FEW = 3  # tasks that count for as much as all before them, in what clients say about the unit
+_ALONG, _OPPOSED = 3.0, -0.4  # change of the unit's logarithm by the cosine, and the cosine where it shrinks
+_DEAD, _SHORTER = 8.0, 4.0  # largest part of the coordinates, by that of a dead model; its unit, by the next
 _DEGREE = 8  # of the weights of the path
 _RECENT = 0.1  # weight of a new staleness, or length
 _EQUALISED = 0.5  # 0: coordinates as they are, 1: all about as long
 _SECOND = 0.01  # weight of a new square
 _LEAST = 1e-3  # of the root mean square over all coordinates, added to each one's own
+
+
+class Watch(NamedTuple):
+    """What the server knows of how well its unit fits, where clients report it."""
+
+    first: Vector  # model
+    sent: Tensor  # () logarithm of about the unit that those were sent who come back now
+    along: Tensor  # () recent cosine of the clients' control variates and their mean
+    alive: Tensor  # () recent part of a control variate's coordinates that are not zero
+    most_alive: Tensor  # () the largest of these
+    returned: Tensor  # () version that began at the first model again
 
 
 class State(NamedTuple):
@@ -59,13 +85,14 @@ class State(NamedTuple):
     seen: Tensor  # () part of the clients
     age: Tensor  # () recent mean staleness
     early: Tensor  # () 1: every buffer so far had a client of the first model, 0: no longer
-    size: Tensor  # () norm of the first model, or 1
+    size: Tensor  # () half of the longest unit that is allowed: at first the norm of the first model, or 1
     unit: Tensor  # () of length
     gathered: Vector  # sum of the tasks' mean steps, as weighted, since the unit was last looked at
     tasks: Tensor  # () how many those are, each by the square of its weight
     buffers: Tensor  # () that they came in
     length: Tensor  # () recent length of the clients' mean steps
     second: Vector  # recent mean square of the clients' mean steps, not yet corrected for its start at zero
+    watch: Watch | tuple[()]  # nothing without control variates, or with noise
 
 
 class Message(NamedTuple):
@@ -75,6 +102,7 @@ class Message(NamedTuple):
     anchor: Vector | tuple[()]  # trust times c
     weight: Tensor  # () trust times seen
     stride: Tensor  # () length of a local step
+    alive: Tensor | tuple[()] = ()  # () recent part of the coordinates
 
 
 class Upload(NamedTuple):
@@ -82,6 +110,8 @@ class Upload(NamedTuple):
 
     descent: Vector  # mean unit step, norm at most 1
     shift: Vector  # change of the control variate
+    along: Tensor | tuple[()] = ()  # () cosine of the new control variate and of the mean that was sent
+    alive: Tensor | tuple[()] = ()  # () part of the new control variate's coordinates that are not zero
 
 
 class Descent(NamedTuple):
@@ -128,7 +158,12 @@ class Cadence:
 
     @property
     def traits(self) -> Traits:
-        return Traits(bounds={"descent": 1.0, "shift": 2.0} if self.variates else {"descent": 1.0})
+        bounds = {"descent": 1.0} | ({"shift": 2.0} if self.variates else {})
+        return Traits(bounds=bounds | ({"along": 1.0, "alive": 1.0} if self._reports else {}))
+
+    @property
+    def _reports(self) -> bool:
+        return self.variates and not self.noisy
 
     def warmup(self) -> None:
         return None
@@ -138,7 +173,20 @@ class Cadence:
         size = x.norm().clamp_min(1.0)
         unit = size if self.noisy else _LEAST_UNIT * size
         return State(
-            x, x, c, zero, zero, zero + 1, size, unit, zeros_like(x), zero, zero, zero, zeros_like(x)
+            x=x,
+            path=x,
+            c=c,
+            seen=zero,
+            age=zero,
+            early=zero + 1,
+            size=size,
+            unit=unit,
+            gathered=zeros_like(x),
+            tasks=zero,
+            buffers=zero,
+            length=zero,
+            second=zeros_like(x),
+            watch=Watch(x, unit.log(), zero, zero, zero, zero) if self._reports else (),
         )
 
     def memory(self, x: Vector) -> Vector | tuple[()]:
@@ -147,7 +195,8 @@ class Cadence:
     def broadcast(self, state: State, version: int) -> Message:
         trust = 1 / (1 + state.age)
         anchor = () if isinstance(state.c, tuple) else trust * state.c
-        return Message(state.path, anchor, trust * state.seen, self.local_lr * state.unit)
+        alive = state.watch.alive if isinstance(state.watch, Watch) else ()
+        return Message(state.path, anchor, trust * state.seen, self.local_lr * state.unit, alive)
 
     def local(
         self,
@@ -182,7 +231,13 @@ class Cadence:
 
         descent, total, _ = scan(step, (zero, zero, none), batches)
         c_new = total / batches.steps
-        return Upload(descent / batches.steps, c_new - c_i), c_new
+        upload = Upload(descent / batches.steps, c_new - c_i)
+        if not isinstance(message.alive, tuple):
+            alive = (c_new != 0).to(c_new.dtype).mean()
+            upload = upload._replace(
+                along=_cosine(c_new, message.anchor), alive=alive.where(alive > 0, message.alive)
+            )
+        return upload, c_new
 
     def step(self, state: State, mean: Upload | Descent, cohort: Cohort) -> State:
         stale = sum(cohort.staleness) / len(cohort.staleness)
@@ -199,13 +254,12 @@ class Cadence:
         c = state.c
         if isinstance(mean, Upload) and not isinstance(c, tuple):
             c = c + cohort.share * mean.shift
+        after = self._steered(state, grown._replace(path=path, age=age), mean, cohort)
         weight = (_DEGREE + 1) / (cohort.version + _DEGREE + 2)
-        return grown._replace(
-            x=state.x + weight * (path - state.x),
-            path=path,
+        return after._replace(
+            x=state.x + weight * (after.path - state.x),
             c=c,
             seen=seen,
-            age=age,
             early=early,
             length=length,
             second=second,
@@ -224,10 +278,46 @@ class Cadence:
         enough = tasks * self.steps >= _ENOUGH
         kept = 1 - enough.to(step.dtype)
         return state._replace(
-            unit=unit.where(enough, state.unit).clamp_max(_MOST_UNIT * state.size),
+            unit=unit.where(enough, state.unit).minimum(_MOST_UNIT * state.size),
             gathered=kept * gathered,
             tasks=kept * tasks,
             buffers=kept * buffers,
+        )
+
+    def _steered(self, state: State, grown: State, mean: Upload | Descent, cohort: Cohort) -> State:
+        """With the unit and the path after what clients report."""
+        watch = state.watch
+        if not (isinstance(mean, Upload) and isinstance(watch, Watch)):
+            return grown
+        assert not isinstance(mean.along, tuple)
+        assert not isinstance(mean.alive, tuple)
+        count = len(cohort.staleness)
+        weight = count / (count + _FEW)
+        along = watch.along + weight * (mean.along - watch.along)
+        wanted = watch.sent + _ALONG * (along.clamp_min(0) + (along - _OPPOSED).clamp_max(0))
+        moved = state.unit * (weight * (wanted - state.unit.log())).exp()
+        unit = grown.unit.maximum(moved).where(along > 0, grown.unit)
+        unit = state.unit.minimum(moved).where(along < _OPPOSED, unit)
+
+        news = watch.returned <= cohort.version - max(cohort.staleness)
+        fresh = watch.alive + (mean.alive - watch.alive) * (weight if cohort.version else 1.0)
+        alive = fresh.where(news, watch.alive)
+        most_alive = watch.most_alive.maximum(alive)
+        dead = news & (_DEAD * alive < most_alive)
+        size = (watch.sent.exp() / (_MOST_UNIT * _SHORTER)).where(dead, state.size)
+        unit = unit.minimum(_MOST_UNIT * size).clamp_min(_TINY)
+        return grown._replace(
+            path=watch.first.where(dead, grown.path),
+            size=size,
+            unit=unit,
+            watch=Watch(
+                first=watch.first,
+                sent=watch.sent + (unit.log() - watch.sent) / (1 + grown.age),
+                along=along,
+                alive=most_alive.where(dead, alive),
+                most_alive=most_alive,
+                returned=(watch.returned * 0 + cohort.version + 1).where(dead, watch.returned),
+            ),
         )
 
 
@@ -235,6 +325,11 @@ def _add_step(total: Vector, u: Vector, least: float) -> Vector:
     """Total + u / |u|, times |u| by `_FITTED` where that is less than 1, though times `least` or more."""
     norm = u.norm().clamp_min(_TINY)
     return total.addcmul(u, (norm / _FITTED).clamp(least, 1) / norm)
+
+
+def _cosine(one: Vector, other: Vector) -> Tensor:
+    lengths: Tensor = one.norm() * other.norm()
+    return (one @ other) / lengths.clamp_min(_TINY)
 
 
 def _equalise(step: Vector, squares: Vector) -> Vector:
@@ -256,7 +351,7 @@ METHODS = {
         "unit steps in a unit found on the way; rates from K and the staleness seen",
         "this project",
         "asynchronous",
-        Cost(down=2, up=2, client=1, server=5, extra_down=2),
+        Cost(down=2, up=2, client=1, server=6, extra_down=3, extra_up=2),
         theory="none: local 0.12/sqrt(K), server 0.48 sqrt(K) while a client is at work, both by trying",
         # noise on two vectors drowns both, and hides whether steps agree
         private_defaults=(("noisy", True),),

@@ -519,7 +519,6 @@ class Race:
                 "part_max": both / (both + other).clamp_min(TINY),
                 "part_off": one / (one + off).clamp_min(TINY),
                 "anchor": _cosine(total, anchors),
-                "alive": (total != 0).to(self.dtype).mean(-1),
                 "turn": turn / max(steps - 1, 1),
                 "keep": _cosine(first, last),
                 "slope": (first * gone).sum(-1) / (both * far),
@@ -529,6 +528,14 @@ class Race:
                 "calm": calm,
             }
         return way / steps, total / steps, reports
+
+    def _alive(self, total: Tensor, own: Tensor, told: Tensor) -> Tensor:
+        """The part of a client's coordinates that are not zero, by number or by that of its last task."""
+        now, before = ((each != 0).to(self.dtype).mean(-1) for each in (total, own))
+        ratio = (now / before.clamp_min(TINY)).clamp_max(1)
+        ratio = torch.where(before > 0, ratio, told)
+        made = torch.where(self.constant("own", 0).unsqueeze(1) > 0, ratio, now)
+        return torch.where(now > 0, made, told)  # who has no gradient at all repeats what it was told
 
     def run(self) -> list[dict[str, Any]]:
         """The records of all runs."""
@@ -564,10 +571,10 @@ class Race:
         patience = self.constant("patience", 10)
         recent = zeros  # the server's steps lately
         left, shorter = self.constant("left", 0), self.constant("shorter", 4)
-        few_alive = self.constant("few", 3)
+        few_alive, by_own = self.constant("few", 3), self.constant("own", 0)  # by the client's last task
         lag, lagged = self.constant("lag", 0), unit.log()  # reckon what was sent from the mean staleness
         revive, ceiling = self.constant("revive", 0), self.first.new_full((ours,), math.inf)
-        alive = liveliest = self.first.new_zeros(ours)
+        alive = liveliest = by_own
         returned = torch.zeros(ours, device=self.device)  # to the first model, in this version
         marks = {max(1, round(part * t_end)): n for n, part in enumerate(LOOKS)}
         curve: list[list[float]] = [[] for _ in range(ours + self.theirs * 3)]
@@ -624,10 +631,8 @@ class Race:
             recent = recent + (even - recent) / (2 + age)
             part = next(n for n, end in enumerate(BINS) if (version + 0.5) / t_end <= end)
             if ours:
-                told = torch.stack([kept[v][5] for v in sent], 1)  # repeated where gradients are all zero
-                reports["alive"] = torch.where(reports["alive"] > 0, reports["alive"], told)
                 means = {name: values.mean(1) for name, values in reports.items()}
-                means_alive = means.pop("alive")
+                means_alive = self._alive(total, own, torch.stack([kept[v][5] for v in sent], 1)).mean(1)
                 met = reports["met"].clamp_min(0)
                 odds = torch.nan_to_num(met / (met + 1), nan=1.0).mean(1)
                 found = odds / (1 - odds).clamp_min(TINY)
@@ -635,7 +640,8 @@ class Race:
                 loss_now = loss_now + weight * (found - loss_now)
                 loss_low = loss_now if version == 0 else loss_low.minimum(loss_now)
                 news = torch.tensor(float(sent.min()), device=self.device) >= returned
-                pace = len(sent) / (len(sent) + few_alive) if version else 1.0
+                pace = len(sent) / (len(sent) + few_alive)
+                pace = torch.where(by_own > 0, pace, pace if version else 1.0)
                 alive = torch.where(news, alive + pace * (means_alive - alive), alive)
                 liveliest = liveliest.maximum(alive)
                 signals = Signals(

@@ -335,7 +335,7 @@ def test_the_unit_waits_for_those_who_were_sent_it() -> None:
 def test_where_coordinates_die_the_path_begins_again_once_with_a_shorter_unit() -> None:
     method, x = Cadence.tuned(4), torch.ones(16, dtype=torch.float64)
     state, step = method.init(x), torch.full((16,), 0.25, dtype=torch.float64)
-    parts = [(0.8, 0), (0.8, 1), (0.12, 1), (0.0, 2), (0.0, 1), (0.0, 2), (0.8, 1), (0.8, 0), (0.0, 0)]
+    parts = [(0.8, 0), (0.8, 1), (0.4, 1), (0.2, 2), (0.0, 1), (0.0, 2), (0.8, 1), (0.8, 0), (0.1, 0)]
     back = []
     for version, (alive, stale) in enumerate(parts):
         before = state.watch
@@ -345,25 +345,27 @@ def test_where_coordinates_die_the_path_begins_again_once_with_a_shorter_unit() 
             back.append(version)
             assert float(2 * state.size) == pytest.approx(float(before.sent.exp()) / 4)
         assert float(state.unit) <= float(2 * state.size) + 1e-12
-    # version 2 had more than an eighth of the largest part; 4 and 5 were sent models from before the return
+    # version 2 had more than a third of the coordinates of before; 4 and 5 were sent models from before the return
     assert back == [3, 8]
 
 
-def test_a_client_without_any_gradient_says_nothing_of_what_is_alive() -> None:
+def test_a_client_compares_its_coordinates_with_those_of_its_last_task() -> None:
     method, x = Cadence.tuned(2), torch.full((4,), 2.0, dtype=torch.float64)
     message = method.broadcast(method.init(x), 0)._replace(alive=x.new_tensor(0.3))
 
-    def told(*gradient: float) -> Upload:
+    def told(memory: list[float], gradient: list[float]) -> Upload:
         batches = Batches((Batch((x.new_tensor(gradient),)),) * 2)
-        upload, _ = method.local(message, method.memory(x), batches, VISIT, Given())
+        upload, _ = method.local(message, x.new_tensor(memory), batches, VISIT, Given())
         assert isinstance(upload, Upload)
         return upload
 
-    assert float(told(0, 0, 0, 0).alive) == 0.3
-    assert float(told(0, 1e-9, -5, 0).alive) == 0.5
-    assert [float(told(0, 1, 0, 0).along), float(told(0, 0, 0, 0).along)] == [0, 0]  # nothing was sent yet
+    assert float(told([1, 1, 0, 1], [0, 1e-9, -5, 0]).alive) == pytest.approx(2 / 3)
+    assert float(told([0, 0, 0, 1e-9], [0, 1, -5, 0]).alive) == 1
+    assert float(told([1, 1, 1, 1], [0, 0, 0, 0]).alive) == 0.3  # it has fitted its data
+    assert float(told([0, 0, 0, 0], [0, 1, 0, 0]).alive) == 0.3  # it takes part for the first time
+    assert [float(told([0, 0, 0, 0], [0, each, 0, 0]).along) for each in (0, 1)] == [0, 0]  # nothing was sent
     message = message._replace(anchor=x.new_tensor([0, -0.3, 0, 0.4]))
-    assert float(told(0, 7, 0, 0).along) == pytest.approx(-0.6)
+    assert float(told([0, 0, 0, 0], [0, 7, 0, 0]).along) == pytest.approx(-0.6)
 
 
 class Field:
@@ -400,7 +402,7 @@ class Field:
 @pytest.mark.parametrize("wall", [0.0, 6.0])
 def test_a_unit_that_shrinks_and_a_death_follow_the_oracle(wall: float) -> None:
     method, field = Cadence.tuned(4), Field(wall)
-    x = torch.from_numpy(np.random.default_rng(1).normal(size=12))
+    x = torch.from_numpy(np.sign(np.random.default_rng(1).normal(size=12)))  # which meets all walls at once
     state, messages, memories = method.init(x), [], {}
     models, steps, shrunk, returned = [x], [], [], []
     for version in range(60):

@@ -16,12 +16,12 @@ variates times 1 + trust^2 of the models before the last buffer, less 1, from 0 
 model's norm.
 
 With variates and without noise clients also say how their new variate lies to the mean that they were sent,
-and how many of its coordinates are not zero; both are smoothed, a buffer of S tasks having a part of
-S / (S + 3). What the unit's logarithm was when these clients began is reckoned by smoothing it, too, by a part
+and how many of its coordinates are not zero, by how many of their last one were not, at most 1; both are
+smoothed, a buffer of S tasks having a part of S / (S + 3). What the unit's logarithm was when these clients began is reckoned by smoothing it, too, by a part
 of 1 / (1 + age). Three times the cosine is added to that where it is above 0, and three times what is below
 -0.4; the unit goes the same part of the way there, only upwards in the first case and only downwards in the
-second, in which it does not grow otherwise. Where the coordinates become fewer than an eighth of the most so
-far, the path begins again, with at most a quarter of the unit, and what comes from before does not count.
+second, in which it does not grow otherwise. Where the coordinates become fewer than a third, the path begins
+again, with at most a quarter of the unit, and what comes from before does not count.
 """
 
 import numpy as np
@@ -41,8 +41,8 @@ def cadence(run: Run, *, local_steps: int, variates: bool = True, noisy: bool = 
     norm = max(1.0, float(np.linalg.norm(path[0])))
     units_of = [norm if noisy else 0.02 * norm]
     since: list[tuple[int, Vector]] = []
-    begun, ceiling, top = 0, 2 * norm, 0.0
-    cosine, lately, parts = 0.0, float(np.log(units_of[0])), [0.0]
+    begun, ceiling = 0, 2 * norm
+    cosine, lately, parts = 0.0, float(np.log(units_of[0])), [1.0]
 
     for t, step in enumerate(steps):
         descent, shift = np.zeros_like(path[0]), np.zeros_like(path[0])
@@ -67,7 +67,8 @@ def cadence(run: Run, *, local_steps: int, variates: bool = True, noisy: bool = 
             anchor = trust * means[version]
             lengths_of = float(np.linalg.norm(units) * np.linalg.norm(anchor))
             cosines.append(float(np.dot(units, anchor)) / max(lengths_of, 1e-12))
-            counted.append(np.count_nonzero(units) / units.size or parts[version])
+            now, then = np.count_nonzero(units), np.count_nonzero(own[client])
+            counted.append(min(1.0, now / then) if now and then else parts[version])
             shift += units - own[client]
             own[client] = units
         seen = float(np.mean([t - version for _, version, _ in step]))
@@ -95,6 +96,7 @@ def cadence(run: Run, *, local_steps: int, variates: bool = True, noisy: bool = 
                 unit *= 1 + excess * len(since) / (len(since) + ages[-1])
             since = []
         unit = min(unit, ceiling)
+        parts.append(parts[-1])
         if variates and not noisy:
             part = len(step) / (len(step) + 3)
             cosine += part * (float(np.mean(cosines)) - cosine)
@@ -102,13 +104,10 @@ def cadence(run: Run, *, local_steps: int, variates: bool = True, noisy: bool = 
                 unit = max(unit, before ** (1 - part) * np.exp(part * (lately + 3 * cosine)))
             elif cosine < -0.4:
                 unit = min(before, before ** (1 - part) * np.exp(part * (lately + 3 * (cosine + 0.4))))
-            parts.append(parts[-1])
             if min(version for _, version, _ in step) >= begun:
                 parts[-1] = (1 - part) * parts[-1] + part * float(np.mean(counted))
-                parts[-1] = parts[-1] if t else float(np.mean(counted))
-                top = max(top, parts[-1])
-                if 8 * parts[-1] < top:
-                    path[-1], begun, ceiling, parts[-1] = path[0], t + 1, np.exp(lately) / 4, top
+                if parts[-1] < 1 / 3:
+                    path[-1], begun, ceiling, parts[-1] = path[0], t + 1, np.exp(lately) / 4, 1.0
             unit = max(min(unit, ceiling), 1e-12)
             lately += (float(np.log(unit)) - lately) / (1 + ages[-1])
         units_of.append(unit)

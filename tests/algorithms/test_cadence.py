@@ -407,7 +407,7 @@ def test_a_unit_that_shrinks_and_a_death_follow_the_oracle(wall: float) -> None:
     models, steps, shrunk, returned = [x], [], [], []
     for version in range(60):
         messages.append(method.broadcast(state, version))
-        step = [((3 * version + n) % 9, version - min(n, version), version) for n in range(3)]
+        step = [((3 * version + n) % 30, version - min(n, version), version) for n in range(3)]
         uploads = []
         for client, sent, _ in step:
             batches = Batches((Batch((torch.tensor(float(client)),)),) * 4)
@@ -416,12 +416,12 @@ def test_a_unit_that_shrinks_and_a_death_follow_the_oracle(wall: float) -> None:
             uploads.append(upload)
         mean = Upload(*(torch.stack(part).mean(0) for part in zip(*uploads, strict=True)))
         stale = tuple(version - sent for _, sent, _ in step)
-        before, state = state, method.step(state, mean, Cohort(version, 9, stale, (1.0,) * 3))
+        before, state = state, method.step(state, mean, Cohort(version, 30, stale, (1.0,) * 3))
         returned += [version] if torch.equal(state.path, x) else []
         shrunk += [version] if state.unit < before.unit else []
         models.append(state.x)
         steps.append(step)
-    expected = cadence(Run(field, 9, x.numpy(), steps), local_steps=4)
+    expected = cadence(Run(field, 30, x.numpy(), steps), local_steps=4)
     for model, other in zip(models, expected, strict=True):
         np.testing.assert_allclose(model.numpy(), other, rtol=0, atol=1e-10)
     assert shrunk

@@ -530,11 +530,11 @@ class Race:
         return way / steps, total / steps, reports
 
     def _alive(self, total: Tensor, own: Tensor, told: Tensor) -> Tensor:
-        """The part of a client's coordinates that are not zero, by number or by that of its last task."""
+        """The part of a client's coordinates that are not zero, or 1 and its change since the last task."""
         now, before = ((each != 0).to(self.dtype).mean(-1) for each in (total, own))
-        ratio = (now / before.clamp_min(TINY)).clamp_max(1)
-        ratio = torch.where(before > 0, ratio, told)
-        made = torch.where(self.constant("own", 0).unsqueeze(1) > 0, ratio, now)
+        change = 1 + (now - before) / torch.maximum(now, before).clamp_min(TINY)
+        change = torch.where(before > 0, change, told)
+        made = torch.where(self.constant("own", 0).unsqueeze(1) > 0, change, now)
         return torch.where(now > 0, made, told)  # who has no gradient at all repeats what it was told
 
     def run(self) -> list[dict[str, Any]]:
@@ -571,7 +571,7 @@ class Race:
         patience = self.constant("patience", 10)
         recent = zeros  # the server's steps lately
         left, shorter = self.constant("left", 0), self.constant("shorter", 4)
-        few_alive, by_own = self.constant("few", 3), self.constant("own", 0)  # by the client's last task
+        few_alive, by_own = self.constant("slow", 3), self.constant("own", 0)  # by the client's last task
         lag, lagged = self.constant("lag", 0), unit.log()  # reckon what was sent from the mean staleness
         revive, ceiling = self.constant("revive", 0), self.first.new_full((ours,), math.inf)
         alive = liveliest = by_own
@@ -643,7 +643,7 @@ class Race:
                 pace = len(sent) / (len(sent) + few_alive)
                 pace = torch.where(by_own > 0, pace, pace if version else 1.0)
                 alive = torch.where(news, alive + pace * (means_alive - alive), alive)
-                liveliest = liveliest.maximum(alive)
+                liveliest = torch.where(by_own > 0, 1.0, liveliest.maximum(alive))
                 signals = Signals(
                     version,
                     age,

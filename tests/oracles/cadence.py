@@ -16,12 +16,13 @@ variates times 1 + trust^2 of the models before the last buffer, less 1, from 0 
 model's norm.
 
 With variates and without noise clients also say how their new variate lies to the mean that they were sent,
-and how many of its coordinates are not zero, by how many of their last one were not, at most 1; both are
-smoothed, a buffer of S tasks having a part of S / (S + 3). What the unit's logarithm was when these clients began is reckoned by smoothing it, too, by a part
+and by how much the number of its coordinates that are not zero differs from that of their last one, by the
+larger of the two. Both are smoothed: a buffer of S tasks has a part of S / (S + 3), or S / (S + 9) for the
+second. What the unit's logarithm was when these clients began is reckoned by smoothing it, too, by a part
 of 1 / (1 + age). Three times the cosine is added to that where it is above 0, and three times what is below
 -0.4; the unit goes the same part of the way there, only upwards in the first case and only downwards in the
-second, in which it does not grow otherwise. Where the coordinates become fewer than a third, the path begins
-again, with at most a quarter of the unit, and what comes from before does not count.
+second, in which it does not grow otherwise. Where half of the coordinates are lost, the path begins again,
+with at most a quarter of the unit, and what comes from before does not count.
 """
 
 import numpy as np
@@ -42,7 +43,7 @@ def cadence(run: Run, *, local_steps: int, variates: bool = True, noisy: bool = 
     units_of = [norm if noisy else 0.02 * norm]
     since: list[tuple[int, Vector]] = []
     begun, ceiling = 0, 2 * norm
-    cosine, lately, parts = 0.0, float(np.log(units_of[0])), [1.0]
+    cosine, lately, parts = 0.0, float(np.log(units_of[0])), [0.0]
 
     for t, step in enumerate(steps):
         descent, shift = np.zeros_like(path[0]), np.zeros_like(path[0])
@@ -68,7 +69,7 @@ def cadence(run: Run, *, local_steps: int, variates: bool = True, noisy: bool = 
             lengths_of = float(np.linalg.norm(units) * np.linalg.norm(anchor))
             cosines.append(float(np.dot(units, anchor)) / max(lengths_of, 1e-12))
             now, then = np.count_nonzero(units), np.count_nonzero(own[client])
-            counted.append(min(1.0, now / then) if now and then else parts[version])
+            counted.append((now - then) / max(now, then) if now and then else parts[version])
             shift += units - own[client]
             own[client] = units
         seen = float(np.mean([t - version for _, version, _ in step]))
@@ -105,9 +106,9 @@ def cadence(run: Run, *, local_steps: int, variates: bool = True, noisy: bool = 
             elif cosine < -0.4:
                 unit = min(before, before ** (1 - part) * np.exp(part * (lately + 3 * (cosine + 0.4))))
             if min(version for _, version, _ in step) >= begun:
-                parts[-1] = (1 - part) * parts[-1] + part * float(np.mean(counted))
-                if parts[-1] < 1 / 3:
-                    path[-1], begun, ceiling, parts[-1] = path[0], t + 1, np.exp(lately) / 4, 1.0
+                parts[-1] += len(step) / (len(step) + 9) * (float(np.mean(counted)) - parts[-1])
+                if parts[-1] < -0.5:
+                    path[-1], begun, ceiling, parts[-1] = path[0], t + 1, np.exp(lately) / 4, 0.0
             unit = max(min(unit, ceiling), 1e-12)
             lately += (float(np.log(unit)) - lately) / (1 + ages[-1])
         units_of.append(unit)

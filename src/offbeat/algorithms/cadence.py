@@ -21,15 +21,15 @@ buffer. c is the mean of all c_i, and seen the share of the clients that took pa
 took part equally often. equal(D) has the length of D, and each coordinate divided by the root of its recent
 root mean square (a weight of 0.01 for each new square).
 
-A client also uploads the cosine of its new c_i and the c that it was sent, and how many coordinates of the
-new c_i are not zero, divided by how many of the old one were not, or 1 if that is less. With a and e their
-recent means (S tasks have a weight of w = S / (S + 3)), and V the geometric running mean of U over 1 + age
-versions, about what the clients were sent, the server goes on with
+A client also uploads the cosine of its new c_i and the c that it was sent, and by how much the number of its
+coordinates that are not zero has changed from the old c_i, by the larger of the two numbers. With a and e
+their recent means (S tasks have a weight of w = S / (S + 3), for e of S / (S + 9)), and V the geometric running
+mean of U over 1 + age versions, about what the clients were sent, the server goes on with
 
     U' = U^(1-w) (V e^(3 max(a, 0) + 3 min(a + 0.4, 0)))^w,
     U <- max(G, U') if a > 0,   U <- min(U, U') if a < -0.4,   U <- G otherwise,   at most M,
 
-where M is 2 n at first. Where e is below a third, rectifiers have died: p goes back to the first model, and M
+where M is 2 n at first. Where e is below -1/2, rectifiers have died: p goes back to the first model, and M
 becomes V / 4. Clients that were sent an earlier model say nothing about e then, and one that has no old c_i,
 or whose gradients are all zero, repeats the e that it was sent.
 
@@ -56,9 +56,9 @@ _FITTED, _FOLLOWED = (
     0.25,
     10,
 )  # u that is shorter has steps that are, too, if a task has more of them than that
-_FEW = 3  # tasks that count for as much as all before them, in what clients say about the unit
+_FEW, _MORE = 3, 9  # tasks that count for as much as all before them, for the unit and for a death
 _ALONG, _OPPOSED = 3.0, -0.4  # change of the unit's logarithm by the cosine, and the cosine where it shrinks
-_DEAD, _SHORTER = 3.0, 4.0  # coordinates that are not zero, by those of a dead model; its unit, by the next
+_DEAD, _SHORTER = -0.5, 4.0  # change of the coordinates that are not zero; the unit of before, by the next
 _DEGREE = 8  # of the weights of the path
 _RECENT = 0.1  # weight of a new staleness, or length
 _EQUALISED = 0.5  # 0: coordinates as they are, 1: all about as long
@@ -72,7 +72,7 @@ class Watch(NamedTuple):
     first: Vector  # model
     sent: Tensor  # () logarithm of about the unit that those were sent who come back now
     along: Tensor  # () recent cosine of the clients' control variates and their mean
-    alive: Tensor  # () recent number of a control variate's coordinates that are not zero, by that before
+    change: Tensor  # () recent change of how many coordinates of a control variate are not zero
     returned: Tensor  # () version that began at the first model again
 
 
@@ -102,7 +102,7 @@ class Message(NamedTuple):
     anchor: Vector | tuple[()]  # trust times c
     weight: Tensor  # () trust times seen
     stride: Tensor  # () length of a local step
-    alive: Tensor | tuple[()] = ()  # () what others report of their coordinates
+    change: Tensor | tuple[()] = ()  # () what others report of their coordinates
 
 
 class Upload(NamedTuple):
@@ -111,7 +111,7 @@ class Upload(NamedTuple):
     descent: Vector  # mean unit step, norm at most 1
     shift: Vector  # change of the control variate
     along: Tensor | tuple[()] = ()  # () cosine of the new control variate and of the mean that was sent
-    alive: Tensor | tuple[()] = ()  # () number of its coordinates that are not zero, by that of the old one
+    change: Tensor | tuple[()] = ()  # () of how many of its coordinates are not zero, from -1 to 1
 
 
 class Descent(NamedTuple):
@@ -159,7 +159,7 @@ class Cadence:
     @property
     def traits(self) -> Traits:
         bounds = {"descent": 1.0} | ({"shift": 2.0} if self.variates else {})
-        return Traits(bounds=bounds | ({"along": 1.0, "alive": 1.0} if self._reports else {}))
+        return Traits(bounds=bounds | ({"along": 1.0, "change": 1.0} if self._reports else {}))
 
     @property
     def _reports(self) -> bool:
@@ -186,7 +186,7 @@ class Cadence:
             buffers=zero,
             length=zero,
             second=zeros_like(x),
-            watch=Watch(x, unit.log(), zero, zero + 1, zero) if self._reports else (),
+            watch=Watch(x, unit.log(), zero, zero, zero) if self._reports else (),
         )
 
     def memory(self, x: Vector) -> Vector | tuple[()]:
@@ -195,8 +195,8 @@ class Cadence:
     def broadcast(self, state: State, version: int) -> Message:
         trust = 1 / (1 + state.age)
         anchor = () if isinstance(state.c, tuple) else trust * state.c
-        alive = state.watch.alive if isinstance(state.watch, Watch) else ()
-        return Message(state.path, anchor, trust * state.seen, self.local_lr * state.unit, alive)
+        change = state.watch.change if isinstance(state.watch, Watch) else ()
+        return Message(state.path, anchor, trust * state.seen, self.local_lr * state.unit, change)
 
     def local(
         self,
@@ -232,10 +232,10 @@ class Cadence:
         descent, total, _ = scan(step, (zero, zero, none), batches)
         c_new = total / batches.steps
         upload = Upload(descent / batches.steps, c_new - c_i)
-        if not isinstance(message.alive, tuple):
+        if not isinstance(message.change, tuple):
             old, new = ((each != 0).to(each.dtype).sum() for each in (c_i, c_new))
-            alive = (new / old.clamp_min(1)).clamp_max(1).where(old * new > 0, message.alive)
-            upload = upload._replace(along=_cosine(c_new, message.anchor), alive=alive)
+            change = ((new - old) / new.maximum(old).clamp_min(1)).where(old * new > 0, message.change)
+            upload = upload._replace(along=_cosine(c_new, message.anchor), change=change)
         return upload, c_new
 
     def step(self, state: State, mean: Upload | Descent, cohort: Cohort) -> State:
@@ -289,7 +289,7 @@ class Cadence:
         if not (isinstance(mean, Upload) and isinstance(watch, Watch)):
             return grown
         assert not isinstance(mean.along, tuple)
-        assert not isinstance(mean.alive, tuple)
+        assert not isinstance(mean.change, tuple)
         count = len(cohort.staleness)
         weight = count / (count + _FEW)
         along = watch.along + weight * (mean.along - watch.along)
@@ -299,8 +299,8 @@ class Cadence:
         unit = state.unit.minimum(moved).where(along < _OPPOSED, unit)
 
         news = watch.returned <= cohort.version - max(cohort.staleness)
-        alive = (watch.alive + weight * (mean.alive - watch.alive)).where(news, watch.alive)
-        dead = news & (_DEAD * alive < 1)
+        change = watch.change + count / (count + _MORE) * (mean.change - watch.change)
+        dead = news & (change < _DEAD)
         size = (watch.sent.exp() / (_MOST_UNIT * _SHORTER)).where(dead, state.size)
         unit = unit.minimum(_MOST_UNIT * size).clamp_min(_TINY)
         return grown._replace(
@@ -311,8 +311,8 @@ class Cadence:
                 first=watch.first,
                 sent=watch.sent + (unit.log() - watch.sent) / (1 + grown.age),
                 along=along,
-                alive=(0 * alive + 1).where(dead, alive),
-                returned=(0 * alive + cohort.version + 1).where(dead, watch.returned),
+                change=change.where(news & ~dead, watch.change * ~dead),
+                returned=(0 * change + cohort.version + 1).where(dead, watch.returned),
             ),
         )
 

@@ -345,7 +345,7 @@ def test_where_coordinates_die_the_path_begins_again_once_with_a_shorter_unit() 
             back.append(version)
             assert float(2 * state.size) == pytest.approx(float(before.sent.exp()) / 4)
         assert float(state.unit) <= float(2 * state.size) + 1e-12
-    # version 2 had more than half of the coordinates of before; 4 and 5 were sent models from before the return
+    # version 2 had more than half of the coordinates of before; 4 and 5 were sent older models
     assert back == [3, 8]
 
 
@@ -441,7 +441,7 @@ class Tokens(Given):
 def test_clients_of_few_and_of_many_words_are_not_taken_for_a_death(
     buffer: int, steps: int, rounds: int
 ) -> None:
-    """Gradients that are sparse by data: words of a Zipf law, and clients with ten of them or ten thousand."""
+    """Gradients that are sparse by data: words of a Zipf law, and clients of ten or ten thousand."""
     rng = np.random.default_rng(buffer + steps)
     count, words = 40, 5000
     often = 1 / np.arange(1, words + 1)
@@ -475,6 +475,30 @@ def test_clients_of_few_and_of_many_words_are_not_taken_for_a_death(
 
 def _towards(steps: int) -> Batches:
     return Batches(tuple(Batch((torch.tensor([30.0, -7.0], dtype=torch.float64),)) for _ in range(steps)))
+
+
+def test_a_checkpoint_of_the_form_without_reports_is_refused_in_a_sentence() -> None:
+    world, settings = make_world(), {"dispatch": Asynchronous(5), "buffer": 3, "rounds": 4}
+
+    def steps(noisy: bool, resume: Any = None) -> Any:
+        engine = Sequential(world.problem, world.population, Exponential(1.0))
+        return train(Cadence.tuned(3, noisy=noisy), engine, **settings, resume=resume)
+
+    def former(noisy: bool) -> Any:
+        """With the state that the form before had, which was the one with noise."""
+        shots = steps(noisy)
+        next(shots)
+        facts, tensors = next(shots).checkpoint()
+        kept = {
+            name: value
+            for name, value in tensors.items()
+            if not name.startswith("state.") or int(name[6:]) < 13
+        }
+        return type(next(shots).checkpoint())(facts, kept)
+
+    with pytest.raises(InputError, match=r"state has 13 parts.* now has 18: another version of the method"):
+        list(steps(False, former(False)))
+    assert torch.equal(list(steps(True, former(True)))[-1].x, list(steps(True))[-1].x)
 
 
 def test_a_longer_run_begins_like_a_shorter_one() -> None:

@@ -13,18 +13,18 @@ of v_k. With D the mean of d over a buffer, the server computes, from version t,
     G = U (1 + clip(A / 1.3^2 - 1, 0, 2) b / (b + age)).
 
 p is what clients are sent, and x, a running mean of it, the model. U begins at 0.02 n, where n is the norm of
-the first model, or 1 if that norm is less. A is the square of the sum of all d since U was last adapted, divided by what unrelated
-steps would give: (1 + 1 / (1 + age)^2) / K for each task. U is adapted when the b buffers since then hold 20
-local steps or more. age is the recent mean staleness, and length the recent norm of D: each new value has a
-weight of 0.1, but as long as every buffer has a client of the first model, age is the staleness of the last
-buffer. c is the mean of all c_i, and seen the share of the clients that took part at least once, as if all
-took part equally often. equal(D) has the length of D, and each coordinate divided by the root of its recent
-root mean square (a weight of 0.01 for each new square).
+the first model, or 1 if that norm is less. A is the square of the sum of all d since U was last adapted,
+divided by what unrelated steps would give: (1 + 1 / (1 + age)^2) / K for each task. U is adapted when the b
+buffers since then hold 20 local steps or more. age is the recent mean staleness, and length the recent norm
+of D: each new value has a weight of 0.1, but as long as every buffer has a client of the first model, age is
+the staleness of the last buffer. c is the mean of all c_i, and seen the share of the clients that took part
+at least once, as if all took part equally often. equal(D) has the length of D, and each coordinate divided by
+the root of its recent root mean square (a weight of 0.01 for each new square).
 
 A client also uploads the cosine of its new c_i and the c that it was sent, and by how much the number of its
 coordinates that are not zero has changed from the old c_i, by the larger of the two numbers. With a and e
-their recent means (S tasks have a weight of w = S / (S + 3), for e of S / (S + 9)), and V the geometric running
-mean of U over 1 + age versions, about what the clients were sent, the server goes on with
+their recent means (S tasks have a weight of w = S / (S + 3), for e of S / (S + 9)), and V the geometric
+running mean of U over 1 + age versions, about what the clients were sent, the server goes on with
 
     U' = U^(1-w) (V e^(3 max(a, 0) + 3 min(a + 0.4, 0)))^w,
     U <- max(G, U') if a > 0,   U <- min(U, U') if a < -0.4,   U <- G otherwise,   at most M,

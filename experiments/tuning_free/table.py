@@ -161,7 +161,10 @@ def _forms() -> str:
     for system, before, now in forms():
         old, new = (100 * mean(each["last"] for each in runs.values()) for runs in (before, now))
         where = {runs[n]["device"] for runs in (before, now) for n in runs}
-        seeds = ", ".join(map(str, now)) + (" (before: on a GPU)" if len(where) > 1 else "")
+        told = ["before: on a GPU"] * (len(where) > 1) + [
+            run["note"] for run in now.values() if "note" in run
+        ]
+        seeds = ", ".join(map(str, now)) + (f" ({'; '.join(told)})" if told else "")
         gains.append(new - old)
         lines.append((described(system)[0], seeds, f"{old:.1f}", f"{new:.1f}", f"{new - old:+.2f}"))
     lines.append((f"mean of {len(gains)}", "", "", "", f"{mean(gains):+.2f}"))

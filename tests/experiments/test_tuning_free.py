@@ -682,3 +682,17 @@ def test_what_the_page_says_of_the_tenth_exploration_holds() -> None:
     assert (len(digits), round(digits.std(ddof=1) / len(digits) ** 0.5, 2)) == (27, 0.11)
     for usual, *others in (row["accuracy"] for row in rows if row["systems"] == "m"):
         assert all(abs(other - usual) < 0.1 for other in others)
+
+
+def test_what_the_page_says_of_the_last_two_forms_on_the_bench_holds() -> None:
+    gains = []
+    for _, before, now in table.forms():
+        assert before.keys() == now.keys()
+        gains.append(100 * float(np.mean([now[seed]["last"] - before[seed]["last"] for seed in now])))
+        for run in now.values():
+            assert run["unit"] == 2  # its bound, so nothing returned
+    said = (
+        f"{np.mean(gains):+.2f} points in the mean of {len(gains)} systems, "
+        f"between {min(gains):+.2f} and {max(gains):+.2f}."
+    )
+    assert said in PAGE

@@ -183,10 +183,19 @@ def test_the_page_of_cadence_has_the_scales_and_the_short_and_long_runs_of_the_r
     for curve in digits["curves"][rules[digits["set"]].index({"rule": "agreement"})]:
         *most, last = (f"{value:.1f}" for value in curve)
         assert f"{', '.join(most)} and {last} on" in page
-    short = [row for row in printed("short", "final", capsys) if row[3] == "10 of 20"]
-    said = re.search(r"In 40 server steps Cadence is (\S+) points behind .* fails in 10,", page)
+    said = re.search(
+        r"In 40 server steps Cadence is (\S+) points behind .* over 8 systems and fails in (\d),", page
+    )
     assert said is not None
-    assert said[1] in [row[0] for row in short]
+    row = next(row for row in table(3, FIFTEENTH) if row[0] == "aligned, own (cadence)")
+    assert said.groups() == (row[1], row[5].removesuffix(" of 8"))
+    former = rules["fifteenth"].index({"rule": "agreement"})
+    some = {each["system"]: each for each in systems if (each["draw"], each["set"]) == ("sweep", "fifteenth")}
+    told = [
+        f"{np.mean(some[f'digits, mlp, {what} x 100']['finals'][former]):.1f}"
+        for what in ("inputs", "weights")
+    ]
+    assert f"The form before the present one had {told[0]} and {told[1]} on digits with inputs and" in page
 
 
 def test_the_page_of_cadence_says_how_often_its_last_two_forms_fail(

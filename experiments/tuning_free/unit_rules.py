@@ -337,14 +337,14 @@ def aligned(group: Group, unit: Tensor, size: Tensor, seen: Signals) -> Tensor:
     pace = seen.tasks / (seen.tasks + group.get("few", 3))
     before = group.memory.get("along", torch.zeros_like(seen.anchor))
     along = group.memory["along"] = before + pace * (seen.anchor - before)
-    over = along - group.get("over", -0.4)
-    wanted = torch.where(over < 0, group.get("gain", 2) * over, group.get("kappa", 3) * along.clamp_min(0))
+    over, least = along - group.get("over", -0.4), group.get("least", 0)
+    wanted = torch.where(over < 0, group.get("gain", 2) * over, group.get("kappa", 3) * (along - least).clamp_min(0))
     bound = group.get("bound", 4).log()
     wanted = wanted.maximum(-bound).minimum(bound)
     blind = group.get("blind", 0) > 0  # reckoned from the unit now, and not from what was sent
     move = pace * torch.where(blind, wanted / (1 + seen.age), seen.sent + wanted - unit.log())
     lower, higher = unit * move.clamp_max(0).exp(), unit * move.clamp_min(0).exp()
-    higher = torch.where(along > 0, higher, unit).maximum(agreement(group, unit, size, seen))
+    higher = torch.where(along > least, higher, unit).maximum(agreement(group, unit, size, seen))
     return torch.where(over < 0, lower, higher).minimum(group.get("cap", 2) * size)
 
 

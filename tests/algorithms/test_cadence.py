@@ -310,9 +310,10 @@ def follow(cosines: list[float], descent: float = 0.0, late: int = 0) -> list[fl
 
 def test_the_unit_follows_how_gradients_lie_to_the_control_variates() -> None:
     # 9 tasks count for three quarters, of the cosine and of the way
-    assert follow([0.4])[-1] == pytest.approx(math.exp(0.75 * 3 * 0.3))
+    assert follow([0.4])[-1] == pytest.approx(math.exp(0.75 * 3 * (0.3 - 0.05)))
     assert follow([-0.8])[-1] == pytest.approx(math.exp(-0.75 * 3 * 0.2))
-    assert follow([-0.5, 0.4]) == pytest.approx([1, 1, math.exp(0.75 * 3 * (0.3 - 0.375 / 4))])
+    assert follow([-0.5, 0.4]) == pytest.approx([1, 1, math.exp(0.75 * 3 * (0.3 - 0.375 / 4 - 0.05))])
+    assert follow([0.05] * 20)[-1] == 1  # noise has such cosines
     assert follow([-0.5] * 30)[-1] < 0.02  # there is no lowest unit
     assert follow([1.0] * 30)[-1] == pytest.approx(100)  # but a highest
     # directions that agree lengthen it as before, unless gradients oppose
@@ -320,7 +321,7 @@ def test_the_unit_follows_how_gradients_lie_to_the_control_variates() -> None:
     assert agreed == pytest.approx(3)
     assert follow([-0.4], descent=1.0)[-1] == pytest.approx(agreed)
     assert follow([0.04], descent=1.0)[-1] == pytest.approx(agreed)
-    assert follow([1.0], descent=1.0)[-1] == pytest.approx(math.exp(0.75 * 3 * 0.75))
+    assert follow([1.0], descent=1.0)[-1] == pytest.approx(math.exp(0.75 * 3 * 0.7))
     assert follow([-0.8], descent=1.0)[-1] == follow([-0.8])[-1] < 1
 
 

@@ -19,7 +19,7 @@ With variates and without noise clients also say how their new variate lies to t
 and by how much the number of its coordinates that are not zero differs from that of their last one, by the
 larger of the two. Both are smoothed: a buffer of S tasks has a part of S / (S + 3), or S / (S + 9) for the
 second. What the unit's logarithm was when these clients began is reckoned by smoothing it, too, by a part
-of 1 / (1 + age). Three times the cosine is added to that where it is above 0, and three times what is below
+of 1 / (1 + age). Three times what it is above 0.05 is added to that, and three times what is below
 -0.4; the unit goes the same part of the way there, only upwards in the first case and only downwards in the
 second, in which it does not grow otherwise. Where half of the coordinates are lost, the path begins again,
 with at most a quarter of the unit, and what comes from before does not count.
@@ -101,8 +101,8 @@ def cadence(run: Run, *, local_steps: int, variates: bool = True, noisy: bool = 
         if variates and not noisy:
             part = len(step) / (len(step) + 3)
             cosine += part * (float(np.mean(cosines)) - cosine)
-            if cosine > 0:
-                unit = max(unit, before ** (1 - part) * np.exp(part * (lately + 3 * cosine)))
+            if cosine > 0.05:
+                unit = max(unit, before ** (1 - part) * np.exp(part * (lately + 3 * (cosine - 0.05))))
             elif cosine < -0.4:
                 unit = min(before, before ** (1 - part) * np.exp(part * (lately + 3 * (cosine + 0.4))))
             if min(version for _, version, _ in step) >= begun:

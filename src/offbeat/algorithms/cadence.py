@@ -26,8 +26,8 @@ coordinates that are not zero has changed from the old c_i, by the larger of the
 their recent means (S tasks have a weight of w = S / (S + 3), for e of S / (S + 9)), and V the geometric
 running mean of U over 1 + age versions, about what the clients were sent, the server goes on with
 
-    U' = U^(1-w) (V e^(3 max(a, 0) + 3 min(a + 0.4, 0)))^w,
-    U <- max(G, U') if a > 0,   U <- min(U, U') if a < -0.4,   U <- G otherwise,   at most M,
+    U' = U^(1-w) (V e^(3 max(a - 0.05, 0) + 3 min(a + 0.4, 0)))^w,
+    U <- max(G, U') if a > 0.05,   U <- min(U, U') if a < -0.4,   U <- G otherwise,   at most M,
 
 where M is 2 n at first. Where e is below -1/2, rectifiers have died: p goes back to the first model, and M
 becomes V / 4. Clients that were sent an earlier model say nothing about e then, and one that has no old c_i,
@@ -57,7 +57,8 @@ _FITTED, _FOLLOWED = (
     10,
 )  # u that is shorter has steps that are, too, if a task has more of them than that
 _FEW, _MORE = 3, 9  # tasks that count for as much as all before them, for the unit and for a death
-_ALONG, _OPPOSED = 3.0, -0.4  # change of the unit's logarithm by the cosine, and the cosine where it shrinks
+_ALONG = 3.0  # change of the unit's logarithm, by the cosine
+_ALIGNED, _OPPOSED = 0.05, -0.4  # cosines from which on it grows, and shrinks
 _DEAD, _SHORTER = -0.5, 4.0  # change of the coordinates that are not zero; the unit of before, by the next
 _DEGREE = 8  # of the weights of the path
 _RECENT = 0.1  # weight of a new staleness, or length
@@ -293,9 +294,9 @@ class Cadence:
         count = len(cohort.staleness)
         weight = count / (count + _FEW)
         along = watch.along + weight * (mean.along - watch.along)
-        wanted = watch.sent + _ALONG * (along.clamp_min(0) + (along - _OPPOSED).clamp_max(0))
+        wanted = watch.sent + _ALONG * ((along - _ALIGNED).clamp_min(0) + (along - _OPPOSED).clamp_max(0))
         moved = state.unit * (weight * (wanted - state.unit.log())).exp()
-        unit = grown.unit.maximum(moved).where(along > 0, grown.unit)
+        unit = grown.unit.maximum(moved).where(along > _ALIGNED, grown.unit)
         unit = state.unit.minimum(moved).where(along < _OPPOSED, unit)
 
         news = watch.returned <= cohort.version - max(cohort.staleness)

@@ -76,16 +76,16 @@ def test_a_table_is_made_from_the_records(name: str) -> None:
 
 def test_what_is_said_of_the_systems_held_out_holds() -> None:
     behind = [100 * outcome.shortfall for outcome in HELD]
-    assert round(sum(behind) / len(behind), 1) == 1.8
+    assert round(sum(behind) / len(behind), 1) == 1.9
     assert (
-        "behind, by 1.8 points in the mean: ahead in two, and behind by 1.1 to 5.8 in the other five" in PAGE
+        "behind, by 1.9 points in the mean: ahead in two, and behind by 1.1 to 6.4 in the other five" in PAGE
     )
-    assert [round(points, 1) for points in behind if points > 0] == [1.8, 1.1, 5.8, 3.1, 3.0]
+    assert [round(points, 1) for points in behind if points > 0] == [1.8, 1.1, 6.4, 3.1, 3.0]
     assert sum(points < 0 for points in behind) == 2
     short = [outcome.system["rounds"] for outcome in HELD if outcome.shortfall > 0]
     assert (min(short), max(short)) == (30, 100)
     said = (FOLDER.parents[1] / "docs" / "cadence.md").read_text()
-    assert "ahead in two, and behind by 1.1, 1.8, 3.0, 3.1 and 5.8 points in five" in said
+    assert "ahead in two, and behind by 1.1, 1.8, 3.0, 3.1 and 6.4 points in five" in said
 
 
 def test_the_method_of_the_page_is_the_default() -> None:

@@ -338,7 +338,9 @@ def aligned(group: Group, unit: Tensor, size: Tensor, seen: Signals) -> Tensor:
     before = group.memory.get("along", torch.zeros_like(seen.anchor))
     along = group.memory["along"] = before + pace * (seen.anchor - before)
     over, least = along - group.get("over", -0.4), group.get("least", 0)
-    wanted = torch.where(over < 0, group.get("gain", 2) * over, group.get("kappa", 3) * (along - least).clamp_min(0))
+    wanted = torch.where(
+        over < 0, group.get("gain", 2) * over, group.get("kappa", 3) * (along - least).clamp_min(0)
+    )
     bound = group.get("bound", 4).log()
     wanted = wanted.maximum(-bound).minimum(bound)
     blind = group.get("blind", 0) > 0  # reckoned from the unit now, and not from what was sent

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from experiments.reproduce.tuning_cost import Cost, expected_best
 from experiments.tuning_free.bench import competes, score, wider, within
 from experiments.tuning_free.runs import DEFAULT, named
-from experiments.tuning_free.systems import GRIDS, OURS, PRINTED, SEEDS, SYSTEMS, TASKS, cells, form, whole
+from experiments.tuning_free.systems import FORM, GRIDS, OURS, PRINTED, SEEDS, SYSTEMS, TASKS, cells, whole
 
 from offbeat.data.shakespeare import ALPHABET
 
@@ -163,7 +163,7 @@ def _worth(record: Record, task: str, own: bool) -> float:
 def _outcome(system: System, found: Sequence[Record], wanted: Sequence[Record], beyond: int) -> Outcome:
     task = system["task"]
     every = [record for record in found if (record["method"], record["words"]) == OURS]
-    latest = max((_form(record) for record in every), default=form(system))
+    latest = max((_form(record) for record in every), default=FORM)
     own = {record["seed"]: record for record in every if _form(record) == latest}
     rivals: dict[tuple[str, str], Rival] = {}
     for record in found:
@@ -174,7 +174,7 @@ def _outcome(system: System, found: Sequence[Record], wanted: Sequence[Record], 
             rivals[key] = rival._replace(failed=rival.failed or bool(record["failure"]))
     printed = next((r for r in found if (r["method"], r["words"]) == PRINTED and r["seed"] == FIRST), None)
     known = {named(record) for record in found if record["method"] != OURS[0]}
-    known |= {named(record | {"form": form(system)}) for record in own.values()}
+    known |= {named(record | {"form": FORM}) for record in own.values()}
     missing: dict[str, int] = {}
     for cell in wanted:
         if named(cell) not in known:
@@ -184,7 +184,7 @@ def _outcome(system: System, found: Sequence[Record], wanted: Sequence[Record], 
         system,
         {seed: _worth(record, task, own=True) for seed, record in sorted(own.items())},
         sum(bool(record["failure"]) for record in own.values()),
-        latest < form(system),
+        latest < FORM,
         tuple(rivals.values()),
         None if printed is None else _worth(printed, task, own=True),
         missing,

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from experiments.reproduce.writers import by_writer
-from experiments.tuning_free.aligned import Aligned
 from experiments.tuning_free.steady import Steady
 from experiments.tuning_free.variants import Variant
 from torch import Tensor, nn
@@ -60,10 +59,7 @@ DEFAULT: dict[str, Any] = {
     "precision": "torch",
 }
 AVERAGES = (0.9, 0.98)
-FORMS: dict[str, type[Steady | Aligned]] = {
-    "steady": Steady,
-    "aligned": Aligned,
-}  # that are no methods of the catalogue
+FORMS = {"steady": Steady}  # that are no methods of the catalogue
 NAMES = {"method", "words", "form", "task", "dirichlet", "concurrency", *DEFAULT}
 
 
@@ -107,7 +103,7 @@ def variant(words: dict[str, Any], sizes: tuple[int, ...], at: dict[str, Any]) -
 
 
 def method(kind: str, words: dict[str, Any], sizes: tuple[int, ...], at: dict[str, Any]) -> Any:
-    """A variant, a form of the twelfth or fourteenth exploration, or a method of the catalogue."""
+    """A variant, a form of the twelfth exploration, or a method of the catalogue."""
     if kind == "unit":
         return variant(words, sizes, at)
     if kind in FORMS:

@@ -2,17 +2,23 @@
 
 import json
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from experiments.reproduce.page import markdown, table_command
 from experiments.reproduce.study import Table
+from experiments.tuning_free import bench
+from experiments.tuning_free.outcomes import described
 from experiments.tuning_free.runs import recorded
+from experiments.tuning_free.systems import FORM, HELD_OUT, OURS
+from experiments.tuning_free.systems import SYSTEMS as BENCH
 
 HERE = Path(__file__).parent
 PAGE, RECORDS, THIRD = HERE / "README.md", HERE / "exploration.jsonl", HERE / "exploration3.jsonl"
 FOURTH, FIFTH, SIXTH, SEVENTH, EIGHTH, NINTH, TENTH = (
     HERE / f"exploration{number}.json" for number in range(4, 11)
 )
+FIFTEENTH = HERE / "exploration15.jsonl"
 Record = dict[str, Any]
 Rows = dict[tuple[str, str], dict[tuple[Any, ...], Record]]  # by method and its words, and by setting
 
@@ -134,6 +140,37 @@ def grouped(path: Path, varied: str) -> str:
     return "\n\n".join(tables)
 
 
+def forms() -> list[tuple[dict[str, Any], dict[int, Record], dict[int, Record]]]:
+    """Systems of the bench with the runs of the form before and of the present one, by the seeds of both."""
+    found = [each for each in recorded(bench.RECORDS) + recorded(FIFTEENTH) if each["method"] == OURS[0]]
+    made = []
+    for system in (*BENCH, *HELD_OUT):
+        here = sorted(
+            (each for each in found if bench.within(each, system)), key=lambda each: each.get("form", 1)
+        )
+        before = {each["seed"]: each for each in here if each.get("form", 1) < FORM}  # the latest of each
+        now = {each["seed"]: each for each in here if each.get("form", 1) == FORM}
+        shared = sorted(before.keys() & now.keys())
+        if shared:
+            made.append((system, {n: before[n] for n in shared}, {n: now[n] for n in shared}))
+    return made
+
+
+def _forms() -> str:
+    lines, gains = [], []
+    for system, before, now in forms():
+        old, new = (100 * mean(each["last"] for each in runs.values()) for runs in (before, now))
+        where = {runs[n]["device"] for runs in (before, now) for n in runs}
+        told = ["before: on a GPU"] * (len(where) > 1) + [
+            run["note"] for run in now.values() if "note" in run
+        ]
+        seeds = ", ".join(map(str, now)) + (f" ({'; '.join(told)})" if told else "")
+        gains.append(new - old)
+        lines.append((described(system)[0], seeds, f"{old:.1f}", f"{new:.1f}", f"{new - old:+.2f}"))
+    lines.append((f"mean of {len(gains)}", "", "", "", f"{mean(gains):+.2f}"))
+    return markdown(Table(("system", "seeds", "form before", "present form", "difference"), tuple(lines)))
+
+
 def sections() -> dict[str, str]:
     """What stands after each marker, by its name."""
     small = {key: "T {}, K {}, S {}, {} at work, Dir({})".format(*key) for key in SYSTEMS}
@@ -149,6 +186,7 @@ def sections() -> dict[str, str]:
         "explored eighth": grouped(EIGHTH, "what differs"),
         "explored ninth": grouped(NINTH, "task, or what differs"),
         "explored tenth": grouped(TENTH, "what differs, or what was measured"),
+        "explored fifteenth": _forms(),
     }
 
 

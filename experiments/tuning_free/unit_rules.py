@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from experiments.tuning_free.aligned import Aligned
 from experiments.tuning_free.steady import Steady
 from experiments.tuning_free.unit_tasks import (
     DRAWS,
@@ -338,12 +337,16 @@ def aligned(group: Group, unit: Tensor, size: Tensor, seen: Signals) -> Tensor:
     pace = seen.tasks / (seen.tasks + group.get("few", 3))
     before = group.memory.get("along", torch.zeros_like(seen.anchor))
     along = group.memory["along"] = before + pace * (seen.anchor - before)
-    over = along - group.get("over", -0.4)
-    wanted = torch.where(over < 0, group.get("gain", 2) * over, group.get("kappa", 3) * along.clamp_min(0))
+    over, least = along - group.get("over", -0.4), group.get("least", 0)
+    wanted = torch.where(
+        over < 0, group.get("gain", 2) * over, group.get("kappa", 3) * (along - least).clamp_min(0)
+    )
     bound = group.get("bound", 4).log()
-    move = pace * (seen.sent + wanted.maximum(-bound).minimum(bound) - unit.log())
+    wanted = wanted.maximum(-bound).minimum(bound)
+    blind = group.get("blind", 0) > 0  # reckoned from the unit now, and not from what was sent
+    move = pace * torch.where(blind, wanted / (1 + seen.age), seen.sent + wanted - unit.log())
     lower, higher = unit * move.clamp_max(0).exp(), unit * move.clamp_min(0).exp()
-    higher = torch.where(along > 0, higher, unit).maximum(agreement(group, unit, size, seen))
+    higher = torch.where(along > least, higher, unit).maximum(agreement(group, unit, size, seen))
     return torch.where(over < 0, lower, higher).minimum(group.get("cap", 2) * size)
 
 
@@ -377,7 +380,7 @@ RULES = {
 
 SETS: dict[str, list[Rule]] = json.loads(Path(__file__).with_name("unit_sets.json").read_text())
 STEADY = SETS["steady"][0]  # what `steady.py` does
-CHECKED: dict[Any, Rule] = {Cadence: SETS["present"][0], Steady: STEADY, Aligned: SETS["aligned"][0]}
+CHECKED: dict[Any, Rule] = {Cadence: SETS["cadence"][0], Steady: STEADY}
 
 
 # --- one schedule, many runs --------------------------------------------------------------------------
@@ -518,7 +521,6 @@ class Race:
                 "part_max": both / (both + other).clamp_min(TINY),
                 "part_off": one / (one + off).clamp_min(TINY),
                 "anchor": _cosine(total, anchors),
-                "alive": (total != 0).to(self.dtype).mean(-1),
                 "turn": turn / max(steps - 1, 1),
                 "keep": _cosine(first, last),
                 "slope": (first * gone).sum(-1) / (both * far),
@@ -528,6 +530,14 @@ class Race:
                 "calm": calm,
             }
         return way / steps, total / steps, reports
+
+    def _alive(self, total: Tensor, own: Tensor, told: Tensor) -> Tensor:
+        """The part of a client's coordinates that are not zero, or 1 and its change since the last task."""
+        now, before = ((each != 0).to(self.dtype).mean(-1) for each in (total, own))
+        change = 1 + (now - before) / torch.maximum(now, before).clamp_min(TINY)
+        change = torch.where(before > 0, change, told)
+        made = torch.where(self.constant("own", 0).unsqueeze(1) > 0, change, now)
+        return torch.where(now > 0, made, told)  # who has no gradient at all repeats what it was told
 
     def run(self) -> list[dict[str, Any]]:
         """The records of all runs."""
@@ -558,19 +568,22 @@ class Race:
         }
         counts, looked = [0] * len(BINS), [0] * len(BINS)
         lately = zeros
-        kept: dict[int, tuple[Tensor, Tensor, float, Tensor, Tensor]] = {}
+        kept: dict[int, tuple[Tensor, Tensor, float, Tensor, Tensor, Tensor]] = {}
         loss_now = loss_low = self.first.new_ones(ours)
         patience = self.constant("patience", 10)
         recent = zeros  # the server's steps lately
+        left, shorter = self.constant("left", 0), self.constant("shorter", 4)
+        few_alive, by_own = self.constant("slow", 3), self.constant("own", 0)  # by the client's last task
+        lag, lagged = self.constant("lag", 0), unit.log()  # reckon what was sent from the mean staleness
         revive, ceiling = self.constant("revive", 0), self.first.new_full((ours,), math.inf)
-        alive = liveliest = self.first.new_zeros(ours)
+        alive = liveliest = by_own
         returned = torch.zeros(ours, device=self.device)  # to the first model, in this version
         marks = {max(1, round(part * t_end)): n for n, part in enumerate(LOOKS)}
         curve: list[list[float]] = [[] for _ in range(ours + self.theirs * 3)]
         rows = torch.tensor(plan.rows, device=self.device)
         for version in range(t_end):
             trust = 1 / (1 + age)
-            kept[version] = (path, trust * c, trust * seen, unit, recent)
+            kept[version] = (path, trust * c, trust * seen, unit, recent, alive)
             sent = plan.versions[version]
             names = torch.tensor(plan.clients[version], device=self.device)
             start = torch.stack([kept[v][0] for v in sent], 1)
@@ -621,7 +634,7 @@ class Race:
             part = next(n for n, end in enumerate(BINS) if (version + 0.5) / t_end <= end)
             if ours:
                 means = {name: values.mean(1) for name, values in reports.items()}
-                means_alive = means.pop("alive")
+                means_alive = self._alive(total, own, torch.stack([kept[v][5] for v in sent], 1)).mean(1)
                 met = reports["met"].clamp_min(0)
                 odds = torch.nan_to_num(met / (met + 1), nan=1.0).mean(1)
                 found = odds / (1 - odds).clamp_min(TINY)
@@ -629,13 +642,14 @@ class Race:
                 loss_now = loss_now + weight * (found - loss_now)
                 loss_low = loss_now if version == 0 else loss_low.minimum(loss_now)
                 news = torch.tensor(float(sent.min()), device=self.device) >= returned
-                pace = len(sent) / (len(sent) + 3) if version else 1.0
+                pace = len(sent) / (len(sent) + few_alive)
+                pace = torch.where(by_own > 0, pace, pace if version else 1.0)
                 alive = torch.where(news, alive + pace * (means_alive - alive), alive)
-                liveliest = liveliest.maximum(alive)
+                liveliest = torch.where(by_own > 0, 1.0, liveliest.maximum(alive))
                 signals = Signals(
                     version,
                     age,
-                    units.log().mean(1),
+                    torch.where(lag > 0, lagged, units.log().mean(1)),
                     agree=agree,
                     buffers=buffers,
                     tasks=len(sent),
@@ -656,12 +670,15 @@ class Race:
                     sums["agree"][part] += agree.float()
                 unit = self._next_unit(unit, signals).minimum(ceiling)
                 dead = (revive > 0) & (alive * revive < liveliest) & news
-                if dead.any():  # back to the first model, with a quarter of the unit at most
-                    mine = torch.where(dead.unsqueeze(1), self.first, mine)
-                    ceiling = torch.where(dead, signals.sent.exp().to(unit.dtype) / 4, ceiling)
+                if dead.any():  # back towards the first model, with a part of the unit at most
+                    mine = torch.where(
+                        dead.unsqueeze(1), self.first + left.unsqueeze(1) * (mine - self.first), mine
+                    )
+                    ceiling = torch.where(dead, signals.sent.exp().to(unit.dtype) / shorter, ceiling)
                     unit = unit.minimum(ceiling)
                     alive = torch.where(dead, liveliest, alive)
                     returned = torch.where(dead, float(version + 1), returned)
+                lagged = lagged + (unit.log() - lagged) / (1 + age)
                 if undo.any():  # a model that clients met with a much higher loss is taken back
                     weight = 1.0 if version == 0 else len(sent) / (len(sent) + 10)
                     news = torch.tensor(float(sent.min()), device=self.device) >= since

@@ -156,7 +156,7 @@ def show_best(given: argparse.Namespace) -> None:
 def show_sweep(given: argparse.Namespace) -> None:
     """Print results by scale: FedBuff's best, and each rule that has the given words."""
     rules, systems, best = read(given.records)
-    some = [record for record in systems if record["draw"] == "sweep"]
+    some = [record for record in systems if (record["draw"], record["set"]) == ("sweep", "final")]
     chosen = [
         n for n, rule in enumerate(rules["final"]) if all(word in short_name(rule) for word in given.words)
     ]
@@ -171,11 +171,11 @@ def show_sweep(given: argparse.Namespace) -> None:
 def show_scales(given: argparse.Namespace) -> None:
     """Print what Cadence and FedBuff's best reach with inputs, weights or loss times 0.01, 1 and 100."""
     rules, systems, best = read(given.records)
-    ours = rules["final"].index({"rule": "agreement"})
+    assert rules["fifteenth"][-1]["rule"] == "aligned", "the last rule is Cadence's"
     found = {
-        record["system"]: (mean(record["finals"][ours]), mean(best["sweep", record["system"]]["finals"]))
+        record["system"]: (mean(record["finals"][-1]), mean(best["sweep", record["system"]]["finals"]))
         for record in systems
-        if record["draw"] == "sweep"
+        if (record["draw"], record["set"]) == ("sweep", "fifteenth")
     }
     heads = ["task", "what is multiplied by 0.01, 1 and 100", "Cadence", "FedBuff's best rates"]
     print("| " + " | ".join(heads) + " |\n|" + " --- |" * len(heads))

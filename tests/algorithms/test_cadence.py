@@ -24,7 +24,7 @@ from offbeat import (
 )
 from offbeat.aggregate.mean import PlainSum
 from offbeat.algorithms import cadence as cadence_module
-from offbeat.algorithms.cadence import Upload
+from offbeat.algorithms.cadence import Upload, Watch
 from offbeat.core import Batch, Batches, Cohort, Vector, Visit
 from offbeat.errors import InputError
 from oracles.cadence import cadence
@@ -214,8 +214,13 @@ def units(
     for version, step in enumerate(steps):
         found.append(method.broadcast(state, version).stride)
         cohort = Cohort(version, 99, (min(late, version),) * tasks, (weight,) * tasks)
-        state = method.step(state, Upload(step, torch.zeros_like(x)), cohort)
+        state = method.step(state, report(step, 0.0), cohort)
     return [float(stride / method.local_lr / x.norm()) for stride in found]
+
+
+def report(step: Tensor, along: float, change: float = 0.0) -> Upload:
+    """The mean over a buffer, with control variates that stay as they are."""
+    return Upload(step, torch.zeros_like(step), step.new_tensor(along), step.new_tensor(change))
 
 
 def test_directions_that_agree_lengthen_the_unit_and_noise_does_not() -> None:
@@ -291,8 +296,210 @@ def test_clients_that_see_noise_alone_leave_the_unit(steps: int, spread: float, 
     assert float(state.unit / x.norm()) == pytest.approx(0.02)
 
 
+def follow(cosines: list[float], descent: float = 0.0, late: int = 0) -> list[float]:
+    """Units by the first one, before and after buffers of 9 tasks that report such a cosine."""
+    method, x = Cadence.tuned(4), torch.ones(16, dtype=torch.float64)
+    state = method.init(x)
+    found = [float(state.unit)]
+    for version, along in enumerate(cosines):
+        mean = report(torch.full_like(x, descent / 4), along)
+        state = method.step(state, mean, Cohort(version, 99, (min(late, version),) * 9, (1.0,) * 9))
+        found.append(float(state.unit))
+    return [unit / found[0] for unit in found]
+
+
+def test_the_unit_follows_how_gradients_lie_to_the_control_variates() -> None:
+    # 9 tasks count for three quarters, of the cosine and of the way
+    assert follow([0.4])[-1] == pytest.approx(math.exp(0.75 * 3 * (0.3 - 0.05)))
+    assert follow([-0.8])[-1] == pytest.approx(math.exp(-0.75 * 3 * 0.2))
+    assert follow([-0.5, 0.4]) == pytest.approx([1, 1, math.exp(0.75 * 3 * (0.3 - 0.375 / 4 - 0.05))])
+    assert follow([0.05] * 20)[-1] == 1  # noise has such cosines
+    assert follow([-0.5] * 30)[-1] < 0.02  # there is no lowest unit
+    assert follow([1.0] * 30)[-1] == pytest.approx(100)  # but a highest
+    # directions that agree lengthen it as before, unless gradients oppose
+    agreed = follow([0.0], descent=1.0)[-1]
+    assert agreed == pytest.approx(3)
+    assert follow([-0.4], descent=1.0)[-1] == pytest.approx(agreed)
+    assert follow([0.04], descent=1.0)[-1] == pytest.approx(agreed)
+    assert follow([1.0], descent=1.0)[-1] == pytest.approx(math.exp(0.75 * 3 * 0.7))
+    assert follow([-0.8], descent=1.0)[-1] == follow([-0.8])[-1] < 1
+
+
+def test_the_unit_waits_for_those_who_were_sent_it() -> None:
+    """While a client is at work, the unit grows by less than e to three times the cosine."""
+    for late in (0, 1, 5):
+        found = follow([0.2] * 24, late=late)
+        grown = [found[n + 1 + late] / found[n] for n in range(3 * late + 1, 23 - late)]
+        assert 1.2 < max(grown) < math.exp(3 * 0.2)
+
+
+def test_where_coordinates_die_the_path_begins_again_once_with_a_shorter_unit() -> None:
+    method, x = Cadence.tuned(4), torch.ones(16, dtype=torch.float64)
+    state, step = method.init(x), torch.full((16,), 0.25, dtype=torch.float64)
+    told = [(0.2, 0), (-0.2, 1), (-0.5, 1), (-0.6, 2), (-1, 1), (-1, 2), (0.9, 1), (0, 0), (-0.9, 0)]
+    back = []
+    for version, (change, stale) in enumerate(told):
+        before = state.watch
+        assert isinstance(before, Watch)
+        state = method.step(state, report(step, 0.0, change), Cohort(version, 99, (stale,) * 91, (1.0,) * 91))
+        if torch.equal(state.path, x):
+            back.append(version)
+            assert float(2 * state.size) == pytest.approx(float(before.sent.exp()) / 4)
+        assert float(state.unit) <= float(2 * state.size) + 1e-12
+    # version 2 had more than half of the coordinates of before; 4 and 5 were sent older models
+    assert back == [3, 8]
+
+
+def test_a_client_compares_its_coordinates_with_those_of_its_last_task() -> None:
+    method, x = Cadence.tuned(2), torch.full((4,), 2.0, dtype=torch.float64)
+    message = method.broadcast(method.init(x), 0)._replace(change=x.new_tensor(0.3))
+
+    def told(memory: list[float], gradient: list[float]) -> Upload:
+        batches = Batches((Batch((x.new_tensor(gradient),)),) * 2)
+        upload, _ = method.local(message, x.new_tensor(memory), batches, VISIT, Given())
+        assert isinstance(upload, Upload)
+        return upload
+
+    assert float(told([1, 1, 0, 1], [0, 1e-9, -5, 0]).change) == pytest.approx(-1 / 3)
+    assert float(told([0, 0, 0, 1e-9], [0, 1, -5, 0]).change) == 0.5
+    assert float(told([1, 1, 1, 1], [0, 0, 0, 0]).change) == 0.3  # it has fitted its data
+    assert float(told([0, 0, 0, 0], [0, 1, 0, 0]).change) == 0.3  # it takes part for the first time
+    assert [float(told([0, 0, 0, 0], [0, each, 0, 0]).along) for each in (0, 1)] == [0, 0]  # nothing was sent
+    message = message._replace(anchor=x.new_tensor([0, -0.3, 0, 0.4]))
+    assert float(told([0, 0, 0, 0], [0, 7, 0, 0]).along) == pytest.approx(-0.6)
+
+
+class Field:
+    """A slope towards the origin, or away from it and ending at walls but for one coordinate's."""
+
+    def __init__(self, wall: float) -> None:
+        self.wall = wall  # 0: towards the origin
+
+    def gradient(self, client: int, visit: int, k: int, x: Any) -> Any:
+        """As oracles call it."""
+        if not self.wall:
+            return x + 0.01 * np.cos(client + np.arange(len(x)))
+        slope = np.where(np.abs(x) < self.wall, -np.sign(x) * (1 + client % 2 + np.cos(x)), 0.0)
+        slope[0] = np.sin(3 * x[0] + client)
+        return slope
+
+    def steps(self, client: int, visit: int) -> int:
+        return 4
+
+    def whole_gradient(self, client: int, x: Any) -> Any:
+        raise NotImplementedError
+
+    def __call__(self, x: Vector, batch: Batch) -> Vector:
+        """As methods do."""
+        return torch.from_numpy(self.gradient(int(batch.data[0]), 0, 0, x.numpy()))
+
+    def with_loss(self, x: Vector, batch: Batch) -> tuple[Vector, Tensor]:
+        raise NotImplementedError
+
+    def descend(self, x: Vector, batch: Batch, lr: float) -> Vector:
+        return x - lr * self(x, batch)
+
+
+@pytest.mark.parametrize("wall", [0.0, 6.0])
+def test_a_unit_that_shrinks_and_a_death_follow_the_oracle(wall: float) -> None:
+    method, field = Cadence.tuned(4), Field(wall)
+    x = torch.from_numpy(np.sign(np.random.default_rng(1).normal(size=12)))  # which meets all walls at once
+    state, messages, memories = method.init(x), [], {}
+    models, steps, shrunk, returned = [x], [], [], []
+    for version in range(60):
+        messages.append(method.broadcast(state, version))
+        step = [((3 * version + n) % 30, version - min(n, version), version) for n in range(3)]
+        uploads = []
+        for client, sent, _ in step:
+            batches = Batches((Batch((torch.tensor(float(client)),)),) * 4)
+            memory = memories.get(client, method.memory(x))
+            upload, memories[client] = method.local(messages[sent], memory, batches, VISIT, field)
+            uploads.append(upload)
+        mean = Upload(*(torch.stack(part).mean(0) for part in zip(*uploads, strict=True)))
+        stale = tuple(version - sent for _, sent, _ in step)
+        before, state = state, method.step(state, mean, Cohort(version, 30, stale, (1.0,) * 3))
+        returned += [version] if torch.equal(state.path, x) else []
+        shrunk += [version] if state.unit < before.unit else []
+        models.append(state.x)
+        steps.append(step)
+    expected = cadence(Run(field, 30, x.numpy(), steps), local_steps=4)
+    for model, other in zip(models, expected, strict=True):
+        np.testing.assert_allclose(model.numpy(), other, rtol=0, atol=1e-10)
+    assert shrunk
+    assert bool(returned) == bool(wall)
+
+
+class Tokens(Given):
+    """Only what is in the batch has a slope, towards 1."""
+
+    def __call__(self, x: Vector, batch: Batch) -> Vector:
+        return batch.data[0] * (x - 1)
+
+
+@pytest.mark.parametrize(
+    ("buffer", "steps", "rounds"), [(1, 1, 400), (2, 1, 200), (5, 1, 80), (1, 2, 200), (2, 10, 20)]
+)
+def test_clients_of_few_and_of_many_words_are_not_taken_for_a_death(
+    buffer: int, steps: int, rounds: int
+) -> None:
+    """Gradients that are sparse by data: words of a Zipf law, and clients of ten or ten thousand."""
+    rng = np.random.default_rng(buffer + steps)
+    count, words = 40, 5000
+    often = 1 / np.arange(1, words + 1)
+    often /= often.sum()
+    usual = 10 ** rng.uniform(1, 4, size=count)
+
+    def batch(client: int) -> Batch:
+        length = usual[client] * np.exp(rng.normal()) if client else 1  # one client has one word
+        seen = np.zeros(words)
+        seen[rng.choice(words, size=max(1, int(length)), p=often) if client else 0] = 1
+        return Batch((torch.from_numpy(seen),))
+
+    method, x = Cadence.tuned(steps), torch.zeros(words, dtype=torch.float64)
+    state, messages, memories, parts = method.init(x), [], {}, []
+    for version in range(rounds):
+        messages.append(method.broadcast(state, version))
+        uploads = []
+        for client in rng.choice(count, size=buffer, replace=False):
+            batches = Batches(tuple(batch(client) for _ in range(steps)))
+            memory = memories.get(client, method.memory(x))
+            upload, memories[client] = method.local(
+                messages[max(0, version - 2)], memory, batches, VISIT, Tokens()
+            )
+            uploads.append(upload)
+            parts.append(float((memories[client] != 0).double().mean()))
+        mean = Upload(*(torch.stack(part).mean(0) for part in zip(*uploads, strict=True)))
+        state = method.step(state, mean, Cohort(version, count, (min(version, 2),) * buffer, (1.0,) * buffer))
+        assert not torch.equal(state.path, x)
+    assert min(parts) < max(parts) / 100
+
+
 def _towards(steps: int) -> Batches:
     return Batches(tuple(Batch((torch.tensor([30.0, -7.0], dtype=torch.float64),)) for _ in range(steps)))
+
+
+def test_a_checkpoint_of_the_form_without_reports_is_refused_in_a_sentence() -> None:
+    world, settings = make_world(), {"dispatch": Asynchronous(5), "buffer": 3, "rounds": 4}
+
+    def steps(noisy: bool, resume: Any = None) -> Any:
+        engine = Sequential(world.problem, world.population, Exponential(1.0))
+        return train(Cadence.tuned(3, noisy=noisy), engine, **settings, resume=resume)
+
+    def former(noisy: bool) -> Any:
+        """With the state that the form before had, which was the one with noise."""
+        shots = steps(noisy)
+        next(shots)
+        facts, tensors = next(shots).checkpoint()
+        kept = {
+            name: value
+            for name, value in tensors.items()
+            if not name.startswith("state.") or int(name[6:]) < 13
+        }
+        return type(next(shots).checkpoint())(facts, kept)
+
+    with pytest.raises(InputError, match=r"state has 13 parts.* now has 18: another version of the method"):
+        list(steps(False, former(False)))
+    assert torch.equal(list(steps(True, former(True)))[-1].x, list(steps(True))[-1].x)
 
 
 def test_a_longer_run_begins_like_a_shorter_one() -> None:

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
 from offbeat import Asynchronous, Examples, Population, Problem, Sequential, Steps, train
-from offbeat.algorithms import cadence
 from offbeat.training.experiment import Experiment
 
 FOLDER = Path(__file__).parent.parent.parent / "experiments" / "tuning_free"
@@ -27,7 +26,7 @@ RECORDS = bench_table.recorded(bench_table.RECORDS)
 BENCH, HELD = outcomes.outcomes(RECORDS), outcomes.outcomes(RECORDS, systems.HELD_OUT)
 SECTIONS = table.sections() | bench_table.sections(BENCH, HELD)
 DIGITS = [system for system in systems.SYSTEMS if system["task"] == "digits, MLP" and "delays" not in system]
-FORM = systems.form(DIGITS[0])
+FORM = systems.FORM
 
 
 def record(system: Any, method: str, words: Any = None, seed: int = 0, **more: Any) -> dict[str, Any]:
@@ -77,16 +76,16 @@ def test_a_table_is_made_from_the_records(name: str) -> None:
 
 def test_what_is_said_of_the_systems_held_out_holds() -> None:
     behind = [100 * outcome.shortfall for outcome in HELD]
-    assert round(sum(behind) / len(behind), 1) == 2.0
+    assert round(sum(behind) / len(behind), 1) == 1.9
     assert (
-        "behind, by 2.0 points in the mean: ahead in two, and behind by 1.1 to 7.5 in the other five" in PAGE
+        "behind, by 1.9 points in the mean: ahead in two, and behind by 1.1 to 6.4 in the other five" in PAGE
     )
-    assert [round(points, 1) for points in behind if points > 0] == [1.8, 1.1, 7.5, 2.6, 3.0]
+    assert [round(points, 1) for points in behind if points > 0] == [1.8, 1.1, 6.4, 3.1, 3.0]
     assert sum(points < 0 for points in behind) == 2
     short = [outcome.system["rounds"] for outcome in HELD if outcome.shortfall > 0]
     assert (min(short), max(short)) == (30, 100)
     said = (FOLDER.parents[1] / "docs" / "cadence.md").read_text()
-    assert "ahead in two, and behind by 1.1, 1.8, 2.6, 3.0 and 7.5 points in five" in said
+    assert "ahead in two, and behind by 1.1, 1.8, 3.0, 3.1 and 6.4 points in five" in said
 
 
 def test_the_method_of_the_page_is_the_default() -> None:
@@ -309,12 +308,14 @@ def test_the_summary_judges_by_the_aims() -> None:
     assert "Behind by more than 2 points: digits, MLP: Dir(0.5), 20 of 100 at work (3.0)." in told
 
 
-def test_a_form_that_changed_long_tasks_alone_leaves_runs_of_short_ones() -> None:
-    short, long = ({"task": "digits, MLP", "concurrency": 10} | more for more in ({}, {"steps": 11}))
-    assert (systems.form(short), systems.form(long)) == (systems.FORM - 1, systems.FORM)
-    assert (cadence._FOLLOWED, systems.SHORT) == (10, 10)
-    named = {cell["form"] for cell in systems.cells() if cell["method"] == "cadence" and "steps" not in cell}
-    assert named == {systems.FORM - 1}
+def test_a_system_is_asked_for_again_once_the_method_has_another_form() -> None:
+    asked = [cell for cell in systems.cells() if cell["method"] == "cadence"]
+    assert {cell["form"] for cell in asked} == {FORM}
+    known = {bench.named(each) for each in RECORDS if each["method"] == "cadence"}
+    left = [cell for cell in asked if bench.named(cell) not in known]
+    former = {outcome.system["task"] for outcome in BENCH if outcome.former}
+    assert {cell["task"] for cell in left} == former
+    assert all(bench.named(cell | {"form": FORM - 2}) in known for cell in left)
 
 
 def test_groups_differ_in_concurrency_alone() -> None:
@@ -660,7 +661,9 @@ def test_what_the_page_says_of_the_tenth_exploration_holds() -> None:
     lost = 100 * (means["as it is (cadence)"] - means["all steps by calm / 0.5"])
     assert lost == pytest.approx([0.33, -0.06, 0.01])
     eased = [json.loads(line) for line in (FOLDER / "exploration10.jsonl").read_text().splitlines()]
-    usual = [record for record in RECORDS if record["method"] == "cadence" and record.get("form", 1) >= 5]
+    usual = [
+        record for record in RECORDS if record["method"] == "cadence" and record.get("form", 1) in (5, 6)
+    ]
     groups = (
         [system for system in systems.SYSTEMS if system["task"] == "digits, MLP"],
         [system for system in systems.SYSTEMS if system["task"].startswith("Fashion-MNIST of")],
@@ -679,3 +682,17 @@ def test_what_the_page_says_of_the_tenth_exploration_holds() -> None:
     assert (len(digits), round(digits.std(ddof=1) / len(digits) ** 0.5, 2)) == (27, 0.11)
     for usual, *others in (row["accuracy"] for row in rows if row["systems"] == "m"):
         assert all(abs(other - usual) < 0.1 for other in others)
+
+
+def test_what_the_page_says_of_the_last_two_forms_on_the_bench_holds() -> None:
+    gains = []
+    for _, before, now in table.forms():
+        assert before.keys() == now.keys()
+        gains.append(100 * float(np.mean([now[seed]["last"] - before[seed]["last"] for seed in now])))
+        for run in now.values():
+            assert run["unit"] == 2  # its bound, so nothing returned
+    said = (
+        f"{np.mean(gains):+.2f} points in the mean of {len(gains)} systems, "
+        f"between {min(gains):+.2f} and {max(gains):+.2f}."
+    )
+    assert said in PAGE

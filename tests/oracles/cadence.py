@@ -14,6 +14,15 @@ most twice that. Each time that the b buffers since the last look hold 20 local 
 e b / (b + age) of itself: e is the square of the sum of their tasks' mean steps, by 1.69 tasks / K, with
 variates times 1 + trust^2 of the models before the last buffer, less 1, from 0 to 2. `noisy`: it is the first
 model's norm.
+
+With variates and without noise clients also say how their new variate lies to the mean that they were sent,
+and by how much the number of its coordinates that are not zero differs from that of their last one, by the
+larger of the two. Both are smoothed: a buffer of S tasks has a part of S / (S + 3), or S / (S + 9) for the
+second. What the unit's logarithm was when these clients began is reckoned by smoothing it, too, by a part
+of 1 / (1 + age). Three times what it is above 0.05 is added to that, and three times what is below
+-0.4; the unit goes the same part of the way there, only upwards in the first case and only downwards in the
+second, in which it does not grow otherwise. Where half of the coordinates are lost, the path begins again,
+with at most a quarter of the unit, and what comes from before does not count.
 """
 
 import numpy as np
@@ -33,9 +42,12 @@ def cadence(run: Run, *, local_steps: int, variates: bool = True, noisy: bool = 
     norm = max(1.0, float(np.linalg.norm(path[0])))
     units_of = [norm if noisy else 0.02 * norm]
     since: list[tuple[int, Vector]] = []
+    begun, ceiling = 0, 2 * norm
+    cosine, lately, parts = 0.0, float(np.log(units_of[0])), [0.0]
 
     for t, step in enumerate(steps):
         descent, shift = np.zeros_like(path[0]), np.zeros_like(path[0])
+        cosines, counted = [], []
         for client, version, visit in step:
             trust = 1 / (1 + ages[version]) if variates else 0.0
             start = path[version]
@@ -53,6 +65,11 @@ def cadence(run: Run, *, local_steps: int, variates: bool = True, noisy: bool = 
                 y = y - length * u
                 units += towards / count
             descent += (start - y) / (length * count) / len(step)
+            anchor = trust * means[version]
+            lengths_of = float(np.linalg.norm(units) * np.linalg.norm(anchor))
+            cosines.append(float(np.dot(units, anchor)) / max(lengths_of, 1e-12))
+            now, then = np.count_nonzero(units), np.count_nonzero(own[client])
+            counted.append((now - then) / max(now, then) if now and then else parts[version])
             shift += units - own[client]
             own[client] = units
         seen = float(np.mean([t - version for _, version, _ in step]))
@@ -71,7 +88,7 @@ def cadence(run: Run, *, local_steps: int, variates: bool = True, noisy: bool = 
         path.append(path[-1] - rate * units_of[-1] * equalised)
         since.append((len(step), descent))
         tasks = sum(count for count, _ in since)
-        unit = units_of[-1]
+        before = unit = units_of[-1]
         if tasks * local_steps >= 20:
             total = np.sum([count * mean for count, mean in since], axis=0)
             noise = 1.69 * tasks / local_steps * (1 + (1 + ages[-2]) ** -2 if variates else 1)
@@ -79,7 +96,22 @@ def cadence(run: Run, *, local_steps: int, variates: bool = True, noisy: bool = 
             if not noisy:
                 unit *= 1 + excess * len(since) / (len(since) + ages[-1])
             since = []
-        units_of.append(min(unit, 2 * norm))
+        unit = min(unit, ceiling)
+        parts.append(parts[-1])
+        if variates and not noisy:
+            part = len(step) / (len(step) + 3)
+            cosine += part * (float(np.mean(cosines)) - cosine)
+            if cosine > 0.05:
+                unit = max(unit, before ** (1 - part) * np.exp(part * (lately + 3 * (cosine - 0.05))))
+            elif cosine < -0.4:
+                unit = min(before, before ** (1 - part) * np.exp(part * (lately + 3 * (cosine + 0.4))))
+            if min(version for _, version, _ in step) >= begun:
+                parts[-1] += len(step) / (len(step) + 9) * (float(np.mean(counted)) - parts[-1])
+                if parts[-1] < -0.5:
+                    path[-1], begun, ceiling, parts[-1] = path[0], t + 1, np.exp(lately) / 4, 0.0
+            unit = max(min(unit, ceiling), 1e-12)
+            lately += (float(np.log(unit)) - lately) / (1 + ages[-1])
+        units_of.append(unit)
         models.append(models[-1] + 9 / (t + 10) * (path[-1] - models[-1]))
     return models
 

@@ -456,6 +456,13 @@ class RunState:
         if differing:
             raise InputError(f"the checkpoint is of another run: {'; '.join(differing)}.")
         spec, device = trees.structure(self.state), self.state.x.device
+        kept = sum(name.startswith("state.") for name in tensors)
+        if kept != spec.num_leaves:
+            raise InputError(
+                f"the checkpoint's server state has {kept} parts, and that of this method now has "
+                f"{spec.num_leaves}: another version of the method wrote it. Start the run again, or "
+                "finish it with the version of offbeat that began it."
+            )
         leaves = [tensors[f"state.{n}"].to(device) for n in range(spec.num_leaves)]
         self.state = trees.unflatten(spec, leaves)
         self.statistics = {name: tensors[f"statistics.{name}"].to(device) for name in self.statistics}

@@ -95,7 +95,8 @@ class BroadcastCache:
         self._encoding: SecureEncoding | None = None  # of the newest version
         self._newest = 0
         self._algorithm: AnyAlgorithm | None = None
-        self._validators: dict[int, UploadValidator] = {}
+        self._phases = 1  # of the algorithm, whose uploads may differ
+        self._validators: dict[int, UploadValidator] = {}  # by phase
         self._broadcasts: dict[int, Broadcast] = {}
 
     def __getitem__(self, version: int) -> Broadcast:
@@ -116,6 +117,7 @@ class BroadcastCache:
         """A new version, its message and statistics; of the earlier ones only the needed ones are kept."""
         if algorithm is not self._algorithm:
             self._algorithm, self._validators = algorithm, {}
+            self._phases = 2 if traits_of(algorithm).two_phases else 1
         self._encoding, self._newest = self.encoding(), version
         secure = None if self._encoding is None else self._encoding.facts
         kept = {old: self._broadcasts[old] for old in needed if old in self._broadcasts}
@@ -126,12 +128,12 @@ class BroadcastCache:
         if self._encoding is not None:
             return secure_validator(self._encoding, self._newest)
         assert self._algorithm is not None
-        kind = version % 2 if traits_of(self._algorithm).two_phases else 0
-        if kind not in self._validators:
-            self._validators[kind] = plain_validator(
+        phase = version % self._phases
+        if phase not in self._validators:
+            self._validators[phase] = plain_validator(
                 self._algorithm, self.x, self._statistics, version, private=self.private
             )
-        return self._validators[kind]
+        return self._validators[phase]
 
 
 class Exchange:

@@ -180,7 +180,7 @@ class PlainUploadValidator:
 
     def _decoded(self, leaves: list[Tensor]) -> tuple[trees.Tree, Statistics]:
         upload, statistics = trees.unflatten(self.structure, leaves)
-        return decode(upload, self.length), statistics
+        return decode(upload, self.length) if self.compressed else upload, statistics
 
 
 def plain_validator(

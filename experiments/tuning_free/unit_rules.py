@@ -346,7 +346,13 @@ def aligned(group: Group, unit: Tensor, size: Tensor, seen: Signals) -> Tensor:
     blind = group.get("blind", 0) > 0  # reckoned from the unit now, and not from what was sent
     move = pace * torch.where(blind, wanted / (1 + seen.age), seen.sent + wanted - unit.log())
     lower, higher = unit * move.clamp_max(0).exp(), unit * move.clamp_min(0).exp()
-    higher = torch.where(along > least, higher, unit).maximum(agreement(group, unit, size, seen))
+    agreed = agreement(group, unit, size, seen)
+    waiting = unit.maximum(seen.sent.exp() * (1 + group.get("fastest", FASTEST)))  # for who was sent the last
+    agreed = torch.where(group.get("waits", 0) > 0, agreed.minimum(waiting), agreed)
+    agreed = torch.where(along < group.get("silent", -1), unit, agreed)  # agreement counts from there on
+    higher = torch.where(along > least, higher, unit).maximum(agreed)
+    worse = seen.loss > group.get("guard", 1e9)  # the loss that clients met, by the lowest
+    higher = torch.where(worse, unit, higher)
     return torch.where(over < 0, lower, higher).minimum(group.get("cap", 2) * size)
 
 

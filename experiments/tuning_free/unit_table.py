@@ -11,7 +11,8 @@ set with the results.
   best fixed unit of each system.
 - `python -m experiments.tuning_free.unit_table sweep` prints results by scale, `python -m
   experiments.tuning_free.unit_table scales` those of Cadence and FedBuff alone, as docs/cadence.md has them,
-  and `python -m experiments.tuning_free.unit_table curves` the long runs.
+  `python -m experiments.tuning_free.unit_table curves` the long runs, and `python -m
+  experiments.tuning_free.unit_table lengths --draw panel` fixed units with local steps of other lengths.
 """
 
 import argparse
@@ -153,6 +154,30 @@ def show_best(given: argparse.Namespace) -> None:
         print(line)
 
 
+def show_lengths(given: argparse.Namespace) -> None:
+    """Print by how much fixed units fall short, with local steps of other lengths beside the same server's."""
+    rules, systems, best = read(given.records)
+    some = [record for record in systems if (record["draw"], record["set"]) == (given.draw, "lengths")]
+    walks = sorted({rule["walk"] for rule in rules["lengths"]})
+    heads = ["local steps, by those of Cadence", "mean", "bounded mean", "worst", "best length in"]
+    print("| " + " | ".join(heads) + " |\n|" + " --- |" * len(heads))
+    tops = {}  # of each system, by the length of its local steps: the shortfall with the best unit
+    for walk in walks:
+        rows = [n for n, rule in enumerate(rules["lengths"]) if rule["walk"] == walk]
+        for record in some:
+            bar = mean(best[given.draw, record["system"]]["finals"])
+            tops[walk, record["system"]] = bar - max(mean(record["finals"][n]) for n in rows)
+    for walk in walks:
+        behind = [tops[walk, record["system"]] for record in some]
+        bounded = mean(max(-BOUND, min(value, BOUND)) for value in behind)
+        first = sum(
+            tops[walk, record["system"]] == min(tops[other, record["system"]] for other in walks)
+            for record in some
+        )
+        cells = [f"{walk / 0.12:.2f}", f"{mean(behind):.1f}", f"{bounded:.1f}", f"{max(behind):.1f}"]
+        print("| " + " | ".join([*cells, f"{first} of {len(some)}"]) + " |")
+
+
 def show_sweep(given: argparse.Namespace) -> None:
     """Print results by scale: FedBuff's best, and each rule that has the given words."""
     rules, systems, best = read(given.records)
@@ -199,7 +224,7 @@ def show_curves(given: argparse.Namespace) -> None:
 def main() -> None:
     """Read the arguments."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["compact", "show", "best", "sweep", "scales", "curves"])
+    parser.add_argument("what", choices=["compact", "show", "best", "lengths", "sweep", "scales", "curves"])
     parser.add_argument("sources", type=Path, nargs="*")
     parser.add_argument("--out", type=Path, default=Path("unit_rules.jsonl"))
     parser.add_argument("--records", type=Path, default=Path(__file__).parent / "unit_rules.jsonl")
@@ -212,7 +237,7 @@ def main() -> None:
         compact(given.sources, given.out)
     else:
         ways = {"show": show, "best": show_best, "sweep": show_sweep, "scales": show_scales}
-        (ways | {"curves": show_curves})[given.what](given)
+        (ways | {"curves": show_curves, "lengths": show_lengths})[given.what](given)
 
 
 if __name__ == "__main__":

@@ -254,3 +254,24 @@ class Bowl:
 
     def descend(self, x: Tensor, batch: Batch, lr: float, /) -> Tensor:
         return x - lr * self(x, batch)
+
+
+def test_the_tables_of_the_sixteenth_exploration_are_printed_from_the_records(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    page = (FOLDER / "README.md").read_text()
+    given = argparse.Namespace(
+        records=FOLDER / "unit_rules.jsonl", draw="panel", set="sixteenth", words=[], systems=False
+    )
+    unit_table.show_lengths(given)
+    assert capsys.readouterr().out in page
+    unit_table.show(given)
+    cadence = unit_table.short_name(unit_rules.SETS["cadence"][0])
+    dead = cadence.replace("revive 2", "revive 0")
+    steady = unit_table.short_name(unit_rules.STEADY)
+    said = page.split("<!-- sixteenth -->")[1].split("<!-- end -->")[0]
+    printed = capsys.readouterr().out.splitlines()[2:]
+    assert len(printed) == len(unit_rules.SETS["sixteenth"])
+    for row in printed:
+        short = row.replace(f"{dead} |", "cadence, revive 0 |").replace(cadence, "cadence")
+        assert short.replace(steady, "*steady*") in said

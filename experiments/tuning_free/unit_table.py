@@ -155,7 +155,7 @@ def show_best(given: argparse.Namespace) -> None:
 
 
 def show_lengths(given: argparse.Namespace) -> None:
-    """Print by how much fixed units fall short, with local steps of other lengths beside the same server's."""
+    """Print the shortfall of the best fixed unit, for local steps of several lengths."""
     rules, systems, best = read(given.records)
     some = [record for record in systems if (record["draw"], record["set"]) == (given.draw, "lengths")]
     walks = sorted({rule["walk"] for rule in rules["lengths"]})

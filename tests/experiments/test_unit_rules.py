@@ -269,7 +269,7 @@ def test_the_tables_of_the_sixteenth_exploration_are_printed_from_the_records(
     cadence = unit_table.short_name(unit_rules.SETS["cadence"][0])
     dead = cadence.replace("revive 2", "revive 0")
     steady = unit_table.short_name(unit_rules.STEADY)
-    said = page.split("<!-- sixteenth -->")[1].split("<!-- end -->")[0]
+    said = page.split("## Sixteenth exploration")[1]
     printed = capsys.readouterr().out.splitlines()[2:]
     assert len(printed) == len(unit_rules.SETS["sixteenth"])
     for row in printed:

@@ -42,6 +42,8 @@ class Gap(NamedTuple):
 
     def relative(self, method: str) -> float:
         """How far a method under delay is below synchronous rounds, in per cent of the latter."""
+        if not math.isfinite(self.accuracies[SYNCHRONOUS]):
+            return math.nan
         return 100 * (1 - self.accuracies[method] / self.accuracies[SYNCHRONOUS])
 
 
@@ -169,7 +171,7 @@ TABLE1 = Study(
     "arXiv 2402.09247, Table 1",
     "accuracy below synchronous rounds, in per cent of theirs: it shrinks as C grows from 50 to 400",
     Version(cells_of(None, 1), gap_table, 9000),
-    Version(cells_of("mlp", 4), gap_table, 28_000),
+    Version(cells_of("mlp", 4), gap_table, 16_000),
     "Not told: the delays' scale, the tasks started from each version (here 1.2 C), the exponent of "
     "staleness (here 0.5), the solver and when accuracy is read (here the mean of the last five versions). "
     "StackOverflow is not at hand: Fashion-MNIST, 12,000 clients with five examples each, which are one "

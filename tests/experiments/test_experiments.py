@@ -18,7 +18,7 @@ from experiments.reproduce.page import fill_sections, marker
 from experiments.reproduce.records import append, present_key, recorded
 from experiments.studies import momentum_gap
 from experiments.studies.momentum import BETAS, NEAR, SCALE, TABLE2, beta_of, rate_of, speed_ups
-from experiments.studies.momentum_gap import CLAIMED, COHORTS, METHODS, SYNCHRONOUS, TABLE1, Gap
+from experiments.studies.momentum_gap import CLAIMED, COHORTS, SYNCHRONOUS, TABLE1, Gap
 
 from offbeat.algorithms import find
 from offbeat.cli.main import parser
@@ -237,7 +237,7 @@ def test_what_the_page_says_of_the_gap_by_cohort_holds() -> None:
     known = {(gap.rule, gap.cohort): gap for gap in momentum_gap.gaps(TABLE1.quick.cells, found)}
     assert known.keys() == CLAIMED.keys()
     for rule in ("fedavgm", "fedadam"):
-        for place, method in enumerate(METHODS):
+        for place, method in enumerate(momentum_gap.METHODS):
             measured = [known[rule, cohort].relative(method) for cohort in COHORTS]
             assert measured[0] > measured[-1]
             assert CLAIMED[rule, 50][place] > CLAIMED[rule, 400][place]

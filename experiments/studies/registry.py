@@ -4,7 +4,16 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from experiments.reproduce.study import Study
-from experiments.studies import adamasfl, fadas, fadas_authors, fadas_fig1, language, momentum, padamfed
+from experiments.studies import (
+    adamasfl,
+    fadas,
+    fadas_authors,
+    fadas_fig1,
+    language,
+    momentum,
+    momentum_gap,
+    padamfed,
+)
 from offbeat.errors import unknown_name
 
 STUDIES: Mapping[str, Study] = MappingProxyType(
@@ -22,6 +31,7 @@ STUDIES: Mapping[str, Study] = MappingProxyType(
             fadas_authors.TABLE8,
             fadas_authors.TABLE4,
             language.GLUE,
+            momentum_gap.TABLE1,
             momentum.TABLE2,
             momentum.SCALE,
             padamfed.FIG1,

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import re
 import shlex
 from collections import Counter
@@ -15,7 +16,9 @@ from experiments.momentum import table4
 from experiments.reproduce.outcome import ComputeOptions, run_cell
 from experiments.reproduce.page import fill_sections, marker
 from experiments.reproduce.records import append, present_key, recorded
+from experiments.studies import momentum_gap
 from experiments.studies.momentum import BETAS, NEAR, SCALE, TABLE2, beta_of, rate_of, speed_ups
+from experiments.studies.momentum_gap import CLAIMED, COHORTS, SYNCHRONOUS, TABLE1, Gap
 
 from offbeat.algorithms import find
 from offbeat.cli.main import parser
@@ -164,7 +167,9 @@ def test_every_table_on_momentum_is_made_from_the_records() -> None:
     for name in made:
         assert fill_sections(page, made | {name: "| data |"}) != page
     simulated = table4.tables(json.loads(table4.RECORDS.read_text()))
-    studied = {marker(study, quick).strip("<!->\n ") for study in (TABLE2, SCALE) for quick in (False, True)}
+    studied = {
+        marker(study, quick).strip("<!->\n ") for study in (TABLE1, TABLE2, SCALE) for quick in (False, True)
+    }
     assert (
         set(re.findall(r"<!-- (.+) -->", page)) - {"end", "glance"}
         == made.keys() | simulated.keys() | studied
@@ -176,7 +181,7 @@ def test_the_records_on_momentum_are_of_the_studys_own_runs() -> None:
         keys = [
             present_key(json.loads(line)["key"]) for line in momentum.path_of(name).read_text().splitlines()
         ]
-        scaled = {cell.key for cell in getattr(SCALE, name).cells}
+        scaled = {cell.key for study in (TABLE1, SCALE) for cell in getattr(study, name).cells}
         assert sorted(set(keys) - scaled) == sorted(cell.key for cell in version.cells)
         assert len(set(keys)) == len(keys)
     assert (len(TABLE2.full.cells), len(TABLE2.quick.cells)) == (120, 48)
@@ -225,6 +230,56 @@ def test_the_runs_at_the_papers_scale_have_its_settings() -> None:
         assert cell.column == "fedbuff" or given["beta"] == 0.9
         assert made.noise == (0.609 if "+ DP" in cell.row else None)
     assert set(Counter(cell.row for cell in SCALE.full.cells).values()) == {12}
+
+
+def test_what_the_page_says_of_the_gap_by_cohort_holds() -> None:
+    found = recorded(momentum.path_of("quick"))
+    known = {(gap.rule, gap.cohort): gap for gap in momentum_gap.gaps(TABLE1.quick.cells, found)}
+    assert known.keys() == CLAIMED.keys()
+    for rule in ("fedavgm", "fedadam"):
+        for place, method in enumerate(momentum_gap.METHODS):
+            measured = [known[rule, cohort].relative(method) for cohort in COHORTS]
+            assert measured[0] > measured[-1]
+            assert CLAIMED[rule, 50][place] > CLAIMED[rule, 400][place]
+            if method == "ma":
+                assert measured == sorted(measured, reverse=True)
+    nearer = sum(gap.relative("ma") < gap.relative("ma-light") for gap in known.values())
+    claimed = sum(full < light for full, light in CLAIMED.values())
+    assert (nearer, claimed) == (3, 7)
+    synchronous = [known["fedavgm", cohort].accuracies[SYNCHRONOUS] for cohort in COHORTS]
+    assert 83.7 < min(synchronous) < max(synchronous) < 84.0
+    for (rule, _), gap in known.items():
+        largest = max(momentum_gap._RATES[rule])
+        assert (gap.rates["ma"] == largest) == (rule == "fedavgm")
+        assert gap.rates[SYNCHRONOUS] == largest
+
+
+def test_a_gap_to_synchronous_rounds_is_relative_and_unknown_where_they_diverged() -> None:
+    gap = Gap("fedavgm", 50, {SYNCHRONOUS: 80.0, "ma": 76.0, "ma-light": -math.inf}, {})
+    assert gap.relative("ma") == pytest.approx(5.0)
+    assert gap.relative("ma-light") == math.inf
+    lost = gap._replace(accuracies={SYNCHRONOUS: -math.inf, "ma": 76.0})
+    assert math.isnan(lost.relative("ma"))
+
+
+def test_rows_of_the_gap_are_left_blank_until_all_their_runs_are_recorded() -> None:
+    found = recorded(momentum.path_of("quick"))
+    lost = TABLE1.quick.cells[0]
+    fewer = {key: one for key, one in found.items() if key != lost.key}
+    assert len(momentum_gap.gaps(TABLE1.quick.cells, fewer)) == len(CLAIMED) - 1
+    table = momentum_gap.gap_table(TABLE1.quick.cells, fewer)
+    (row,) = (row for row in table.rows if row[0] == lost.row)
+    assert row[1:5] == ("", "", "", "")
+    assert row[-1] == "5 of 6"
+    assert not any(note.startswith("fedavgm") for note in table.notes)
+
+
+def test_enough_tasks_are_asked_for_that_the_intended_number_starts() -> None:
+    """Of the tasks asked for, those start whose client is idle."""
+    for cohort in COHORTS:
+        started = momentum_gap.STARTED * cohort
+        idle = 1 - momentum_gap._AT_WORK * started / momentum_gap.CLIENTS
+        assert momentum_gap.rate_to_idle(cohort) * idle == pytest.approx(started, rel=0.01)
 
 
 def test_what_the_page_says_of_momentum_at_the_papers_scale_holds() -> None:

@@ -59,7 +59,7 @@ QUICK = Experiment.of(algorithm="fedbuff", clients=20, concurrency=10, rounds=8,
 
 # Quick studies of data that the reader has to get, and most minutes: text,
 # a map over many places, and 200 clients a step.
-OWN_DATA = {"language-glue": 8, "adamasfl-map": 60, "momentum-c200": 30}
+OWN_DATA = {"language-glue": 8, "adamasfl-map": 60, "momentum-c200": 30, "momentum-table1": 30}
 
 
 def curve(*accuracies: float, failure: str | None = None, every: int = 10) -> Curve:

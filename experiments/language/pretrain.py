@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from experiments.language.text import IGNORED, Batch, Rows, read_text
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from experiments.language.text import IGNORED, Batch, Rows, read_text
 from offbeat import draws
 from offbeat.cli.main import Parser, parse_options, run_program
 from offbeat.cli.options import folder_name, number, whole_number
@@ -168,11 +168,11 @@ def build_model(chosen: Pretraining, tokenizer: Any) -> Any:
 
 
 def train(model: Any, rows: Rows, checks: list[Batch], chosen: Pretraining) -> Iterator[dict[str, Any]]:
-    """Train until the time or the steps are over; yield what held-out text gives, ten times and at the end."""
+    """Train until the time or the steps are over; yield what held-out text gives, ten times."""
     optimiser = torch.optim.AdamW(model.parameters(), lr=chosen.lr, betas=(0.9, 0.98), weight_decay=0.01)
-    device, begun, step, shown = parse_device(chosen.device), time.monotonic(), 0, 0.0
+    device, begun, shown = parse_device(chosen.device), time.monotonic(), 0.0
     yield {"step": 0, "seconds": 0.0} | evaluate(model, checks, device)
-    for batch in _stream(rows, chosen):
+    for step, batch in enumerate(_stream(rows, chosen)):
         done = _done(chosen, step, time.monotonic() - begun)
         if done >= 1 or done >= shown + 1 / EVALUATIONS:
             shown = done
@@ -183,14 +183,13 @@ def train(model: Any, rows: Rows, checks: list[Batch], chosen: Pretraining) -> I
         for group in optimiser.param_groups:
             group["lr"] = chosen.lr * min(done / WARMUP + 1e-3, (1 - done) / (1 - WARMUP))
         words, pairs = _losses(model, batch, device)
-        loss = words.mean() + (pairs.mean() if len(pairs) else 0.0)
+        loss = sum(each.sum() / max(1, len(each)) for each in (words, pairs))  # a batch may have none
         if not torch.isfinite(loss):
             raise DivergedError(f"the loss became NaN or infinite at step {step}: give a lower --lr.")
         optimiser.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
-        step += 1
 
 
 def _stream(rows: Rows, chosen: Pretraining) -> Iterator[Batch]:

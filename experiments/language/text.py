@@ -20,7 +20,7 @@ from offbeat.data.download import find_file, parse_file
 from offbeat.errors import InputError
 from offbeat.nn.language import quiet_transformers
 
-HELD_OUT = 0.02  # of all pairs
+HELD_OUT, LEAST_HELD_OUT = 0.02, 20  # of all pairs; of little text up to half
 LINES = 4  # of a play in one passage
 MASKED, RANDOM, KEPT = 0.15, 0.1, 0.1  # as in BERT: of all tokens; of the masked ones
 IGNORED = -100  # no target, as in torch and transformers
@@ -64,7 +64,8 @@ def read_text(folder: Path, seed: int) -> PretrainingText:
     pairs = _without(pairs, tested)
     held = np.zeros(len(pairs), np.bool_)
     order = draws.generator(seed, "held-out text").permutation(len(pairs))
-    held[order[: max(1, round(HELD_OUT * len(pairs)))]] = True
+    count = max(round(HELD_OUT * len(pairs)), min(LEAST_HELD_OUT, len(pairs) // 2))
+    held[order[:count]] = True
     held_out = [pair for pair, out in zip(pairs, held, strict=True) if out]
     rest = [pair for pair, out in zip(pairs, held, strict=True) if not out]
     unseen = tested | {plain(each) for pair in held_out for each in pair if each is not None}

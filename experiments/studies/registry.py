@@ -22,6 +22,7 @@ STUDIES: Mapping[str, Study] = MappingProxyType(
             fadas_authors.TABLE8,
             fadas_authors.TABLE4,
             language.GLUE,
+            language.SMALL,
             momentum.TABLE2,
             momentum.SCALE,
             padamfed.FIG1,

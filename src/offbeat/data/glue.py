@@ -58,7 +58,7 @@ def examples(name: str, task: GlueTask, tokenizer: Any = None) -> tuple[Examples
     if tokenizer is None:
         trained = task.train
         tokenizer = train_tokenizer((*trained.first, *(trained.second or ())), VOCABULARY_SIZE)
-    length = min(_LENGTHS[name], tokenizer.model_max_length)
+    length = min(_LENGTHS[name], getattr(tokenizer, "model_max_length", _LENGTHS[name]))
     train, test = (
         Examples(
             encode(tokenizer, part.first, part.second, length=length),

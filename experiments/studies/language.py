@@ -62,7 +62,7 @@ _GRIDS: Grids = (
     ("fedasync", tuple((("local_lr", local),) for local in (0.03, 0.1, 0.3))),
 )
 
-# Around the paper's rates; the middle one of each grid is run first.
+# One grid for all tasks, chosen without trials; the middle rate is run first.
 _SMALL_GRIDS: Grids = (
     ("fedbuff", locals_(0.03, 0.01, 0.1)),
     ("fadas", servers(2e-3, 5e-4, 5e-3)),

@@ -15,7 +15,7 @@ from experiments.reproduce.outcome import ComputeOptions, trial_of
 from experiments.reproduce.page import aligned, cost, figures, marker, section, terms, written
 from experiments.reproduce.records import Curve, append, begin, check_place, recorded
 from experiments.reproduce.study import Cell, Study, Version, summary_of
-from experiments.reproduce.weights import check_same_weights
+from experiments.reproduce.weights import FINE_TUNED, check_same_weights
 from experiments.reproduce.workers import results
 from experiments.studies.registry import STUDIES, find_study
 from offbeat.cli.main import Parser, parse_options, run_program
@@ -49,7 +49,9 @@ def add_options(command: argparse.ArgumentParser) -> None:
         "--data-dir", metavar="DIR", help="with a folder for each data set, such as DIR/mnist"
     )
     command.add_argument(
-        "--weights", metavar="DIR", help="of a model to fine-tune and its tokenizer, for language-glue"
+        "--weights",
+        metavar="DIR",
+        help="of a model to fine-tune and its tokenizer, for the studies on language",
     )
     command.add_argument("--processes", type=whole_number, default=2, metavar="N", help="runs at a time [2]")
     command.add_argument("--minutes", type=number, default=None, metavar="M", help="stop after so many")
@@ -179,7 +181,8 @@ def _smaller(version: Version) -> str:
     """In what the quick version is smaller."""
     data = {str(cell.experiment.data) for cell in version.cells}
     if data <= set(glue.NAMES):
-        return "; here from random weights"
+        given = any(cell.experiment.model == FINE_TUNED for cell in version.cells)
+        return "; here from the weights of a small model" if given else "; here from random weights"
     return f"; here on {' and '.join(sorted(data))}"
 
 

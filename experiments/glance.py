@@ -313,7 +313,8 @@ def _of_language() -> tuple[Claim, ...]:
             "BERT with adapters on GLUE: FADAS is above FedBuff and FedAsync",
             "points",
             tuple(point for point in points if point),
-            "a small BERT from random weights; with pretrained weights it was not run",
+            "a small BERT from random weights; from one that was pretrained here for 20 minutes no method "
+            "learns enough to compare, and with the weights of BERT it was not run",
         ),
     )
 
@@ -391,7 +392,8 @@ def _gaps() -> tuple[tuple[Point, ...], tuple[Point, ...]]:
     for (rule, cohort), gap in known.items():
         full, light = (gap.relative(method) for method in momentum_gap.METHODS)
         claimed = told[rule, cohort][1] - told[rule, cohort][0]
-        nearer.append(Point(f"{rule}, C = {cohort}", light - full, claimed, (light > full) == (claimed > 0)))
+        if claimed > 0:
+            nearer.append(Point(f"{rule}, C = {cohort}", light - full, claimed, light > full))
     return tuple(shrinks), tuple(nearer)
 
 

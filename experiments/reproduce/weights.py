@@ -21,7 +21,7 @@ def check_weights(made: Experiment, folder: str | None) -> None:
     if made.model == FINE_TUNED and folder is None:
         raise InputError(
             "this study fine-tunes a model of yours: name the folder of its weights and tokenizer with "
-            "--weights, or add --quick to start from random weights."
+            "--weights; python -m experiments.language.pretrain makes a small one."
         )
     if made.model != FINE_TUNED and folder is not None:
         raise InputError(f"the model '{made.model}' starts from random weights: leave --weights out.")

@@ -31,6 +31,7 @@ STUDIES: Mapping[str, Study] = MappingProxyType(
             fadas_authors.TABLE8,
             fadas_authors.TABLE4,
             language.GLUE,
+            language.SMALL,
             momentum_gap.TABLE1,
             momentum.TABLE2,
             momentum.SCALE,

@@ -96,6 +96,9 @@ def test_a_tokenizer_of_ones_own_gives_its_own_ids(tmp_path: Path) -> None:
 
     source = load_glue("sst2", write(tmp_path), numbered)
     assert source.test.inputs[:, 0].tolist() == [4, 4]
+    assert source.test.inputs.shape[1] == 64
+    numbered.model_max_length = 16  # type: ignore[attr-defined]
+    assert load_glue("sst2", write(tmp_path), numbered).test.inputs.shape[1] == 16
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,13 @@ QUICK = Experiment.of(algorithm="fedbuff", clients=20, concurrency=10, rounds=8,
 
 # Quick studies of data that the reader has to get, and most minutes: text,
 # a map over many places, and 200 clients a step.
-OWN_DATA = {"language-glue": 8, "adamasfl-map": 60, "momentum-c200": 30, "momentum-table1": 30}
+OWN_DATA = {
+    "language-glue": 8,
+    "language-glue-small": 8,
+    "adamasfl-map": 60,
+    "momentum-c200": 30,
+    "momentum-table1": 30,
+}
 
 
 def curve(*accuracies: float, failure: str | None = None, every: int = 10) -> Curve:
@@ -694,7 +700,7 @@ def test_in_full_without_data_it_is_one_sentence_on_where_to_get_it(
     (tmp_path / "empty").mkdir()
     assert main([study.name, "--data-dir", "empty"]) == 2
     error = capsys.readouterr().err
-    if study.name == "language-glue":  # which asks for weights first
+    if study.paper == "language":  # which asks for weights first
         assert "name the folder of its weights and tokenizer with --weights" in error
     else:
         data = study.full.cells[0].experiment.data

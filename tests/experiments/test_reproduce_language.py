@@ -13,7 +13,7 @@ from experiments.reproduce.page import terms
 from experiments.reproduce.records import Curve, append, recorded
 from experiments.reproduce.tables import entries_of
 from experiments.reproduce.weights import digest
-from experiments.studies.language import GLUE, TASKS
+from experiments.studies.language import GLUE, SMALL, TASKS
 from transformers import BertConfig, BertForSequenceClassification
 
 from offbeat.nn.language import train_tokenizer
@@ -207,8 +207,27 @@ def test_what_the_page_says_holds() -> None:
         assert f"{merits['fadas', task]:.2f} on {task}" in page
 
 
+def test_what_the_page_says_of_the_pretrained_model_holds() -> None:
+    folder = Path(__file__).parent.parent.parent / "experiments" / "language"
+    page, found = (folder / "README.md").read_text(), recorded(folder / "records" / "quick.jsonl")
+    lines = (folder / "records" / "pretraining.jsonl").read_text().splitlines()
+    settings, first, *_, last = [json.loads(line) for line in lines]
+    assert f"{settings['weights']:,} weights" in page
+    assert f"for {settings['minutes']:g} minutes" in page
+    assert f"from {first['loss']:.2f} to {last['loss']:.2f} in {last['step']:,} steps" in page
+    assert f"{100 * last['pairs']:.1f} per cent of the held-out pairs" in page
+    best = entries_of(SMALL.quick.cells, found, LastRounds())
+    merits = {place: entry.figure.merit for place, entry in best.items()}
+    assert max(merit for (_, task), merit in merits.items() if task == "MRPC") < 68.4
+    assert f"delay-adaptive FADAS comes nearest with {merits['fadas-da', 'MRPC']:.2f}" in page
+    assert merits["fedbuff", "RTE"] == max(merit for (_, task), merit in merits.items() if task == "RTE")
+    assert f"FedBuff with {merits['fedbuff', 'RTE']:.2f}" in page
+    assert round(2.77 * merits["fedbuff", "RTE"]) - 146 == 6  # of 277 sentences 146 have one answer
+    assert f"FADAS ends at {merits['fadas', 'SST-2']:.2f} where" in page
+
+
 def test_the_settings_are_the_papers() -> None:
-    for cell in (*GLUE.full.cells, *GLUE.quick.cells):
+    for cell in (*GLUE.full.cells, *GLUE.quick.cells, *SMALL.full.cells, *SMALL.quick.cells):
         made = cell.experiment
         assert (made.clients, made.concurrency, made.partition) == (10, 5, "dirichlet:0.6")
         assert made.buffer * cell.scale == 3

@@ -51,13 +51,17 @@ def read(name: str, folder: Path | str) -> GlueTask:
 
 
 def examples(name: str, task: GlueTask, tokenizer: Any = None) -> tuple[Examples, Examples]:
-    """Training and test examples; by default the tokenizer is trained on the training sentences."""
+    """Training and test examples, cut at the tokenizer's `model_max_length` where that is shorter.
+
+    By default the tokenizer is trained on the training sentences.
+    """
     if tokenizer is None:
         trained = task.train
         tokenizer = train_tokenizer((*trained.first, *(trained.second or ())), VOCABULARY_SIZE)
+    length = min(_LENGTHS[name], getattr(tokenizer, "model_max_length", _LENGTHS[name]))
     train, test = (
         Examples(
-            encode(tokenizer, part.first, part.second, length=_LENGTHS[name]),
+            encode(tokenizer, part.first, part.second, length=length),
             torch.from_numpy(part.labels),
         )
         for part in task

@@ -266,12 +266,14 @@ def test_the_tables_of_the_sixteenth_exploration_are_printed_from_the_records(
     unit_table.show_lengths(given)
     assert capsys.readouterr().out in page
     unit_table.show(given)
+    given.set = "longer"
+    unit_table.show(given)
     cadence = unit_table.short_name(unit_rules.SETS["cadence"][0])
     dead = cadence.replace("revive 2", "revive 0")
     steady = unit_table.short_name(unit_rules.STEADY)
     said = page.split("## Sixteenth exploration")[1]
-    printed = capsys.readouterr().out.splitlines()[2:]
-    assert len(printed) == len(unit_rules.SETS["sixteenth"])
+    printed = [line for line in capsys.readouterr().out.splitlines() if "cadence" in line or "gain" in line]
+    assert len(printed) == len(unit_rules.SETS["sixteenth"]) + len(unit_rules.SETS["longer"])
     for row in printed:
         short = row.replace(f"{dead} |", "cadence, revive 0 |").replace(cadence, "cadence")
         assert short.replace(steady, "*steady*") in said

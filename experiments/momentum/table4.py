@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments.reproduce.page import fill_sections, markdown_table
+from torch import Tensor
 
-from offbeat.algorithms.momentum_approximation import Ridge, relative_errors
+from offbeat.algorithms.momentum_approximation import Ridge, Solver, Truncated, relative_errors
 from offbeat.schedule.availability import Dropout
 from offbeat.schedule.clock import Clock
 from offbeat.schedule.delays import parse_delay
@@ -29,6 +30,10 @@ LAWS = {"half-normal": "half-normal:1", "uniform": "uniform:0:1", "exponential":
 STARTED = (1.2, 2.0, 4.0)  # tasks started from each version, per task that a step takes
 BROAD = ("half-normal:1", 8.0, 300)  # a schedule to try windows and ridges on: law, tasks started, rounds
 WINDOWS, PENALTIES = (80, 160, 300), (1e-3, 1e-4, 1e-5, 1e-6)
+SWEPT, WHOLE = 2.0, 300  # tasks started and rounds, all of them in the window, for the solvers compared
+SOLVERS: dict[str, Solver] = {f"ridge {penalty:g}": Ridge(penalty) for penalty in (1e-2, *PENALTIES)} | {
+    "least squares": Truncated(1e-15)
+}
 BETA, COHORT, LIMIT, ROUNDS, CLIENTS, SEED = 0.9, 200, 20, 2000, 1_000_000, 0
 
 
@@ -65,9 +70,37 @@ def measure_windows() -> dict[str, dict[str, float]]:
     }
 
 
+class _Watched:
+    """A solver, and the largest weight that it has given."""
+
+    def __init__(self, solver: Solver) -> None:
+        self.solver, self.largest = solver, 0.0
+
+    def __call__(self, rows: Tensor, target: Tensor) -> Tensor:
+        found = self.solver(rows, target)
+        self.largest = max(self.largest, float(found.abs().max()))
+        return found
+
+
+def measure_solvers(rounds: int = WHOLE, clients: int = CLIENTS) -> dict[str, dict[str, dict[str, float]]]:
+    """MA's relative error and its largest weight, by law and by solver, over the whole history."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for law, text in LAWS.items():
+        ages = staleness(text, SWEPT, rounds, clients)
+        for name, solver in SOLVERS.items():
+            watched = _Watched(solver)
+            error = relative_errors(ages, BETA, LIMIT + 1, rounds, watched).approximation
+            found.setdefault(law, {})[name] = {"error": error, "largest": watched.largest}
+    return found
+
+
 def tables(records: Mapping[str, Any]) -> dict[str, str]:
     """Everything between markers, by the name of its marker."""
-    return {"table 4": table(records["laws"]), "windows": windows(records["windows"])}
+    return {
+        "table 4": table(records["laws"]),
+        "windows": windows(records["windows"]),
+        "solvers": solvers(records["solvers"]),
+    }
 
 
 def table(records: Mapping[str, Any]) -> str:
@@ -88,6 +121,19 @@ def windows(records: Mapping[str, Any]) -> str:
     )
 
 
+def solvers(records: Mapping[str, Any]) -> str:
+    """MA's error in per cent and its largest weight, beside the paper's error."""
+    rows = [
+        [
+            law,
+            f"{PAPER[law][0]:.2f}",
+            *(f"{100 * one['error']:.2f} ({one['largest']:.3g})" for one in row.values()),
+        ]
+        for law, row in records.items()
+    ]
+    return markdown_table(["delays", "paper", *SOLVERS], rows)
+
+
 def _cell(one: dict[str, float]) -> str:
     full, light, naive = (f"{100 * one[name]:.2f}" for name in ("approximation", "light", "naive"))
     return f"{full} / {light}, naive {naive}"
@@ -100,7 +146,8 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="put the tables into README.md")
     given = parser.parse_args()
     if given.measure:
-        RECORDS.write_text(json.dumps({"laws": measure(), "windows": measure_windows()}, indent=1) + "\n")
+        found = {"laws": measure(), "windows": measure_windows(), "solvers": measure_solvers()}
+        RECORDS.write_text(json.dumps(found, indent=1) + "\n")
     made = tables(json.loads(RECORDS.read_text()))
     if given.write:
         PAGE.write_text(fill_sections(PAGE.read_text(), made))

@@ -167,6 +167,7 @@ def test_every_table_on_momentum_is_made_from_the_records() -> None:
     for name in made:
         assert fill_sections(page, made | {name: "| data |"}) != page
     simulated = table4.tables(json.loads(table4.RECORDS.read_text()))
+    assert fill_sections(page, simulated) == page
     versions = [(study, quick) for study in (TABLE2, SCALE) for quick in (False, True)]
     studied = {marker(study, quick).strip("<!->\n ") for study, quick in [*versions, (TABLE1, True)]}
     assert (
@@ -229,6 +230,26 @@ def test_the_runs_at_the_papers_scale_have_its_settings() -> None:
         assert cell.column == "fedbuff" or given["beta"] == 0.9
         assert made.noise == (0.609 if "+ DP" in cell.row else None)
     assert set(Counter(cell.row for cell in SCALE.full.cells).values()) == {12}
+
+
+def test_less_regularisation_fits_momentum_better_with_larger_weights() -> None:
+    for row in table4.measure_solvers(rounds=40, clients=20_000).values():
+        errors, largest = ([one[name] for one in row.values()] for name in ("error", "largest"))
+        assert list(row) == list(table4.SOLVERS)
+        assert errors == sorted(errors, reverse=True)
+        assert largest == sorted(largest)
+
+
+def test_what_the_page_says_of_solvers_for_momentum_holds() -> None:
+    found = json.loads(table4.RECORDS.read_text())["solvers"]
+    for law in ("uniform", "exponential"):
+        told = table4.PAPER[law][0] / 100
+        assert found[law]["ridge 1e-05"]["error"] < told < found[law]["ridge 0.0001"]["error"]
+    least = min(one["error"] for name, one in found["half-normal"].items() if name != "least squares")
+    assert table4.PAPER["half-normal"][0] / 100 < least
+    for row in found.values():
+        assert row["least squares"]["error"] < 0.002
+        assert 5e5 < row["least squares"]["largest"] < 1e12
 
 
 def test_what_the_page_says_of_the_gap_by_cohort_holds() -> None:

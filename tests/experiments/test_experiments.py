@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from experiments.concurrency import table
 from experiments.momentum import table as momentum
@@ -294,12 +295,17 @@ def test_rows_of_the_gap_are_left_blank_until_all_their_runs_are_recorded() -> N
     assert not any(note.startswith("fedavgm") for note in table.notes)
 
 
-def test_enough_tasks_are_asked_for_that_the_intended_number_starts() -> None:
-    """Of the tasks asked for, those start whose client is idle."""
-    for cohort in COHORTS:
-        started = momentum_gap.STARTED * cohort
-        idle = 1 - momentum_gap._AT_WORK * started / momentum_gap.CLIENTS
-        assert momentum_gap.rate_to_idle(cohort) * idle == pytest.approx(started, rel=0.01)
+def test_updates_of_few_clients_are_as_stale_as_those_of_many() -> None:
+    """Of the tasks that are asked for, those start whose client is idle."""
+
+    def mean_staleness(started: float, clients: int) -> float:
+        ages = table4.staleness("half-normal:1", started, 120, clients)[60:]
+        return float(np.mean(ages))
+
+    wanted = mean_staleness(momentum_gap.STARTED, 1_000_000)
+    asked = momentum_gap.rate_to_idle(table4.COHORT) / table4.COHORT
+    assert abs(mean_staleness(asked, momentum_gap.CLIENTS) - wanted) < 0.2
+    assert abs(mean_staleness(momentum_gap.STARTED, momentum_gap.CLIENTS) - wanted) > 0.4
 
 
 def test_what_the_page_says_of_momentum_at_the_papers_scale_holds() -> None:

@@ -277,3 +277,21 @@ def test_the_tables_of_the_sixteenth_exploration_are_printed_from_the_records(
     for row in printed:
         short = row.replace(f"{dead} |", "cadence, revive 0 |").replace(cadence, "cadence")
         assert short.replace(steady, "*steady*") in said
+
+
+def test_what_the_page_says_of_lengths_of_local_steps_holds() -> None:
+    rules, systems, _ = unit_table.read(FOLDER / "unit_rules.jsonl")
+    said = (FOLDER / "README.md").read_text().split("## Sixteenth exploration")[1]
+    found = {
+        (record["system"], rule["start"], round(rule["walk"] / 0.12, 2)): final
+        for record in systems
+        if record["set"] == "lengths"
+        for rule, (final,) in zip(rules["lengths"], record["finals"], strict=True)
+    }
+    raw = [f"development: {name}" for name in ("raw150, mlp", "raw features")]
+    long = " and ".join(f"{found[name, 0.2, 1.0]:.1f}" for name in raw)
+    assert f"gives {long} % with the present local steps" in said
+    assert [found[name, 0.2, 0.33] for name in raw] == pytest.approx([46.4, 46.4], abs=0.05)
+    heavy = "development: digits16, mlp, weights x 100"
+    short, present = found[heavy, 0.06, 0.03], found[heavy, 0.06, 1.0]
+    assert f"({short:.1f} with a thirtieth, {present:.1f} with the present length" in said

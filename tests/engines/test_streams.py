@@ -106,7 +106,8 @@ def test_groups_of_any_size_give_the_reference_and_each_stream_keeps_few_graphs_
         compare(world, executor, list(range(8))[:size], visit)
     pools = Counter(id(graph.pool) for graph in Graph.alive)
     assert len(pools) == 3
-    assert max(pools.values()) <= cuda._GRAPHS_PER_STREAM
+    most = cuda._GRAPHS_PER_STREAM if isinstance(work, Steps) else cuda._GRADIENTS_PER_STREAM
+    assert max(pools.values()) <= most
     recorded = Graph.recorded
     for visit in range(9, 12):
         compare(world, executor, list(range(8)), visit)
@@ -116,21 +117,51 @@ def test_groups_of_any_size_give_the_reference_and_each_stream_keeps_few_graphs_
     assert not Graph.alive
 
 
-def test_more_lengths_than_there_is_room_for_are_computed_without_graphs(
+def test_more_shapes_than_there_is_room_for_are_computed_without_graphs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cuda, "_GRAPHS_PER_STREAM", 1)
+    monkeypatch.setattr(cuda, "_GRADIENTS_PER_STREAM", 1)
     world = make_world(clients=8, work=Epochs(1, 4))
     executor = on_streams(world.problem, world.population)
     for visit in range(3):
         compare(world, executor, list(range(8)), visit)
-    assert 0 < Graph.recorded == len(Graph.alive) <= 3  # of one length, on as many streams as it has tasks
+    assert Graph.recorded == len(Graph.alive) == 3  # one on each stream
+
+
+def test_tasks_of_unlike_lengths_are_dealt_to_streams_by_their_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = make_world(clients=8, work=Epochs(2, 4))
+    executor = on_streams(world.problem, world.population)
+    used: list[object] = []
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: used.append(stream) or nullcontext())
+    compare(world, executor, list(range(8)), 0)
+    lengths = [len(world.population.indices(client, 0, SEED)) for client in range(8)]
+    order = sorted(range(8), key=lambda client: -lengths[client])
+    loads: Counter[object] = Counter()
+    for client, stream in zip(order, used, strict=True):
+        loads[stream] += lengths[client]
+    assert len(set(lengths)) > 2
+    assert len(loads) == 3
+    assert max(loads.values()) - min(loads.values()) <= max(lengths)
+
+
+def test_a_minibatch_that_is_short_is_not_padded_so_that_batchnorm_is_exact() -> None:
+    world = make_world(clients=8, work=Epochs(1, 4, least=2))
+    torch.manual_seed(3)
+    features = world.population.data.inputs.shape[1]
+    module = torch.nn.Sequential(torch.nn.BatchNorm1d(features), torch.nn.Linear(features, 3)).double()
+    problem = Problem(module, world.problem.loss)
+    other = world._replace(problem=problem)
+    executor = on_streams(problem, world.population)
+    for visit in range(3):
+        compare(other, executor, list(range(8)), visit)
+    assert Graph.recorded
+    assert not executor.fell_back
 
 
 def test_fewer_streams_are_used_where_memory_is_short_which_is_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    world = make_world(clients=8)
+    world = make_world(clients=8, work=Steps(3, 4))
     executor = on_streams(world.problem, world.population, streams=8)
     monkeypatch.setattr(Graph, "room", 3)
     for visit in range(3):

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -182,11 +182,14 @@ class Summation(Protocol):
 
 
 _ADDED = 1 << 22  # numbers that are added at a time, and converted to another dtype for it
+_ADDED_ON_GPU = 1 << 28  # where each addition takes several launches
 
 
 @dataclass(frozen=True)
 class PlainSum:
     """The server sees every upload and adds them."""
+
+    _added: int = field(default=_ADDED, repr=False)
 
     @property
     def secret(self) -> bool:
@@ -201,10 +204,10 @@ class PlainSum:
         return math.inf
 
     def open(self, context: AggregationContext) -> "PlainSum":
-        return self
+        return PlainSum(_ADDED_ON_GPU) if context.x.is_cuda else self
 
     def piece(self, numbers: int) -> int:
-        return max(1, _ADDED // max(1, numbers))
+        return max(1, self._added // max(1, numbers))
 
     def total(
         self,

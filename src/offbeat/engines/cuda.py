@@ -7,33 +7,35 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, NamedTuple, TypeVar
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from offbeat import trees
-from offbeat.core import AnyAlgorithm, Task
-from offbeat.data.population import Examples, Population
+from offbeat.core import AnyAlgorithm, Batch, Batches, Task, Vector
+from offbeat.data.population import Examples, Indices, Population
 from offbeat.engines.local import (
     DRAWS_NUMBERS,
     LocalFn,
-    PaddingCheck,
     SequentialExecutor,
     TaskDraws,
     TaskInputs,
     TaskResults,
     TaskStart,
-    group_by_length,
-    join_results,
     make_local_fn,
+    run_local,
     sample_batch,
     separate_inputs,
+    to_device,
 )
 from offbeat.errors import InputError, setting_name
-from offbeat.nn.problem import Problem
+from offbeat.nn.problem import GradientFn, Problem, Statistics
 from offbeat.trees import Tree
 
 log = logging.getLogger(__name__)
 
-_GRAPHS_PER_STREAM = 16  # recorded shapes that each stream keeps
+_GRAPHS_PER_STREAM = 16  # recorded shapes of tasks that each stream keeps
+_GRADIENTS_PER_STREAM = 4  # recorded shapes of minibatches
 _IDLE_FACTOR = 4  # a graph is unused after this many times as many other requests as the cache holds graphs
 _WARMUP_RUNS = 2  # before recording, so that libraries choose kernels and allocate their workspace
 
@@ -102,10 +104,61 @@ class CapturedGraph:
 
     def __call__(self, inputs: Tree) -> Tree:
         """Launch on the current stream."""
-        for own, given in zip(trees.leaves(self._inputs), trees.leaves(inputs), strict=True):
-            own.copy_(given, non_blocking=True)
+        copy_together(trees.leaves(self._inputs), trees.leaves(inputs))
         self._graph.replay()
         return self._outputs
+
+
+def copy_together(own: Sequence[Tensor], given: Sequence[Tensor]) -> None:
+    """Copy tensors of one device in a few launches, however many they are."""
+    kinds: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+    for one, other in zip(own, given, strict=True):
+        ours, theirs = kinds.setdefault(one.dtype, ([], []))
+        ours.append(one)
+        theirs.append(other)
+    for ours, theirs in kinds.values():
+        torch._foreach_copy_(ours, theirs, non_blocking=True)
+
+
+class RecordedGradient:
+    """The gradient of one minibatch, as a graph for each of its shapes; for tasks of any length.
+
+    Other minibatches than those of the usual size are not compiled, and of many sizes only some are recorded.
+    """
+
+    def __init__(self, slot: "StreamSlot", problem: Problem, differentiate: GradientFn, usual: int) -> None:
+        self._slot = slot
+        self._problem = problem
+        self._differentiate = differentiate
+        self._usual = usual  # examples
+
+    def __call__(
+        self, x: Vector, statistics: Statistics, batch: Batch
+    ) -> tuple[Vector, Tensor, Statistics]:
+        """As `Problem.differentiate`; nothing of it is overwritten by the next."""
+        inputs = (x, statistics, batch.data)
+        size = len(trees.leaves(batch.data)[0])
+        function = self._differentiate if size == self._usual else self._problem.differentiate_by_autograd
+        key = (function, *tree_signature(inputs))
+        graphs = self._slot.gradients
+        graph = None
+        if graphs.accepts(key):
+            graph = graphs.find(
+                key,
+                lambda: CapturedGraph(
+                    lambda given: function(given[0], given[1], Batch(given[2])),
+                    inputs,
+                    self._slot.stream,
+                    self._slot.pool,
+                ),
+            )
+        if graph is None:
+            return function(x, statistics, batch)
+        outputs = graph(inputs)
+        made = trees.map(torch.empty_like, outputs)
+        copy_together(trees.leaves(made), trees.leaves(outputs))
+        gradient: tuple[Vector, Tensor, Statistics] = made
+        return gradient
 
 
 class GraphCache(Generic[Key]):
@@ -180,20 +233,25 @@ class StreamSlot(NamedTuple):
     """
 
     stream: torch.cuda.Stream
-    graphs: GraphCache[tuple[object, ...]]
+    graphs: GraphCache[tuple[object, ...]]  # of whole tasks
+    gradients: GraphCache[tuple[object, ...]]
     pool: Any
 
     @classmethod
     def on(cls, stream: torch.cuda.Stream) -> "StreamSlot":
         """Without graphs."""
-        return cls(stream, GraphCache(_GRAPHS_PER_STREAM), torch.cuda.graph_pool_handle())
+        graphs: GraphCache[tuple[object, ...]] = GraphCache(_GRAPHS_PER_STREAM)
+        gradients: GraphCache[tuple[object, ...]] = GraphCache(_GRADIENTS_PER_STREAM)
+        return cls(stream, graphs, gradients, torch.cuda.graph_pool_handle())
 
 
 class StreamExecutor:
     """Each client's work recorded as a graph and launched on one of a few streams.
 
     Layers of large models occupy a GPU by themselves: there this is faster than `vmap`, whose grouped
-    kernels are slow. What cannot be recorded runs one by one, which is logged once.
+    kernels are slow. Tasks of one shape are recorded whole. Where shapes differ, as with epochs over clients
+    of different sizes, the gradient of a minibatch is recorded instead, so that nothing is padded. What
+    cannot be recorded runs one by one, which is logged once.
     """
 
     def __init__(
@@ -208,9 +266,9 @@ class StreamExecutor:
         self._problem = problem
         self._population = population
         self._sequential = SequentialExecutor(problem, population)
-        self._padding = PaddingCheck(problem, population)
         self._slots = [StreamSlot.on(new_stream(problem.device)) for _ in range(streams)]
         self._recordable: bool | None = None
+        self._usual = 1  # examples of a minibatch
         self._asked_to_compile = self._compiled = compiled
         self._differentiate = problem.compiled() if compiled else problem.differentiate_by_autograd
 
@@ -226,33 +284,37 @@ class StreamExecutor:
         if not self._can_record():
             return self._sequential(algorithm, tasks, starts, seed)
         drawn = TaskDraws.of(algorithm, tasks, starts, self._population, seed)
-        groups, parts = group_by_length(drawn.items), []
-        for rows in groups:
-            group_starts = [starts[row] for row in rows]
-            padded = drawn.padded(rows)
-            result = None
-            if self._padding.allows(padded):
-                keys = [drawn.keys[row] for row in rows]
-                inputs = separate_inputs(group_starts, keys, padded, self._problem.device)
-                result = self._run_group(algorithm, inputs)
-            if result is None:
-                result = self._sequential(algorithm, [tasks[row] for row in rows], group_starts, seed)
-            parts.append(result)
-        return join_results(groups, parts)
+        results = self._record_tasks(algorithm, starts, drawn)
+        if results is None:
+            results = self._attempt(lambda: self._launch_steps(algorithm, starts, drawn))
+        return self._sequential(algorithm, tasks, starts, seed) if results is None else results
 
     def close(self) -> None:
         for slot in self._slots:
             slot.graphs.clear()
+            slot.gradients.clear()
 
-    def _run_group(self, algorithm: AnyAlgorithm, inputs: list[TaskInputs]) -> TaskResults | None:
-        """Compute tasks of one shape; None if they cannot be recorded, or there are too many shapes."""
+    def _record_tasks(
+        self, algorithm: AnyAlgorithm, starts: Sequence[TaskStart], drawn: TaskDraws
+    ) -> TaskResults | None:
+        """Compute tasks of one shape as graphs of whole tasks; None if shapes differ, or there are too many."""
+        if any(len({tuple(map(len, task)) for task in each}) > 1 for each in (drawn.items, drawn.whole)):
+            return None
+        padded = drawn.padded(range(len(starts)))
+        if not all(each.full for each in padded.values()):
+            return None
+        inputs = separate_inputs(starts, drawn.keys, padded, self._problem.device)
         key = (id(algorithm), *tree_signature(inputs[0]))
-        cleared = False
         if not self._slots[0].graphs.accepts(key):
             return None
+        return self._attempt(lambda: self._launch_tasks(algorithm, key, inputs))
+
+    def _attempt(self, launch: Callable[[], TaskResults]) -> TaskResults | None:
+        """Launch, again without the compiler or with fewer streams if need be; None if nothing is recorded."""
+        cleared = False
         while self._recordable:
             try:
-                return self._launch(algorithm, key, inputs)
+                return launch()
             except torch.OutOfMemoryError:
                 pass  # a handled error keeps memory alive until its handler is left
             except InputError:
@@ -277,7 +339,47 @@ class StreamExecutor:
             cleared = True
         return None
 
-    def _launch(
+    def _launch_steps(
+        self, algorithm: AnyAlgorithm, starts: Sequence[TaskStart], drawn: TaskDraws
+    ) -> TaskResults:
+        """Compute tasks of any shapes by recorded gradients, the longest first."""
+        problem, device = self._problem, self._problem.device
+        caller = torch.cuda.current_stream(device)
+        inputs = separate_inputs(starts, drawn.keys, {}, device)
+        self._usual = max(self._usual, *(len(batch) for task in drawn.items for batch in task))
+        steps = [len(task) for task in drawn.items]
+        loads = [0] * min(len(self._slots), len(inputs))
+        results: dict[int, TaskResults] = {}
+        for slot in self._slots[: len(loads)]:
+            slot.stream.wait_stream(caller)
+        with problem.precision_context():
+            for row in sorted(range(len(inputs)), key=lambda row: -steps[row]):
+                place = loads.index(min(loads))
+                loads[place] += steps[row]
+                slot = self._slots[place]
+                gradient = RecordedGradient(slot, problem, self._differentiate, self._usual)
+                with torch.cuda.stream(slot.stream):
+                    items = self._load(drawn.items[row])
+                    whole = self._load(drawn.whole[row]) if drawn.whole else ()
+                    start, key, _ = inputs[row]
+                    results[row] = run_local(algorithm, problem, start, Batches(items, whole), key, gradient)
+        for slot in self._slots[: len(loads)]:
+            caller.wait_stream(slot.stream)
+        stacked: TaskResults = trees.stack([results[row] for row in range(len(inputs))])
+        return stacked
+
+    def _load(self, batches: Sequence[Indices]) -> tuple[Batch, ...]:
+        """Minibatches, gathered at once."""
+        assert isinstance(self._population.data, Examples)
+        every = to_device(torch.from_numpy(np.concatenate(batches)), self._problem.device)
+        device, ends = self._problem.device, np.cumsum([len(batch) for batch in batches])
+        data = trees.map(lambda leaf: leaf[every.to(leaf.device)].to(device), tuple(self._population.data))
+        return tuple(
+            Batch(trees.map(lambda leaf, end=end, size=len(batch): leaf[end - size : end], data))
+            for end, batch in zip(ends.tolist(), batches, strict=True)
+        )
+
+    def _launch_tasks(
         self, algorithm: AnyAlgorithm, key: tuple[object, ...], inputs: list[TaskInputs]
     ) -> TaskResults:
         assert isinstance(self._population.data, Examples)

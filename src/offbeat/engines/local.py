@@ -254,7 +254,7 @@ class SequentialExecutor:
         key = torch.tensor(dropout_key(task_seed), device=problem.device)
         visit = trees.map(lambda leaf: leaf.to(problem.device), start.visit)
         with _seeded_rng(problem.device, task_seed):
-            return _run_local(
+            return run_local(
                 algorithm,
                 problem,
                 start._replace(visit=visit),
@@ -267,7 +267,7 @@ class SequentialExecutor:
         return tuple(Batch(load_examples(self._population, indices, self._problem)) for indices in batches)
 
 
-def _run_local(
+def run_local(
     algorithm: AnyAlgorithm,
     problem: Problem,
     start: TaskStart,
@@ -493,7 +493,7 @@ def make_local_fn(
         batches = Batches(
             **{name: _minibatches(data, problem, *part) for name, part in inputs.indices.items()}
         )
-        return _run_local(algorithm, problem, inputs.start, batches, inputs.key, differentiate)
+        return run_local(algorithm, problem, inputs.start, batches, inputs.key, differentiate)
 
     return local_fn
 

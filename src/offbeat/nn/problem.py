@@ -423,7 +423,7 @@ class Problem:
             if name not in new_statistics:
                 new_statistics[name] = torch.zeros((), dtype=torch.int64, device=self.device)
         try:
-            known = {name: new_statistics[name] for name in new_statistics.keys() - self._optimizer_state}
+            known = {n: value for n, value in new_statistics.items() if n not in self._optimizer_state}
             outputs = self._call(module, parameters | known, inputs)
         except ValueError as error:
             if "more than 1 value per channel" not in str(error):

@@ -132,9 +132,7 @@ class RecordedGradient:
         self._differentiate = differentiate
         self._usual = usual  # examples
 
-    def __call__(
-        self, x: Vector, statistics: Statistics, batch: Batch
-    ) -> tuple[Vector, Tensor, Statistics]:
+    def __call__(self, x: Vector, statistics: Statistics, batch: Batch) -> tuple[Vector, Tensor, Statistics]:
         """As `Problem.differentiate`; nothing of it is overwritten by the next."""
         inputs = (x, statistics, batch.data)
         size = len(trees.leaves(batch.data)[0])
@@ -297,7 +295,7 @@ class StreamExecutor:
     def _record_tasks(
         self, algorithm: AnyAlgorithm, starts: Sequence[TaskStart], drawn: TaskDraws
     ) -> TaskResults | None:
-        """Compute tasks of one shape as graphs of whole tasks; None if shapes differ, or there are too many."""
+        """Compute tasks of one shape as graphs of whole tasks; None if shapes differ or are too many."""
         if any(len({tuple(map(len, task)) for task in each}) > 1 for each in (drawn.items, drawn.whole)):
             return None
         padded = drawn.padded(range(len(starts)))
@@ -310,7 +308,7 @@ class StreamExecutor:
         return self._attempt(lambda: self._launch_tasks(algorithm, key, inputs))
 
     def _attempt(self, launch: Callable[[], TaskResults]) -> TaskResults | None:
-        """Launch, again without the compiler or with fewer streams if need be; None if nothing is recorded."""
+        """Launch, again without the compiler or with fewer streams if need be; None if it cannot record."""
         cleared = False
         while self._recordable:
             try:

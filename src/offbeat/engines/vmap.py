@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.functional import pad
 
 from offbeat import trees
 from offbeat.core import AnyAlgorithm, Batch, Rate, Task, Vector
@@ -32,6 +33,9 @@ from offbeat.errors import InputError
 from offbeat.nn.problem import Problem, Statistics
 from offbeat.trees import Structure, Tree
 
+_ALIGNMENT = 128  # bytes
+_LONG_ROW = 1 << 14  # numbers from which on alignment matters
+
 
 class CompiledGradient:
     """The gradient of a problem and the step that uses it, compiled; to be called within `vmap`."""
@@ -44,7 +48,7 @@ class CompiledGradient:
             return x - lr * grad, new_statistics
 
         self._gradient = CompiledMap(differentiate, backend)
-        self._step = CompiledMap(descend, backend)
+        self._step = CompiledMap(descend, backend, aligned=True)
 
     def __call__(self, x: Vector, statistics: Statistics, batch: Batch) -> tuple[Vector, Tensor, Statistics]:
         gradient: tuple[Vector, Tensor, Statistics] = self._gradient(x, statistics, batch)
@@ -62,13 +66,21 @@ class CompiledMap:
 
     `vmap` is traced before the compiler sees the function, so that everything that can be mapped can be
     compiled. There is one compiled function for each shape and number of clients.
+
+    With `aligned`, long rows of matrices begin at multiples of `_ALIGNMENT` bytes, also in outputs: slices of
+    other models are read by slower kernels.
     """
 
-    def __init__(self, function: Callable[..., Tree], backend: str = "inductor") -> None:
+    def __init__(
+        self, function: Callable[..., Tree], backend: str = "inductor", aligned: bool = False
+    ) -> None:
         self._function = function
         self._backend = backend
+        self._aligned = aligned
         self._made: Structure = None  # of the last outputs
-        self._compiled: dict[tuple[Any, ...], tuple[Callable[..., list[Tensor]], Structure]] = {}
+        self._compiled: dict[
+            tuple[Any, ...], tuple[Callable[..., list[Tensor]], Structure, list[int | None]]
+        ] = {}
 
     def __call__(self, *arguments: Tree) -> Any:
         structure = trees.structure(arguments)
@@ -77,24 +89,58 @@ class CompiledMap:
 
     def stacked(self, structure: Structure, leaves: list[Tensor]) -> tuple[Tensor, ...]:
         """The outputs, stacked over clients as the inputs are."""
+        if self._aligned:
+            leaves = [_with_aligned_rows(leaf) for leaf in leaves]
+        # what all clients share is repeated, since another layout in memory would be compiled anew
+        leaves = [leaf if leaf.stride(0) else leaf.contiguous() for leaf in leaves]
         key = (structure, *[(leaf.shape, leaf.dtype, leaf.stride()) for leaf in leaves])
         if key not in self._compiled:
             self._compiled[key] = self._compile(structure, leaves)
-        compiled, self._made = self._compiled[key]
-        return tuple(compiled(*leaves))
+        compiled, self._made, widths = self._compiled[key]
+        outputs = compiled(*leaves)
+        return tuple(
+            leaf if width is None else leaf[:, :width] for leaf, width in zip(outputs, widths, strict=True)
+        )
 
     def _compile(
         self, structure: Structure, leaves: list[Tensor]
-    ) -> tuple[Callable[..., list[Tensor]], Structure]:
+    ) -> tuple[Callable[..., list[Tensor]], Structure, list[int | None]]:
+        """The compiled function, its outputs' structure, and what to cut each output's rows to."""
         made: list[Structure] = []
+        widths: list[int | None] = []
 
         def flat(*inputs: Tensor) -> list[Tensor]:
             outputs = self._function(*trees.unflatten(structure, inputs))
             made.append(trees.structure(outputs))
             return trees.leaves(outputs)
 
-        graph = make_fx(vmap(flat))(*leaves)
-        return torch.compile(graph, backend=self._backend, dynamic=False), made[0]
+        def wide(*inputs: Tensor) -> list[Tensor]:
+            outputs = vmap(flat)(*inputs)
+            missing = [_missing(leaf) if self._aligned else 0 for leaf in outputs]
+            widths.extend(
+                leaf.shape[1] if extra else None for leaf, extra in zip(outputs, missing, strict=True)
+            )
+            return [
+                pad(leaf, (0, extra)) if extra else leaf for leaf, extra in zip(outputs, missing, strict=True)
+            ]
+
+        graph = make_fx(wide)(*leaves)
+        return torch.compile(graph, backend=self._backend, dynamic=False), made[0], widths
+
+
+def _missing(leaf: Tensor) -> int:
+    """The numbers by which the rows of a matrix are too short for the next one to be aligned."""
+    if leaf.ndim != 2 or leaf.shape[1] < _LONG_ROW:
+        return 0
+    return -leaf.shape[1] % (_ALIGNMENT // leaf.element_size())
+
+
+def _with_aligned_rows(leaf: Tensor) -> Tensor:
+    """The same matrix, in a wider one if need be."""
+    extra = _missing(leaf)
+    if not extra or leaf.stride() == (leaf.shape[1] + extra, 1):
+        return leaf
+    return pad(leaf, (0, extra))[:, : leaf.shape[1]]
 
 
 class _Mapped(torch.autograd.Function):
@@ -238,8 +284,12 @@ class VmapExecutor:
         """Compute a chunk; None if it does not fit into memory, or cannot be mapped or recorded after all."""
         try:
             data, padded = read_padded(self._population, padded, self._problem)
-            inputs = stacked_inputs(starts, keys, padded, self._problem.device)
-            return self._map(algorithm, data, inputs, len(starts))
+            # the compiler stacks a message that all tasks share where it needs to, which saves two copies
+            shared = self._compiled and all(start.message is starts[0].message for start in starts)
+            message = starts[0].message if shared else ()
+            each = [start._replace(message=()) for start in starts] if shared else starts
+            inputs = stacked_inputs(each, keys, padded, self._problem.device)
+            return self._map(algorithm, data, message, inputs, len(starts))
         except torch.OutOfMemoryError:
             self._out_of_memory = True
         except InputError:
@@ -258,20 +308,30 @@ class VmapExecutor:
                 self._mappable, self._doubt = False, reason
         return None  # outside the handler, since a handled error keeps memory alive
 
-    def _map(self, algorithm: AnyAlgorithm, data: Examples, inputs: TaskInputs, count: int) -> TaskResults:
+    def _map(
+        self, algorithm: AnyAlgorithm, data: Examples, message: Tree, inputs: TaskInputs, count: int
+    ) -> TaskResults:
+        """Compute a chunk of tasks; of a message that all share, or else from those among the inputs."""
         local_fn = make_local_fn(algorithm, self._problem, data, self._differentiate)
-        mapped = vmap(local_fn, randomness="error")
+
+        def mapped(given: tuple[Tree, TaskInputs]) -> TaskResults:
+            message, inputs = given
+
+            def one(own: TaskInputs) -> TaskResults:
+                start = own.start._replace(message=message) if trees.leaves(message) else own.start
+                return local_fn(own._replace(start=start))
+
+            return TaskResults(*vmap(one, randomness="error")(inputs))
+
         with self._problem.precision_context():
             if self._graphs is None and not self._compiled:
-                return TaskResults(*mapped(inputs))
+                return mapped((message, inputs))
             shape = self._padded_count(count)
-            inputs = trees.map(lambda leaf: _repeat_last(leaf, shape), inputs)
-            graph, key = None, (id(algorithm), *tree_signature(inputs))
+            whole = (message, trees.map(lambda leaf: _repeat_last(leaf, shape), inputs))
+            graph, key = None, (id(algorithm), *tree_signature(whole))
             if self._graphs is not None and self._graphs.accepts(key):
-                graph = self._graphs.find(
-                    key, lambda: CapturedGraph(mapped, inputs, self._stream, self._pool)
-                )
-            results = mapped(inputs) if graph is None else graph(inputs)
+                graph = self._graphs.find(key, lambda: CapturedGraph(mapped, whole, self._stream, self._pool))
+            results = mapped(whole) if graph is None else graph(whole)
             copied: TaskResults = trees.map(lambda leaf: leaf[:count].clone(), TaskResults(*results))
             return copied
 

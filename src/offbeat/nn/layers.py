@@ -183,12 +183,34 @@ class MatmulConv2d(nn.Conv2d):
         )
         columns = weight.view(groups, -1, *weight.shape[1:]).permute(0, 3, 4, 2, 1).flatten(1, 3)
         if groups == 1:
-            outputs: Tensor = (rows[0] @ columns[0]).view(*batch, -1)
+            outputs = (rows[0] @ columns[0]).view(*batch, -1)
         else:
             outputs = (rows @ columns).movedim(0, 1).reshape(*batch, -1)
         if bias is not None:
-            outputs = outputs + bias.to(outputs.dtype)
-        return outputs.permute(0, 3, 1, 2)
+            outputs = _AddedBias.apply(outputs, bias.to(outputs.dtype))  # type: ignore[no-untyped-call]
+        permuted: Tensor = outputs.permute(0, 3, 1, 2)
+        return permuted
+
+
+class _AddedBias(torch.autograd.Function):
+    """Images with their channels last and a bias, whose gradient is summed in two parts.
+
+    The compiler makes a slow kernel of the sum over all pixels of all images at once.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(images: Tensor, bias: Tensor) -> Tensor:
+        return images + bias
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        return grad, grad.sum(2).sum((0, 1))
 
 
 def with_matmul_convolutions(module: nn.Module, max_patch: float = math.inf) -> nn.Module:
@@ -207,6 +229,21 @@ class ChannelsLastConv2d(nn.Conv2d):
         images = input.contiguous(memory_format=torch.channels_last) if input.ndim == 4 else input
         outputs: Tensor = super()._conv_forward(images, weight, bias)
         return outputs
+
+
+def with_channels_last(module: nn.Module) -> nn.Module:
+    """A copy of the module, which shares its tensors, whose `nn.Conv2d` layers compute with channels last."""
+    copied = copy_sharing_tensors(module)
+    for part in copied.modules():
+        if type(part) is nn.Conv2d:
+            part.__class__ = ChannelsLastConv2d
+    return copied
+
+
+def copy_sharing_tensors(module: nn.Module) -> nn.Module:
+    """A copy whose parameters and buffers are those of the module."""
+    tensors = [*module.parameters(), *module.buffers()]
+    return copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
 
 
 class ChannelsLastMaxPool2d(nn.MaxPool2d):
@@ -350,12 +387,9 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def for_one_client(module: nn.Module) -> nn.Module:
     """A copy of the module, which shares its tensors, for plain autograd on a CPU, or for evaluation."""
-    tensors = [*module.parameters(), *module.buffers()]
-    copied = copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
+    copied = with_channels_last(module)
     for part in copied.modules():
-        if type(part) is nn.Conv2d:
-            part.__class__ = ChannelsLastConv2d
-        elif type(part) is nn.MaxPool2d:
+        if type(part) is nn.MaxPool2d:
             part.__class__ = ChannelsLastMaxPool2d
         elif type(part) is nn.Sequential and any(map(_can_swap, part, list(part)[1:])):
             part.__class__ = PoolingFirst

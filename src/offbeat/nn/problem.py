@@ -34,6 +34,7 @@ from offbeat.nn.layers import (
     collect_factors,
     dropout_keys,
     for_one_client,
+    with_channels_last,
     with_keyed_dropout,
     with_matmul_convolutions,
 )
@@ -158,7 +159,8 @@ class Problem:
         }
         self.has_convolutions = any(isinstance(part, nn.Conv2d) for part in self._training.modules())
         on_cpu = self.device.type == "cpu"
-        self._single = FasterModule(self._training, for_one_client if on_cpu else None)
+        replace = for_one_client if on_cpu else with_channels_last if self._prefers_channels_last() else None
+        self._single = FasterModule(self._training, replace)
         self._scoring: FasterModule | None = None  # in evaluation; None: the module itself
         if on_cpu and self._single.differs:
             self._scoring = FasterModule(self._evaluating, for_one_client)
@@ -207,6 +209,13 @@ class Problem:
         return {
             name: piece.view(shape) for (name, shape), piece in zip(self._shapes.items(), pieces, strict=True)
         }
+
+    def _prefers_channels_last(self) -> bool:
+        """Whether a GPU computes one client faster so: its group norms are much slower, all else faster."""
+        norms = (nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
+        return self.effective_precision == "bfloat16" and not any(
+            isinstance(part, norms) for part in self._training.modules()
+        )
 
     def _check_vector(self, x: Vector) -> None:
         if x.shape != self._initial.shape:

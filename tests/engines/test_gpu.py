@@ -30,6 +30,7 @@ from offbeat.training.loop import Snapshot
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # within torch's compiler
+    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning"),  # which it recommends
 ]
 
 METHODS: dict[str, AnyAlgorithm] = {

@@ -38,17 +38,23 @@ _LONG_ROW = 1 << 14  # numbers from which on alignment matters
 
 
 class CompiledGradient:
-    """The gradient of a problem and the step that uses it, compiled; to be called within `vmap`."""
+    """The gradient of a problem and the step that uses it, compiled; to be called within `vmap`.
+
+    Models that steps lead to begin at multiples of `_ALIGNMENT` bytes in their matrix, since slices of others
+    are read by slower kernels.
+    """
 
     def __init__(self, problem: Problem, backend: str = "inductor") -> None:
-        differentiate = problem.by_products()
+        unit = _ALIGNMENT // problem.initial()[0].element_size()
+        missing = -problem.size % unit if problem.size >= _LONG_ROW else 0
+        take_step = problem.step_by_products()
 
         def descend(x: Vector, statistics: Statistics, batch: Batch, lr: Tensor) -> tuple[Vector, Statistics]:
-            grad, _, new_statistics = differentiate(x, statistics, batch)
-            return x - lr * grad, new_statistics
+            pieces, new_statistics = take_step(x, statistics, batch, lr)
+            return torch.cat([*pieces, x.new_zeros(missing)] if missing else pieces), new_statistics
 
-        self._gradient = CompiledMap(differentiate, backend)
-        self._step = CompiledMap(descend, backend, aligned=True)
+        self._gradient = CompiledMap(problem.by_products(), backend)
+        self._step = CompiledMap(descend, backend, problem.size if missing else None, missing)
 
     def __call__(self, x: Vector, statistics: Statistics, batch: Batch) -> tuple[Vector, Tensor, Statistics]:
         gradient: tuple[Vector, Tensor, Statistics] = self._gradient(x, statistics, batch)
@@ -67,20 +73,24 @@ class CompiledMap:
     `vmap` is traced before the compiler sees the function, so that everything that can be mapped can be
     compiled. There is one compiled function for each shape and number of clients.
 
-    With `aligned`, long rows of matrices begin at multiples of `_ALIGNMENT` bytes, also in outputs: slices of
-    other models are read by slower kernels.
+    Where a `width` is given, matrices with rows of so many numbers are copied into wider ones, unless they
+    are slices of such already; the function has to return rows that are longer by as much as is `missing`,
+    which are cut to the width.
     """
 
     def __init__(
-        self, function: Callable[..., Tree], backend: str = "inductor", aligned: bool = False
+        self,
+        function: Callable[..., Tree],
+        backend: str = "inductor",
+        width: int | None = None,
+        missing: int = 0,
     ) -> None:
         self._function = function
         self._backend = backend
-        self._aligned = aligned
+        self._width = width
+        self._missing = missing
         self._made: Structure = None  # of the last outputs
-        self._compiled: dict[
-            tuple[Any, ...], tuple[Callable[..., list[Tensor]], Structure, list[int | None]]
-        ] = {}
+        self._compiled: dict[tuple[Any, ...], tuple[Callable[..., list[Tensor]], Structure]] = {}
 
     def __call__(self, *arguments: Tree) -> Any:
         structure = trees.structure(arguments)
@@ -89,58 +99,38 @@ class CompiledMap:
 
     def stacked(self, structure: Structure, leaves: list[Tensor]) -> tuple[Tensor, ...]:
         """The outputs, stacked over clients as the inputs are."""
-        if self._aligned:
-            leaves = [_with_aligned_rows(leaf) for leaf in leaves]
+        leaves = [self._widened(leaf) for leaf in leaves]
         # what all clients share is repeated, since another layout in memory would be compiled anew
         leaves = [leaf if leaf.stride(0) else leaf.contiguous() for leaf in leaves]
         key = (structure, *[(leaf.shape, leaf.dtype, leaf.stride()) for leaf in leaves])
         if key not in self._compiled:
             self._compiled[key] = self._compile(structure, leaves)
-        compiled, self._made, widths = self._compiled[key]
-        outputs = compiled(*leaves)
-        return tuple(
-            leaf if width is None else leaf[:, :width] for leaf, width in zip(outputs, widths, strict=True)
-        )
+        compiled, self._made = self._compiled[key]
+        return tuple(self._cut(leaf) for leaf in compiled(*leaves))
+
+    def _widened(self, leaf: Tensor) -> Tensor:
+        if leaf.ndim != 2 or leaf.shape[1] != self._width:
+            return leaf
+        if leaf.stride() == (self._width + self._missing, 1):
+            return leaf
+        return pad(leaf, (0, self._missing))[:, : self._width]
+
+    def _cut(self, leaf: Tensor) -> Tensor:
+        wide = self._width is not None and leaf.ndim == 2 and leaf.shape[1] == self._width + self._missing
+        return leaf[:, : self._width] if wide else leaf
 
     def _compile(
         self, structure: Structure, leaves: list[Tensor]
-    ) -> tuple[Callable[..., list[Tensor]], Structure, list[int | None]]:
-        """The compiled function, its outputs' structure, and what to cut each output's rows to."""
+    ) -> tuple[Callable[..., list[Tensor]], Structure]:
         made: list[Structure] = []
-        widths: list[int | None] = []
 
         def flat(*inputs: Tensor) -> list[Tensor]:
             outputs = self._function(*trees.unflatten(structure, inputs))
             made.append(trees.structure(outputs))
             return trees.leaves(outputs)
 
-        def wide(*inputs: Tensor) -> list[Tensor]:
-            outputs = vmap(flat)(*inputs)
-            missing = [_missing(leaf) if self._aligned else 0 for leaf in outputs]
-            widths.extend(
-                leaf.shape[1] if extra else None for leaf, extra in zip(outputs, missing, strict=True)
-            )
-            return [
-                pad(leaf, (0, extra)) if extra else leaf for leaf, extra in zip(outputs, missing, strict=True)
-            ]
-
-        graph = make_fx(wide)(*leaves)
-        return torch.compile(graph, backend=self._backend, dynamic=False), made[0], widths
-
-
-def _missing(leaf: Tensor) -> int:
-    """The numbers by which the rows of a matrix are too short for the next one to be aligned."""
-    if leaf.ndim != 2 or leaf.shape[1] < _LONG_ROW:
-        return 0
-    return -leaf.shape[1] % (_ALIGNMENT // leaf.element_size())
-
-
-def _with_aligned_rows(leaf: Tensor) -> Tensor:
-    """The same matrix, in a wider one if need be."""
-    extra = _missing(leaf)
-    if not extra or leaf.stride() == (leaf.shape[1] + extra, 1):
-        return leaf
-    return pad(leaf, (0, extra))[:, : leaf.shape[1]]
+        graph = make_fx(vmap(flat))(*leaves)
+        return torch.compile(graph, backend=self._backend, dynamic=False), made[0]
 
 
 class _Mapped(torch.autograd.Function):
@@ -359,6 +349,9 @@ class VmapExecutor:
             self._pool = torch.cuda.graph_pool_handle()  # torch may still be freeing that of the graphs
         torch.cuda.empty_cache()
         if held:
+            return
+        if size == 1 and self._graphs is not None:
+            self._graphs = None  # a recording needs memory of its own
             return
         if size == 1:
             raise InputError(

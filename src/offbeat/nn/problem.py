@@ -261,6 +261,22 @@ class Problem:
         """`differentiate` with all convolutions as matrix products, which is faster once it is compiled."""
         return partial(self._by_transform, with_matmul_convolutions(self._training))
 
+    def step_by_products(
+        self,
+    ) -> Callable[[Vector, Statistics, Batch, Tensor], tuple[list[Tensor], Statistics]]:
+        """A step by the gradient of `by_products`: the vector after it in pieces, and new statistics."""
+        module = with_matmul_convolutions(self._training)
+
+        def step(
+            x: Vector, statistics: Statistics, batch: Batch, lr: Tensor
+        ) -> tuple[list[Tensor], Statistics]:
+            grads, _, new_statistics = self._transformed(module, self.parameters(x), statistics, batch)
+            before = self.parameters(x)
+            pieces = [before[name] - lr * self._decayed(grad, before[name]) for name, grad in grads.items()]
+            return [piece.reshape(-1) for piece in pieces], new_statistics
+
+        return step
+
     def differentiate_by_autograd(
         self, x: Vector, statistics: Statistics, batch: Batch
     ) -> tuple[Vector, Tensor, Statistics]:
@@ -381,14 +397,23 @@ class Problem:
     def _by_transform(
         self, module: nn.Module, x: Vector, statistics: Statistics, batch: Batch
     ) -> tuple[Vector, Tensor, Statistics]:
-        def objective(x: Vector, personal: Statistics) -> tuple[Tensor, Statistics]:
-            return self._objective(module, self.parameters(x), statistics | personal, batch)
+        (grad, loss, new_statistics) = self._transformed(module, x, statistics, batch)
+        return self._decayed(grad, x), loss, new_statistics
+
+    def _transformed(
+        self, module: nn.Module, at: Any, statistics: Statistics, batch: Batch
+    ) -> tuple[Any, Tensor, Statistics]:
+        """The gradient at a vector, or at its named views, without weight decay; the loss; new statistics."""
+
+        def objective(at: Any, personal: Statistics) -> tuple[Tensor, Statistics]:
+            parameters = at if isinstance(at, dict) else self.parameters(at)
+            return self._objective(module, parameters, statistics | personal, batch)
 
         personal = self._personal_weights(statistics)
         (grad, grads), (loss, new_statistics) = torch.func.grad_and_value(objective, (0, 1), has_aux=True)(
-            x, personal
+            at, personal
         )
-        return self._decayed(grad, x), loss, new_statistics | self._moved(statistics, personal, grads)
+        return grad, loss, new_statistics | self._moved(statistics, personal, grads)
 
     def _by_autograd(
         self, objective: Objective, x: Vector, statistics: Statistics, batch: Batch

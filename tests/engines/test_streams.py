@@ -117,13 +117,26 @@ def test_groups_of_any_size_give_the_reference_and_each_stream_keeps_few_graphs_
     assert not Graph.alive
 
 
-def test_more_shapes_than_there_is_room_for_are_computed_without_graphs(
+def test_more_shapes_of_tasks_than_there_is_room_for_are_computed_by_recorded_gradients(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cuda, "_GRADIENTS_PER_STREAM", 1)
+    monkeypatch.setattr(cuda, "_GRAPHS_PER_STREAM", 1)
+    world = make_world(clients=8, work=Steps(3, 4))
+    executor = on_streams(world.problem, world.population)
+    for visit, size in enumerate([8, 8, 3, 1, 8]):
+        compare(world, executor, list(range(8))[:size], visit)
+    recorded = Graph.recorded
+    monkeypatch.setattr(StreamExecutor, "_record_tasks", lambda *rest: None)
+    for visit in range(5, 8):
+        compare(world, executor, list(range(8)), visit)
+    assert Graph.recorded == recorded + 3  # one gradient on each stream
+    assert not executor.fell_back
+
+
+def test_only_minibatches_of_the_usual_size_are_recorded() -> None:
     world = make_world(clients=8, work=Epochs(1, 4))
     executor = on_streams(world.problem, world.population)
-    for visit in range(3):
+    for visit in range(4):
         compare(world, executor, list(range(8)), visit)
     assert Graph.recorded == len(Graph.alive) == 3  # one on each stream
 

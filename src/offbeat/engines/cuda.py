@@ -35,7 +35,7 @@ from offbeat.trees import Tree
 log = logging.getLogger(__name__)
 
 _GRAPHS_PER_STREAM = 16  # recorded shapes of tasks that each stream keeps
-_GRADIENTS_PER_STREAM = 4  # recorded shapes of minibatches
+_GRADIENTS_PER_STREAM = 1  # one size of minibatches
 _IDLE_FACTOR = 4  # a graph is unused after this many times as many other requests as the cache holds graphs
 _WARMUP_RUNS = 2  # before recording, so that libraries choose kernels and allocate their workspace
 
@@ -121,9 +121,9 @@ def copy_together(own: Sequence[Tensor], given: Sequence[Tensor]) -> None:
 
 
 class RecordedGradient:
-    """The gradient of one minibatch, as a graph for each of its shapes; for tasks of any length.
+    """The gradient of a minibatch of the usual size as a graph, for tasks of any length.
 
-    Other minibatches than those of the usual size are not compiled, and of many sizes only some are recorded.
+    Minibatches of other sizes are few: they are neither recorded nor compiled.
     """
 
     def __init__(self, slot: "StreamSlot", problem: Problem, differentiate: GradientFn, usual: int) -> None:
@@ -134,22 +134,18 @@ class RecordedGradient:
 
     def __call__(self, x: Vector, statistics: Statistics, batch: Batch) -> tuple[Vector, Tensor, Statistics]:
         """As `Problem.differentiate`; nothing of it is overwritten by the next."""
-        inputs = (x, statistics, batch.data)
-        size = len(trees.leaves(batch.data)[0])
-        function = self._differentiate if size == self._usual else self._problem.differentiate_by_autograd
-        key = (function, *tree_signature(inputs))
-        graphs = self._slot.gradients
-        graph = None
-        if graphs.accepts(key):
-            graph = graphs.find(
-                key,
-                lambda: CapturedGraph(
-                    lambda given: function(given[0], given[1], Batch(given[2])),
-                    inputs,
-                    self._slot.stream,
-                    self._slot.pool,
-                ),
-            )
+        if len(trees.leaves(batch.data)[0]) != self._usual:
+            return self._problem.differentiate_by_autograd(x, statistics, batch)
+        function, inputs = self._differentiate, (x, statistics, batch.data)
+        graph = self._slot.gradients.find(
+            (function, self._usual),
+            lambda: CapturedGraph(
+                lambda given: function(given[0], given[1], Batch(given[2])),
+                inputs,
+                self._slot.stream,
+                self._slot.pool,
+            ),
+        )
         if graph is None:
             return function(x, statistics, batch)
         outputs = graph(inputs)
@@ -268,7 +264,9 @@ class StreamExecutor:
         self._recordable: bool | None = None
         self._usual = 1  # examples of a minibatch
         self._asked_to_compile = self._compiled = compiled
-        self._differentiate = problem.compiled() if compiled else problem.differentiate_by_autograd
+        self._differentiate: GradientFn = problem.differentiate_by_autograd
+        if compiled:
+            self._differentiate = problem.compiled()
 
     @property
     def fell_back(self) -> bool:

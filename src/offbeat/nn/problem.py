@@ -13,6 +13,7 @@ of each minibatch moves them by one step of SGD, or of the local optimiser of th
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from enum import Enum
 from fnmatch import fnmatchcase
 from functools import partial
@@ -285,35 +286,48 @@ class Problem:
             lambda module: self._by_autograd(partial(self._objective, module), x, statistics, batch)
         )
 
-    def compiled(self, backend: str = "inductor") -> GradientFn:
+    def compiled(self, backend: str = "inductor") -> "CompiledObjective":
         """`differentiate_by_autograd` with an objective compiled by torch, once for each minibatch shape."""
         objective = torch.compile(partial(self._objective, self._training), backend=backend, dynamic=False)
-        return partial(self._by_autograd, objective)
+        return CompiledObjective(partial(self._by_autograd, objective), objective)
 
     def leaves(self, x: Vector) -> dict[str, Tensor]:
         """`parameters`, of which gradients can be taken."""
         return {name: view.requires_grad_() for name, view in self.parameters(x.detach()).items()}
 
     def sgd_step(
-        self, leaves: dict[str, Tensor], statistics: Statistics, batch: Batch, lr: float
+        self,
+        leaves: dict[str, Tensor],
+        statistics: Statistics,
+        batch: Batch,
+        lr: Rate,
+        objective: Objective | None = None,
     ) -> Statistics:
         """Move the leaves of a vector by lr times their gradient, in place and without a gradient vector."""
 
         def differentiate(module: nn.Module) -> tuple[list[Any], Statistics, Factors]:
             with collect_factors(wanted=not self.personal_parameters) as factors:
-                objective = partial(self._objective, module)
-                grads, _, after = self._grads(objective, leaves, statistics, batch, factors)
+                grads, _, after = self._grads(
+                    objective or partial(self._objective, module), leaves, statistics, batch, factors
+                )
             return grads, after, factors
 
-        grads, after, factors = self._single.compute(differentiate)
+        if objective is None:
+            grads, after, factors = self._single.compute(differentiate)
+        else:
+            grads, after, factors = differentiate(self._training)
+        rate = float(lr) if self.device.type == "cpu" else lr
         with torch.no_grad():
             for leaf, grad in zip(leaves.values(), grads, strict=True):
+                if isinstance(rate, Tensor):  # whose number is not known while a graph is recorded
+                    leaf.sub_(rate * self._decayed(grad, leaf))
+                    continue
                 if grad is not None:
-                    leaf.sub_(self._decayed(grad, leaf), alpha=lr)
+                    leaf.sub_(self._decayed(grad, leaf), alpha=rate)
                 elif self.weight_decay:
-                    leaf.mul_(1 - lr * self.weight_decay)
+                    leaf.mul_(1 - rate * self.weight_decay)
                 for gradients, inputs in factors.get(id(leaf), ()):
-                    leaf.addmm_(gradients.t(), inputs, alpha=-lr)
+                    leaf.addmm_(gradients.t(), inputs, alpha=-rate)
         return after
 
     @property
@@ -548,6 +562,18 @@ def _matching(patterns: Collection[str], names: Collection[str]) -> set[str]:
     return found
 
 
+@dataclass(frozen=True)
+class CompiledObjective:
+    """A gradient function, and the compiled objective that it differentiates."""
+
+    differentiate: GradientFn
+    objective: Objective
+
+    def __call__(self, x: Vector, statistics: Statistics, batch: Batch) -> tuple[Vector, Tensor, Statistics]:
+        """As `Problem.differentiate_by_autograd`."""
+        return self.differentiate(x, statistics, batch)
+
+
 class TaskGradient:
     """The gradient function of one task; running statistics pass through it from step to step.
 
@@ -566,8 +592,9 @@ class TaskGradient:
         self._problem = problem
         self._differentiate = differentiate
         self._step = getattr(differentiate, "descend", None)
-        # a CPU is limited by memory bandwidth: there steps are taken in place, without a gradient vector
-        self._in_place = differentiate == problem.differentiate_by_autograd and problem.device.type == "cpu"
+        self._objective = getattr(differentiate, "objective", None)
+        # for one client at a time, steps are limited by memory bandwidth and taken in place
+        self._in_place = self._objective is not None or differentiate == problem.differentiate_by_autograd
         self._own: Vector | None = None  # the vector that steps are taken in, and its leaves
         self._leaves: dict[str, Tensor] = {}
         self._statistics = statistics
@@ -599,7 +626,8 @@ class TaskGradient:
             if self._own is not x:
                 self._own = x = x.clone()
                 self._leaves = self._problem.leaves(x)
-            statistics = self._problem.sgd_step(self._leaves, self._before(batch), batch, float(lr))
+            before = self._before(batch)
+            statistics = self._problem.sgd_step(self._leaves, before, batch, lr, self._objective)
             stepped = x
         elif self._step is not None:
             stepped, statistics = self._step(x, self._before(batch), batch, lr)

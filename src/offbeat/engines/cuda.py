@@ -13,7 +13,7 @@ from torch import Tensor
 
 from offbeat import trees
 from offbeat.core import AnyAlgorithm, Batch, Batches, Task, Vector
-from offbeat.data.population import Examples, Indices, Population
+from offbeat.data.population import Examples, Indices, Population, Steps
 from offbeat.engines.local import (
     DRAWS_NUMBERS,
     LocalFn,
@@ -294,6 +294,8 @@ class StreamExecutor:
         self, algorithm: AnyAlgorithm, starts: Sequence[TaskStart], drawn: TaskDraws
     ) -> TaskResults | None:
         """Compute tasks of one shape as graphs of whole tasks; None if shapes differ or are too many."""
+        if not isinstance(self._population.work, Steps):
+            return None
         if any(len({tuple(map(len, task)) for task in each}) > 1 for each in (drawn.items, drawn.whole)):
             return None
         padded = drawn.padded(range(len(starts)))

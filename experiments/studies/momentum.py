@@ -253,7 +253,7 @@ TABLE2 = Study(
 )
 # Stale updates weigh less, so at one rate FedBuff's steps are half as long as MA's: rates beyond the range,
 # until both have steps of the same length and no gain from longer ones.
-_SAME_LENGTH = (3.0, 6.0, 10.0)
+_SAME_LENGTH = (3.0, 6.0, 10.0, 20.0)
 _NOISY = (1.0, *_SAME_LENGTH[:2])
 
 

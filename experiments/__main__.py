@@ -13,6 +13,7 @@ from typing import Any
 
 from experiments.reproduce.outcome import ComputeOptions, trial_of
 from experiments.reproduce.page import aligned, cost, figures, marker, section, terms, written
+from experiments.reproduce.pause import UNFINISHED, Pause
 from experiments.reproduce.records import Curve, append, begin, check_place, recorded
 from experiments.reproduce.study import Cell, Study, Version, summary_of
 from experiments.reproduce.weights import FINE_TUNED, check_same_weights
@@ -54,7 +55,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
         help="of a model to fine-tune and its tokenizer, for the studies on language",
     )
     command.add_argument("--processes", type=whole_number, default=2, metavar="N", help="runs at a time [2]")
-    command.add_argument("--minutes", type=number, default=None, metavar="M", help="stop after so many")
+    command.add_argument("--minutes", type=number, default=None, metavar="M", help="pause after so many")
     command.add_argument("--rounds", type=whole_number, metavar="T", help="fewer server steps, to try it out")
     command.add_argument(
         "--runs", type=whole_number, metavar="N", help="only the first so many, to try it out"
@@ -92,7 +93,7 @@ def reproduce_command(given: argparse.Namespace) -> int:
         _check_cells(missing, spot)
         begin(path)
         deadline = math.inf if given.minutes is None else begun + 60 * given.minutes
-        code = _run(missing, spot, path, given.processes, deadline)
+        code = _run(missing, spot, path, given.processes, Pause(deadline, path.parent / UNFINISHED))
         found = recorded(path)
         version = _version(study, given, found)  # with cells that follow from these runs
         left = None if left is None else left - len(missing)
@@ -202,10 +203,10 @@ def _check_cells(cells: list[Cell], spot: ComputeOptions) -> None:
         trial_of(cell, spot)
 
 
-def _run(cells: list[Cell], spot: ComputeOptions, path: Path, processes: int, deadline: float) -> int:
+def _run(cells: list[Cell], spot: ComputeOptions, path: Path, processes: int, pause: Pause) -> int:
     """Run and record them; 1 if one could not be run."""
     begun, count, failed = time.monotonic(), 0, 0
-    for cell, answer in results(cells, spot, processes, deadline):
+    for cell, answer in results(cells, spot, processes, pause):
         count += 1
         words = f"[{time.monotonic() - begun:.0f} s, {count} of {len(cells)}] {cell.row}, {cell.column}"
         if isinstance(answer, str):

@@ -13,15 +13,23 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
-from xml.sax.saxutils import escape
 
 from experiments.momentum import table4
+from experiments.reproduce.claims_figure import PAPERS, Claim, Point, draw
 from experiments.reproduce.page import markdown_table, written
 from experiments.reproduce.records import Curve, recorded
 from experiments.reproduce.study import Cell, Study, Version
 from experiments.reproduce.tables import Best, Swept, entries_of, whole_seeds
-from experiments.studies import adamasfl, fadas, fadas_fig1, language, momentum, momentum_gap, padamfed
+from experiments.studies import (
+    adamasfl,
+    fadas,
+    fadas_authors,
+    fadas_fig1,
+    language,
+    momentum,
+    momentum_gap,
+    padamfed,
+)
 from experiments.studies.map_table import CLOSE
 
 HERE = Path(__file__).parent
@@ -34,40 +42,11 @@ STARTED = "2"  # tasks started for each one used, where Table 4 of momentum appr
 Places = Mapping[tuple[str, str], float]
 
 
-class Point(NamedTuple):
-    """By how much a claim holds in one case; infinite where a run diverged or never came so far."""
-
-    case: str
-    measured: float
-    claimed: float | None = None
-    agrees: bool = True
-
-
-class Claim(NamedTuple):
-    """One claim of a paper, in all cases that were run."""
-
-    paper: str  # the folder of its page
-    words: str
-    unit: str
-    points: tuple[Point, ...]
-    why: str
-
-    @property
-    def agreeing(self) -> int:
-        return sum(point.agrees for point in self.points)
-
-    @property
-    def verdict(self) -> str:
-        """Yes, no, or in how many cases."""
-        if self.agreeing == len(self.points):
-            return "yes"
-        return f"in {self.agreeing} of {len(self.points)}" if self.agreeing else "no"
-
-
 def claims() -> tuple[Claim, ...]:
     """All claims, paper by paper, from the records."""
     return (
         *_of_adamasfl(),
+        *_of_authors(),
         *_of_fadas(),
         *_of_ablations(),
         *_of_language(),
@@ -193,18 +172,12 @@ def _of_fadas() -> tuple[Claim, ...]:
             made.append(Claim("fadas", words, "points", tuple(p for p in points if p), reason))
     merits, best = _merits(fadas.TABLE2), fadas.TABLE2.full.tabulate
     assert isinstance(best, Best)
-    levels = []
-    for (row, column), text in best.claimed.items():
-        told, own = _figure(text), merits.get((row, column))
-        if told is not None and own is not None:
-            gap = own - told[0]
-            levels.append(Point(f"{_named(row)}, {column}", gap, 0.0, abs(gap) <= max(NEAR, told[1])))
     made.append(
         Claim(
             "fadas",
             "Table 2: the accuracies with ResNet-18",
             "points from the paper's",
-            tuple(levels),
+            _levels(merits, best.claimed),
             "BatchNorm, two epochs, crops and flips in the paper; GroupNorm, one epoch and none here",
         )
     )
@@ -240,6 +213,39 @@ def _of_fadas() -> tuple[Claim, ...]:
         )
     )
     return tuple(made)
+
+
+_AUTHORS_ORDER = (  # who is claimed to be above whom, and what there is to say of it
+    ("fadas", "fedbuff", "the setting of the paper and of its scripts, one seed"),
+    ("fadas-da", "fadas", "the setting of the paper and of its scripts, one seed"),
+)
+
+
+def _of_authors() -> tuple[Claim, ...]:
+    """Table 2 of FADAS as its authors ran it, as far as it is recorded."""
+    merits, best = _merits(fadas_authors.TABLE2), fadas_authors.TABLE2.full.tabulate
+    assert isinstance(best, Best)
+    columns = list(dict.fromkeys(column for _, column in best.claimed))
+    made = []
+    for winner, other, why in _AUTHORS_ORDER:
+        points = (_ahead(c, winner, [other], c, merits, best.claimed) for c in columns)
+        words = f"Table 2, as the authors ran it: {_named(winner)} is above {_named(other)}"
+        made.append(Claim("fadas", words, "points", tuple(p for p in points if p), why))
+    words = "Table 2, as the authors ran it: the accuracies"
+    unit, why = "points from the paper's", "one run each, and deviations are of its last five rounds"
+    made.append(Claim("fadas", words, unit, _levels(merits, best.claimed), why))
+    return tuple(claim for claim in made if claim.points)
+
+
+def _levels(merits: Places, claimed: Mapping[tuple[str, str], str]) -> tuple[Point, ...]:
+    """How far accuracies are from the paper's, which are matched within its own deviation or `NEAR`."""
+    levels = []
+    for (row, column), text in claimed.items():
+        told, own = _figure(text), merits.get((row, column))
+        if told is not None and own is not None:
+            gap = own - told[0]
+            levels.append(Point(f"{_named(row)}, {column}", gap, 0.0, abs(gap) <= max(NEAR, told[1])))
+    return tuple(levels)
 
 
 def _of_ablations() -> tuple[Claim, ...]:
@@ -486,109 +492,10 @@ def _number(value: float) -> str:
     return "diverged or not reached" if value < 0 else "the others diverged"
 
 
-_PAPERS = {
-    "adamasfl": "AdaMasFL",
-    "fadas": "FADAS",
-    "language": "FADAS on language",
-    "momentum": "Momentum approximation",
-    "padamfed": "PAdaMFed",
-}
-_ROW, _LEFT, _RIGHT, _WIDTH, _TOP = 15, 430, 30, 940, 84
-_LOW, _HIGH = -60.0, 80.0
-_YES, _NO, _INK, _FAINT = "#1a7f5a", "#c0392b", "#222222", "#d5d5d5"
-
-
-def _across(value: float) -> float:
-    inside = min(_HIGH, max(_LOW, value))
-    return _LEFT + (inside - _LOW) / (_HIGH - _LOW) * (_WIDTH - _LEFT - _RIGHT)
-
-
-def draw(every: Sequence[Claim]) -> str:
-    """All points: hollow what is claimed, filled what was measured."""
-    parts: list[str] = []
-    y = float(_TOP)
-    for paper, title in _PAPERS.items():
-        own = [claim for claim in every if claim.paper == paper]
-        agreeing, count = sum(c.agreeing for c in own), sum(len(c.points) for c in own)
-        y += 10
-        parts.append(_text(8, y + 4, f"{title}: {agreeing} of {count} agree", "13", weight="bold"))
-        y += _ROW + 2
-        for claim in own:
-            parts.append(
-                _text(8, y + 4, _shorten(f"{claim.words} ({claim.unit})", 150), "10.5", fill="#555555")
-            )
-            y += _ROW
-            for point in claim.points:
-                parts += _point(y, point)
-                y += _ROW
-            y += 4
-    height = y + 30
-    ticks = range(int(_LOW), int(_HIGH) + 1, 20)
-    grid = [
-        f'<line x1="{_across(t):.1f}" y1="{_TOP - 8}" x2="{_across(t):.1f}" y2="{height - 22:.1f}" '
-        f'stroke="{_INK if t == 0 else _FAINT}" stroke-width="{1.2 if t == 0 else 0.8}"/>'
-        for t in ticks
-    ]
-    names = [_text(_across(t), _TOP - 12, f"{t:+d}" if t else "0", "11", "middle") for t in ticks]
-    legend = [
-        _text(8, 20, "Claimed and measured, for every claim of the reproduced papers", "15", weight="bold"),
-        _circle(16, 38, None, "#555555"),
-        _text(26, 42, "claimed, where the paper has a number", "11"),
-        _circle(262, 38, _YES, _YES),
-        _text(272, 42, "measured, agrees", "11"),
-        _diamond(388, 38),
-        _text(398, 42, "measured, does not agree; at the left edge: diverged, never reached, or less", "11"),
-    ]
-    foot = _text(
-        _across(0), height - 6, "right of 0: as claimed, or above the paper's figure", "11", "middle"
-    )
-    body = "\n".join([*grid, *names, *legend, *parts, foot])
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height:.0f}" width="{_WIDTH}" '
-        f'height="{height:.0f}" font-family="system-ui, sans-serif">\n'
-        f'<rect width="{_WIDTH}" height="{height:.0f}" fill="white"/>\n{body}\n</svg>\n'
-    )
-
-
-def _point(y: float, point: Point) -> list[str]:
-    made = [_text(_LEFT - 12, y + 4, _shorten(point.case, 60), "11", "end")]
-    x = _across(point.measured)
-    if point.claimed is not None:
-        there = _across(point.claimed)
-        ends = f'x1="{x:.1f}" y1="{y:.1f}" x2="{there:.1f}" y2="{y:.1f}"'
-        made.append(f'<line {ends} stroke="#999999" stroke-width="1"/>')
-        made.append(_circle(there, y, None, "#555555"))
-    made.append(_circle(x, y, _YES, _YES) if point.agrees else _diamond(x, y))
-    return made
-
-
-def _circle(x: float, y: float, fill: str | None, stroke: str) -> str:
-    colours = f'fill="{fill or "white"}" stroke="{stroke}" stroke-width="1.4"'
-    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" {colours}/>'
-
-
-def _diamond(x: float, y: float) -> str:
-    place = f"{x:.1f},{y - 5.5:.1f} {x + 5.5:.1f},{y:.1f} {x:.1f},{y + 5.5:.1f} {x - 5.5:.1f},{y:.1f}"
-    return f'<polygon points="{place}" fill="{_NO}"/>'
-
-
-def _text(
-    x: float, y: float, words: str, size: str, anchor: str = "start", weight: str = "normal", fill: str = _INK
-) -> str:
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" font-weight="{weight}" '
-        f'fill="{fill}" stroke="white" stroke-width="3" paint-order="stroke">{escape(words)}</text>'
-    )
-
-
-def _shorten(words: str, most: int) -> str:
-    return words if len(words) <= most else f"{words[: most - 1]}…"
-
-
 def pages(every: Sequence[Claim], read: Callable[[Path], str] = Path.read_text) -> dict[Path, str]:
     """The pages with their tables."""
     made = {}
-    for paper in _PAPERS:
+    for paper in PAPERS:
         path = HERE / paper / "README.md"
         made[path] = written(read(path), MARKER, table(paper, every))
     return made
@@ -600,7 +507,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="put the tables into the pages, and draw")
     every = claims()
     if not parser.parse_args().write:
-        for paper, title in _PAPERS.items():
+        for paper, title in PAPERS.items():
             print(f"{title}\n\n{table(paper, every)}\n")
         return
     for path, text in pages(every).items():

@@ -123,11 +123,11 @@ def pretrain(chosen: Pretraining, data: Path, out: Path) -> None:
         size = sum(each.numel() for each in model.parameters())
         print(f"{len(text.train)} sentences and pairs, {len(text.held_out)} held out; {size} weights")
         with (folder / LOG).open("w") as log:
-            log.write(json.dumps(asdict(chosen) | {"pairs": len(text.train), "weights": size}) + "\n")
+            log.write(json.dumps(asdict(chosen) | {"rows": len(text.train), "weights": size}) + "\n")
             for line in train(model, rows, checks, chosen):
                 print(
                     f"step {line['step']}, {line['seconds']:.0f} s: masked-word loss "
-                    f"{line['loss']:.3f} on held-out text, pairs told apart {line['pairs']:.3f}",
+                    f"{line['loss']:.3f} on held-out text, pairs told apart {line['pair_accuracy']:.3f}",
                     flush=True,
                 )
                 log.write(json.dumps(line) + "\n")
@@ -221,13 +221,13 @@ def _losses(model: Any, batch: Batch, device: torch.device) -> tuple[torch.Tenso
 
 @torch.no_grad()
 def evaluate(model: Any, checks: list[Batch], device: torch.device) -> dict[str, float]:
-    """The mean loss of masked words, and how many pairs are told apart."""
+    """The mean loss of masked words, and the share of pairs that are told apart."""
     model.eval()
     found = [_losses(model, batch, device) for batch in checks]
     model.train()
     words, pairs = (torch.cat([each[kind] for each in found]) for kind in (0, 1))
     right = pairs < math.log(2)  # of two answers, so this one had the larger score
-    return {"loss": round(float(words.mean()), 4), "pairs": round(float(right.float().mean()), 4)}
+    return {"loss": round(float(words.mean()), 4), "pair_accuracy": round(float(right.float().mean()), 4)}
 
 
 if __name__ == "__main__":

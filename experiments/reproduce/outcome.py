@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.nn.functional import avg_pool2d
 
+from experiments.reproduce.pause import Course, Pause, PausedError
 from experiments.reproduce.study import TAIL, Cell
 from experiments.reproduce.weights import check_weights, digest, module_in
 from experiments.reproduce.writers import by_writer
@@ -70,12 +71,29 @@ def trial_of(cell: Cell, spot: ComputeOptions) -> RunSpec:
     return build_run(made, named_task(made, source, module))
 
 
-def run_cell(cell: Cell, spot: ComputeOptions) -> dict[str, Any]:
-    """The record of one cell: accuracy every few versions and in each of the last rounds."""
+def run_cell(cell: Cell, spot: ComputeOptions, pause: Pause = Pause()) -> dict[str, Any]:
+    """The record of one cell: accuracy every few versions and in each of the last rounds.
+
+    Raises `PausedError` where the deadline comes first; the same call continues that run.
+    """
     made = placed_experiment(cell, spot)
     trial = trial_of(cell, spot)
     begun = time.monotonic()
-    rows, worst, dropped, failure = _curve(cell, made, trial)
+    course, saved = pause.take_up(cell.key, made.device)
+    begun -= course.seconds
+    failure = None
+    try:
+        for shot in train(trial.algorithm, trial.engine, **trial.loop_arguments(made), resume=saved):
+            failure = _observe(cell, made, trial, shot, course)
+            if failure is not None:
+                break
+            if shot.version < made.rounds and pause.due():
+                course.seconds = time.monotonic() - begun
+                pause.keep(cell.key, shot, course)
+                raise PausedError
+    except DivergedError as error:
+        failure = str(error)
+    rows = course.rows
     return {
         "key": cell.key,
         "settings": cell.experiment.settings(),
@@ -85,8 +103,8 @@ def run_cell(cell: Cell, spot: ComputeOptions) -> dict[str, Any]:
         "client_updates": [row[2] for row in rows],
         "accuracy": [row[3] for row in rows],
         "loss": [row[4] for row in rows],
-        "staleness_of_worst": _staleness_summary(worst),
-        "dropped": dropped,
+        "staleness_of_worst": _staleness_summary(course.worst),
+        "dropped": course.dropped,
         "failure": failure,
         "device": _name(made.device),
         "execution": made.execution,
@@ -99,37 +117,25 @@ def run_cell(cell: Cell, spot: ComputeOptions) -> dict[str, Any]:
     }
 
 
-# Version, time, client updates, accuracy and loss; the last model's accuracy, which differs from the first if
-# models are averaged.
-_Row = tuple[int, float, int, float, float, float]
-
-
-def _curve(cell: Cell, made: Experiment, trial: RunSpec) -> tuple[list[_Row], list[int], int, str | None]:
-    """Rows; each buffer's stalest; dropped; what failed."""
-    rows: list[_Row] = []
-    worst: list[int] = []
-    dropped, average = 0, None
-    ends = {made.rounds - cell.scale * number for number in range(TAIL)}
-    shots = train(trial.algorithm, trial.engine, **trial.loop_arguments(made))
-    try:
-        for shot in shots:
-            dropped = shot.counts.dropped
-            if shot.cohort:
-                worst.append(max(shot.cohort.staleness))
-            if made.ema_decay is not None:
-                average = shot.x if average is None else ema(average, shot.x, made.ema_decay)
-            if shot.version % made.eval_every and shot.version not in ends:
-                continue
-            _check_parent()
-            last = _score(trial, shot, shot.x)
-            found = last if average is None else _score(trial, shot, average)
-            if not math.isfinite(found["loss"]):
-                return rows, worst, dropped, f"the loss became NaN or infinite at server step {shot.version}."
-            scores = round(found["accuracy"], 5), round(found["loss"], 5), round(last["accuracy"], 5)
-            rows.append((shot.version, round(shot.time, 4), shot.counts.client_updates, *scores))
-    except DivergedError as error:
-        return rows, worst, dropped, str(error)
-    return rows, worst, dropped, None
+def _observe(cell: Cell, made: Experiment, trial: RunSpec, shot: Snapshot, course: Course) -> str | None:
+    """Add a version to the course of its run; what failed."""
+    course.dropped = shot.counts.dropped
+    if shot.cohort:
+        course.worst.append(max(shot.cohort.staleness))
+    if made.ema_decay is not None:
+        average = course.average
+        course.average = shot.x if average is None else ema(average, shot.x, made.ema_decay)
+    last_rounds = {made.rounds - cell.scale * number for number in range(TAIL)}
+    if shot.version % made.eval_every and shot.version not in last_rounds:
+        return None
+    _check_parent()
+    last = _score(trial, shot, shot.x)
+    found = last if course.average is None else _score(trial, shot, course.average)
+    if not math.isfinite(found["loss"]):
+        return f"the loss became NaN or infinite at server step {shot.version}."
+    scores = round(found["accuracy"], 5), round(found["loss"], 5), round(last["accuracy"], 5)
+    course.rows.append((shot.version, round(shot.time, 4), shot.counts.client_updates, *scores))
+    return None
 
 
 def _score(trial: RunSpec, shot: Snapshot, x: Vector) -> dict[str, float]:

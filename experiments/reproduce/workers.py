@@ -16,13 +16,15 @@ from typing import Any
 import torch
 
 from experiments.reproduce.outcome import ComputeOptions, run_cell
+from experiments.reproduce.pause import Pause, PausedError
 from experiments.reproduce.study import Cell
 from offbeat.cli.options import option_name
 from offbeat.errors import InputError, naming_settings
 
 _TRIES = 2  # of a cell whose process dies
 _GLANCE = 60.0  # seconds after which the clock is looked at again
-_PARTING = 5.0  # seconds for a process that is at nothing to end by itself, and leave nothing behind
+_PATIENCE = 180.0  # seconds after the deadline for runs to pause, before they are ended
+_PARTING = 30.0  # seconds for a process that is at nothing to end by itself, and leave nothing behind
 
 
 @dataclass
@@ -35,20 +37,26 @@ class _Worker:
 
 
 def results(
-    cells: Iterable[Cell], spot: ComputeOptions, processes: int, deadline: float
+    cells: Iterable[Cell], spot: ComputeOptions, processes: int, pause: Pause = Pause()
 ) -> Iterator[tuple[Cell, dict[str, Any] | str]]:
-    """Each cell with its record, or with what went wrong, in the order they end; none after the deadline."""
+    """Each cell with its record, or with what went wrong, in the order they end.
+
+    No cell begins after the deadline. Those under way then pause before their next server step.
+    """
     waiting, tries = list(cells), dict[str, int]()
     workers: list[_Worker] = []
+    last = pause.deadline + (0 if pause.folder is None else _PATIENCE)
     try:
-        workers.extend(_start(spot) for _ in range(min(processes, len(waiting))))
+        workers.extend(_start(spot, pause) for _ in range(min(processes, len(waiting))))
         while True:
+            if time.monotonic() >= pause.deadline:
+                waiting.clear()
             for worker in workers:
                 if worker.cell is None and waiting:
                     worker.cell = waiting.pop(0)
                     worker.connection.send(worker.cell)
             busy = {worker.connection.fileno(): worker for worker in workers if worker.cell is not None}
-            left = deadline - time.monotonic()
+            left = last - time.monotonic()
             if not busy or left <= 0:
                 return
             ready = wait([worker.connection for worker in busy.values()], timeout=min(left, _GLANCE))
@@ -59,12 +67,14 @@ def results(
                     answer = worker.connection.recv()
                 except (EOFError, ConnectionError):
                     tries[cell.key] = tries.get(cell.key, 0) + 1
-                    workers[workers.index(worker)] = _start(spot)
+                    workers[workers.index(worker)] = _start(spot, pause)
                     if tries[cell.key] < _TRIES:
                         waiting.insert(0, cell)
                         continue
                     answer = f"its process died {_TRIES} times"
-                yield cell, answer
+                if answer is not None:
+                    yield cell, answer
+                    pause.drop(cell.key)
     finally:
         for worker in workers:
             worker.connection.close()
@@ -75,8 +85,11 @@ def results(
             worker.process.join()
 
 
-def serve(connection: Connection, spot: ComputeOptions) -> None:
-    """In a process of its own: run cells until none comes or nobody is left to send one."""
+def serve(connection: Connection, spot: ComputeOptions, pause: Pause) -> None:
+    """In a process of its own: run cells until none comes or nobody is left to send one.
+
+    The answer is a record, a sentence on what went wrong, or None of a run that paused.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one who started this ends it
     torch.set_num_threads(1)
     while True:
@@ -86,18 +99,20 @@ def serve(connection: Connection, spot: ComputeOptions) -> None:
             return
         try:
             with naming_settings(option_name):  # the studies run from the command line
-                record = run_cell(cell, spot)
+                record = run_cell(cell, spot, pause)
             connection.send(record)
+        except PausedError:
+            connection.send(None)
         except InputError as error:
             connection.send(str(error))
         except Exception:
             connection.send(traceback.format_exc())
 
 
-def _start(spot: ComputeOptions) -> _Worker:
+def _start(spot: ComputeOptions, pause: Pause) -> _Worker:
     context = get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=serve, args=(there, spot), daemon=True)
+    process = context.Process(target=serve, args=(there, spot, pause), daemon=True)
     with _undisturbed():
         process.start()
     there.close()  # so that its end is noticed here

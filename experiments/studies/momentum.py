@@ -251,12 +251,20 @@ TABLE2 = Study(
     "rows with DP is a simulation and no privacy guarantee, since amplification by sampling does not hold "
     "for a buffer of fixed size.",
 )
-# Stale updates weigh less, so at one rate FedBuff's steps are shorter than MA's: a rate beyond the range.
-_BEYOND = tuple(
-    cell
-    for cell in replace(SMALL_200, server_lrs=((3.0,), (0.3,))).cells(False, RULES[:1])
-    if (cell.column, dict(cell.experiment.parameters)["beta"]) in (("fedbuff", 0.0), ("ma", BETA))
-)
+# Stale updates weigh less, so at one rate FedBuff's steps are half as long as MA's: rates beyond the range,
+# until both have steps of the same length and no gain from longer ones.
+_SAME_LENGTH = (3.0, 6.0, 10.0, 20.0)
+_NOISY = (1.0, *_SAME_LENGTH[:2])
+
+
+def _plain(rates: tuple[float, ...], private: bool, methods: tuple[str, ...]) -> tuple[Cell, ...]:
+    """These methods at these rates, FedBuff without momentum."""
+    cells = replace(SMALL_200, server_lrs=(rates, ())).cells(private, RULES[:1])
+    return tuple(
+        cell for cell in cells if cell.column in methods and (cell.column != "fedbuff" or beta_of(cell) == 0)
+    )
+
+
 SCALE = Study(
     "momentum-c200",
     "momentum",
@@ -272,7 +280,16 @@ SCALE = Study(
         speed_ups,
         9000,
     ),
-    Version((*SMALL_200.cells(False, RULES[:1]), *_BEYOND), speed_ups, 8000),
+    Version(
+        (
+            *SMALL_200.cells(False, RULES[:1]),
+            *_plain(_SAME_LENGTH, False, METHODS[:2]),
+            *_plain(_NOISY, True, METHODS[:2]),
+            *_plain(_NOISY[1:2], True, METHODS[2:]),
+        ),
+        speed_ups,
+        8000,
+    ),
     "Not told: the delays' scale, the tasks started from each version (here 400), the exponent of staleness "
     "(here 0.5) and the solver. FLAIR and StackOverflow are not at hand: Fashion-MNIST and CIFAR-10 with a "
     "CNN, 3,000 and 2,500 clients. Busy clients are not drawn. The epsilon of rows with DP is a simulation "

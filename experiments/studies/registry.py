@@ -28,6 +28,7 @@ STUDIES: Mapping[str, Study] = MappingProxyType(
             fadas.TABLE7,
             fadas_fig1.FIG1,
             fadas_authors.CORNERS,
+            fadas_authors.TABLE2,
             fadas_authors.TABLE8,
             fadas_authors.TABLE4,
             language.GLUE,

@@ -10,7 +10,8 @@ from experiments.reproduce import outcome
 from experiments.reproduce.outcome import ComputeOptions, run_cell, trial_of
 from experiments.reproduce.page import section
 from experiments.reproduce.study import Cell, Study
-from experiments.studies.fadas_authors import CLAIMED_SEEDS, CORNERS, ROWS, SEEDS, TABLE4, TABLE8
+from experiments.reproduce.tables import Best
+from experiments.studies.fadas_authors import CLAIMED_SEEDS, CORNERS, ROWS, SEEDS, TABLE2, TABLE4, TABLE8
 from torch import nn
 
 from offbeat.algorithms import Setting, build
@@ -21,7 +22,7 @@ from offbeat.data.population import Examples
 from offbeat.nn import models
 from offbeat.nn.models import ResidualBlock
 
-STUDIES = (CORNERS, TABLE8, TABLE4)
+STUDIES = (CORNERS, TABLE2, TABLE8, TABLE4)
 CLASSES, TINY, CLIENTS, WIDTH = 10, 8, 6, 32
 
 
@@ -102,6 +103,13 @@ def test_the_settings_of_the_tables_are_the_authors(study: Study) -> None:
         (row, column, seed) for row in ROWS for column in ("Dir(0.1)", "Dir(0.3)") for seed in SEEDS
     }
     assert set(CLAIMED_SEEDS) == {(row, alpha) for row in ROWS[:4] for alpha in (0.1, 0.3)}
+
+
+def test_the_runs_with_the_seed_of_the_scripts_stand_beside_table_2_too() -> None:
+    assert [*TABLE2.full.cells] == [one for one in TABLE8.full.cells if one.experiment.seed == SEEDS[0]]
+    best = TABLE2.full.tabulate
+    assert isinstance(best, Best)
+    assert best.claimed["fadas", "Dir(0.1)"] == "72.04 ± 0.94"
 
 
 def test_the_corners_differ_in_norm_and_local_work_alone() -> None:

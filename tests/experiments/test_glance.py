@@ -7,7 +7,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from experiments.glance import HEAD, PICTURE, Claim, Point, claims, draw, pages, table
+from experiments.glance import HEAD, PICTURE, claims, pages, table
+from experiments.reproduce.claims_figure import Claim, Point, draw
 
 PAPERS = {"adamasfl", "fadas", "language", "momentum", "padamfed"}
 ROOT = Path(__file__).parent.parent.parent

@@ -22,6 +22,7 @@ from experiments.__main__ import main
 from experiments.reproduce.measures import LastModel, LastRounds, TimeTo
 from experiments.reproduce.outcome import ComputeOptions, placed_experiment, run_cell
 from experiments.reproduce.page import aligned, markdown, marker, terms, written
+from experiments.reproduce.pause import Pause, PausedError
 from experiments.reproduce.records import Curve, append, recorded
 from experiments.reproduce.study import Cell, Study, Table, Version
 from experiments.reproduce.sweep_figure import drawings
@@ -63,7 +64,7 @@ OWN_DATA = {
     "language-glue": 8,
     "language-glue-small": 8,
     "adamasfl-map": 60,
-    "momentum-c200": 30,
+    "momentum-c200": 35,
     "momentum-table1": 30,
 }
 
@@ -502,6 +503,31 @@ def test_where_models_are_averaged_a_record_holds_the_last_model_too() -> None:
     assert averaged["accuracy"] != plain["accuracy"]
 
 
+@pytest.mark.parametrize("average", [None, 0.5])
+def test_a_run_that_is_paused_after_each_step_gives_the_same_record(
+    average: float | None, tmp_path: Path
+) -> None:
+    one = replace(cell("a"), experiment=replace(QUICK, algorithm="fadas-da", ema_decay=average))
+    one = replace(one, experiment=replace(one.experiment, parameters=(), dispatch="round-refill"))
+    late = Pause(time.monotonic(), tmp_path / "unfinished")
+    pauses, record = 0, None
+    while record is None:
+        try:
+            record = run_cell(one, ComputeOptions(), late)
+        except PausedError:
+            pauses += 1
+            assert len(list(late.folder.iterdir())) == 1
+    assert pauses == QUICK.rounds
+    whole = run_cell(one, ComputeOptions())
+    assert record | {"seconds": 0, "date": ""} == whole | {"seconds": 0, "date": ""}
+    with pytest.raises(PausedError):  # another run begins at its own beginning
+        run_cell(cell("b"), ComputeOptions(), late)
+    assert len(list(late.folder.iterdir())) == 2
+    for each in (one, cell("b")):
+        late.drop(each.key)
+    assert list(late.folder.iterdir()) == []
+
+
 def test_a_run_that_diverges_says_where_and_keeps_its_curve() -> None:
     one = cell("a", lr=1e30)
     record = run_cell(one, ComputeOptions())
@@ -524,7 +550,7 @@ class Deadly:
 def test_a_cell_whose_process_dies_is_given_up_and_the_others_run() -> None:
     good = cell("a")
     cells: list[Any] = [Deadly(), good]
-    answers = dict(results(cells, ComputeOptions(), 1, math.inf))
+    answers = dict(results(cells, ComputeOptions(), 1))
     assert answers[cells[0]] == "its process died 2 times"
     record = answers[good]
     assert isinstance(record, dict)
@@ -535,7 +561,7 @@ def test_a_cell_whose_process_dies_is_given_up_and_the_others_run() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without the device that is asked for")
 def test_the_refusal_of_a_worker_process_is_returned() -> None:
-    ((_, answer),) = results([cell("a")], ComputeOptions(device="cuda"), 1, math.inf)
+    ((_, answer),) = results([cell("a")], ComputeOptions(device="cuda"), 1)
     assert answer == "the device 'cuda' is not available: use --device cpu."
 
 
@@ -566,7 +592,7 @@ def test_a_process_never_hears_ctrl_c_not_even_while_it_starts(thread: bool) -> 
     one = cell("a")
 
     def answers() -> list[Any]:
-        return list(results([one], Struck(), 1, math.inf))
+        return list(results([one], Struck(), 1))
 
     if thread:
         with ThreadPoolExecutor(1) as pool:
@@ -583,7 +609,7 @@ def test_a_process_never_hears_ctrl_c_not_even_while_it_starts(thread: bool) -> 
 @pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_while_a_process_starts_comes_once_it_has_started(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(KeyboardInterrupt):
-        list(results([cell("a")], Struck(starter=True), 1, math.inf))
+        list(results([cell("a")], Struck(starter=True), 1))
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
     for process in active_children():
@@ -592,7 +618,24 @@ def test_ctrl_c_while_a_process_starts_comes_once_it_has_started(capfd: pytest.C
 
 
 def test_nothing_is_waited_for_after_the_deadline() -> None:
-    assert list(results([cell("a")], ComputeOptions(), 1, time.monotonic())) == []
+    assert list(results([cell("a")], ComputeOptions(), 1, Pause(time.monotonic()))) == []
+
+
+@pytest.mark.slow
+def test_runs_under_way_at_the_deadline_go_on_with_the_same_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["fadas-table7", "--quick", "--rounds", "300", "--runs", "1", "--out", str(tmp_path)]
+    assert main([*words, "--minutes", "0.03"]) == 0
+    assert "the time is up and 1 runs are left: the same command goes on." in capsys.readouterr().err
+    (kept,) = (tmp_path / "unfinished").iterdir()
+    assert kept.suffix == ".safetensors"
+    assert (tmp_path / "quick.jsonl").read_text() == ""
+    assert main(words) == 0
+    (record,) = map(json.loads, (tmp_path / "quick.jsonl").read_text().splitlines())
+    assert record["version"][0] == 0
+    assert record["version"][-1] == 300
+    assert list((tmp_path / "unfinished").iterdir()) == []
 
 
 def run(tmp_path: Path, *words: str) -> int:

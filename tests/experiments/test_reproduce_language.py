@@ -215,7 +215,7 @@ def test_what_the_page_says_of_the_pretrained_model_holds() -> None:
     assert f"{settings['weights']:,} weights" in page
     assert f"for {settings['minutes']:g} minutes" in page
     assert f"from {first['loss']:.2f} to {last['loss']:.2f} in {last['step']:,} steps" in page
-    assert f"{100 * last['pairs']:.1f} per cent of the held-out pairs" in page
+    assert f"{100 * last['pair_accuracy']:.1f} per cent of the held-out pairs" in page
     best = entries_of(SMALL.quick.cells, found, LastRounds())
     merits = {place: entry.figure.merit for place, entry in best.items()}
     assert max(merit for (_, task), merit in merits.items() if task == "MRPC") < 68.4

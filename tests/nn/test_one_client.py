@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from offbeat import Problem
 from offbeat.core import Batch
+from offbeat.engines.local import TaskGradient
 from offbeat.nn import layers
 from offbeat.nn.layers import (
     ChannelsLastConv2d,
@@ -21,7 +22,7 @@ from offbeat.nn.layers import (
     with_keyed_dropout,
     with_matmul_convolutions,
 )
-from offbeat.nn.problem import Precision, TaskGradient, cross_entropies
+from offbeat.nn.problem import Precision, cross_entropies
 
 POOLS = [
     nn.MaxPool2d(2),

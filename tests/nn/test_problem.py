@@ -21,8 +21,8 @@ from offbeat import (
     Vectorised,
     train,
 )
+from offbeat.engines.local import TaskGradient
 from offbeat.engines.process_pool import Workers
-from offbeat.nn.problem import TaskGradient
 
 
 def batch(rows: int = 6) -> Batch:

@@ -32,9 +32,9 @@ from offbeat.cli import main
 from offbeat.core import Batch
 from offbeat.data import sources
 from offbeat.data.partition import split_alike
+from offbeat.engines.local import TaskGradient
 from offbeat.engines.process_pool import Workers
 from offbeat.errors import InputError
-from offbeat.nn.problem import TaskGradient
 from offbeat.schedule.dispatch import Phases
 from offbeat.schedule.participation import Participation
 from offbeat.training.checkpoint import Checkpoint

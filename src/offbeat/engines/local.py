@@ -5,7 +5,7 @@ tensors alone, which `vmap` maps over clients and which a CUDA graph can record.
 of examples of tasks of similar length are padded to one shape.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 
@@ -16,10 +16,21 @@ from torch import Tensor
 
 from offbeat import draws, trees
 from offbeat.algorithms.rates import unwrapped
-from offbeat.core import AnyAlgorithm, Batch, Batches, Task, Visit, traits_of
+from offbeat.core import (
+    AnyAlgorithm,
+    Batch,
+    Batches,
+    Rate,
+    Task,
+    Vector,
+    Visit,
+    descend,
+    traits_of,
+    where,
+)
 from offbeat.data.population import Examples, Indices, Population
 from offbeat.errors import InputError
-from offbeat.nn.problem import GradientFn, Problem, Statistics, TaskGradient
+from offbeat.nn.problem import GradientFn, Problem, Statistics
 from offbeat.trees import Tree
 
 SMALL_MODEL = 50_000  # parameters up to which a CPU gains from computing clients together
@@ -136,6 +147,84 @@ class ReportsExecution(Protocol):
     def report(self) -> dict[str, Any] | None:
         """What was chosen, and by which figures; None before the first group."""
         ...
+
+
+class TaskGradient:
+    """The gradient function of one task; running statistics pass through it from step to step.
+
+    Personal layers take one step with each minibatch of the task, by the first gradient that the method
+    takes of it; its other gradients of that minibatch see them where they were. A pass over all the client's
+    examples (`whole`) does not move them.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        differentiate: GradientFn,
+        statistics: Statistics,
+        whole: Collection[Batch] = (),
+    ) -> None:
+        self._problem = problem
+        self._differentiate = differentiate
+        self._step = getattr(differentiate, "descend", None)
+        self._objective = getattr(differentiate, "objective", None)
+        # for one client at a time, steps are limited by memory bandwidth and taken in place
+        self._in_place = self._objective is not None or differentiate == problem.differentiate_by_autograd
+        self._own: Vector | None = None  # the vector that steps are taken in, and its leaves
+        self._leaves: dict[str, Tensor] = {}
+        self._statistics = statistics
+        self._personal = problem.moving
+        self._moved: Statistics = {}  # personal layers after the current minibatch
+        self._batch: Batch | None = None  # the current minibatch, where layers are personal
+        self._still = {id(batch) for batch in whole}
+
+    @property
+    def statistics(self) -> Statistics:
+        """After the last minibatch."""
+        return self._statistics | self._moved
+
+    def __call__(self, x: Vector, batch: Batch, /) -> Vector:
+        """The gradient of one minibatch at x."""
+        grad, _, statistics = self._differentiate(x, self._before(batch), batch)
+        self._update_statistics(statistics, batch)
+        return grad
+
+    def with_loss(self, x: Vector, batch: Batch, /) -> tuple[Vector, Tensor]:
+        """The gradient and the loss, weight decay included."""
+        grad, loss, statistics = self._differentiate(x, self._before(batch), batch)
+        self._update_statistics(statistics, batch)
+        return grad, loss + 0.5 * self._problem.weight_decay * (x @ x)
+
+    def descend(self, x: Vector, batch: Batch, lr: Rate, /) -> Vector:
+        """X minus lr times its gradient; an x that came from here may be overwritten."""
+        if self._in_place and batch.mask is None:
+            if self._own is not x:
+                self._own = x = x.clone()
+                self._leaves = self._problem.leaves(x)
+            before = self._before(batch)
+            statistics = self._problem.sgd_step(self._leaves, before, batch, lr, self._objective)
+            stepped = x
+        elif self._step is not None:
+            stepped, statistics = self._step(x, self._before(batch), batch, lr)
+        else:
+            return descend(x, self(x, batch), lr)
+        self._update_statistics(statistics, batch)
+        return stepped
+
+    def _before(self, batch: Batch) -> Statistics:
+        """What a gradient of this minibatch sees; with a new one, personal layers have moved."""
+        if self._personal and batch is not self._batch and id(batch) not in self._still:
+            self._statistics, self._moved, self._batch = self.statistics, {}, batch
+        return self._statistics
+
+    def _update_statistics(self, statistics: Statistics, batch: Batch) -> None:
+        active = batch.active
+        new = statistics if active is None else where(active, statistics, self._statistics)
+        if self._personal:
+            if batch is self._batch and not self._moved:
+                self._moved = {name: new[name] for name in self._personal}
+            new = new | {name: self._statistics[name] for name in self._personal}
+        self._statistics = new
 
 
 class _ItemsState:

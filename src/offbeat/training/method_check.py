@@ -17,10 +17,11 @@ from offbeat.aggregate.uploads import ConstantGradient
 from offbeat.algorithms import Setting, build, find
 from offbeat.core import AnyAlgorithm, Batch, Batches, Cohort, Vector, Visit, traits_of
 from offbeat.data.population import Epochs, Examples, Population
+from offbeat.engines.local import TaskGradient
 from offbeat.engines.process_pool import Workers
 from offbeat.engines.simulation import Sequential, Vectorised
 from offbeat.errors import error_summary
-from offbeat.nn.problem import Problem, TaskGradient, cross_entropies
+from offbeat.nn.problem import Problem, cross_entropies
 from offbeat.schedule.delays import Exponential
 from offbeat.schedule.dispatch import Dispatch, parse_dispatch
 from offbeat.schedule.staleness import parse_weights

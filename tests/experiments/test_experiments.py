@@ -224,8 +224,12 @@ def test_the_runs_at_the_papers_scale_have_its_settings() -> None:
     }
     plain, noisy = (f"fashion-mnist, MLP{noise}, fedavgm" for noise in ("", " + DP"))
     assert tried == {
-        *((plain, method, rate) for method in ("fedbuff", "ma") for rate in (1, 3, 6, 10, 20)),
-        *((noisy, method, rate) for method in ("fedbuff", "ma") for rate in (1, 3, 6)),
+        *(
+            (group, method, rate)
+            for group in (plain, noisy)
+            for method in ("fedbuff", "ma")
+            for rate in (1, 3, 6, 10, 20)
+        ),
         (plain, "ma-light", 1),
         (noisy, "ma-light", 3),
     }

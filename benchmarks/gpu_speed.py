@@ -14,8 +14,8 @@ For each model, with the library's autotuner on for the first two:
 - *offbeat*: asynchronous FedBuff through `train` with exponential delays, everything included, by each
   execution. The run is declared to have `--rounds` server steps, by which `auto` decides whether compiling
   pays, and is left once its speed is known; *first* is the time to its first server step in seconds, with
-  what the execution measures, records or compiles for it. `auto` comes last, when the compiler's cache has
-  what the others compiled.
+  what the execution measures, records or compiles for it, and *run* is what all of the declared run takes at
+  that speed. `auto` comes last, when the compiler's cache has what the others compiled.
 
 Ratios are taken within one run, and the data are random: only speed is measured here.
 
@@ -245,7 +245,7 @@ def measure(case: Case, executions: list[str], report: Report) -> bool:
         f"\n{case.name}, {size:,} weights, batch {case.batch}, {case.steps} local steps, "
         f"buffer {case.buffer}, concurrency {case.concurrency}, {case.precision.name.lower()}"
     )
-    print(f"{'':36}{'steps/s':>10}{'of eager':>10}{'of limit':>10}{'first':>10}")
+    print(f"{'':36}{'steps/s':>10}{'of eager':>10}{'of limit':>10}{'first':>10}{'run':>10}")
     print(f"{'eager loop':36}{eager:10.0f}{1:10.2f}{eager / limit:10.2f}")
     print(f"{'limit':36}{limit:10.0f}{limit / eager:10.2f}{1:10.2f}", flush=True)
     found: dict[str, Any] = {"model": case.name, "weights": size, "eager": eager, "limit": limit}
@@ -260,10 +260,13 @@ def measure(case: Case, executions: list[str], report: Report) -> bool:
             found[name] = {"error": f"{type(error).__name__}: {error}"[:500]}
             print(f"offbeat, {name} failed: {found[name]['error']}", flush=True)
         else:
+            whole_run = first + (case.declared - 1) * case.buffer * case.steps / run
             found[name] = {"steps/s": run, "of eager": run / eager, "of limit": run / limit, "first": first}
+            found[name]["run"] = whole_run
             found[name] |= {"chosen": chosen} if chosen else {}
             label = f"offbeat, {name}" + (f" ({chosen})" if chosen else "")
-            print(f"{label:36}{run:10.0f}{run / eager:10.2f}{run / limit:10.2f}{first:10.1f}", flush=True)
+            figures = f"{run:10.0f}{run / eager:10.2f}{run / limit:10.2f}{first:10.1f}{whole_run:10.1f}"
+            print(f"{label:36}{figures}", flush=True)
         report.write()
     return whole
 
@@ -400,14 +403,14 @@ def model_rows(folder: Path, file: str, of_limit: float | None) -> Iterator[Row]
     """The aims of one model."""
     found = speeds(folder, file)
     auto = found.get("auto")
-    hand = {name: each["steps/s"] for name, each in found.items() if name != "auto"}
-    best = max(hand, key=hand.__getitem__, default=None)
+    hand = {name: each["run"] for name, each in found.items() if name != "auto"}
+    best = min(hand, key=hand.__getitem__, default=None)
     if auto is None or best is None:
         yield Row(f"{file}: `auto` of the best by hand", "0.95", "not measured", None)
         return
     chosen = auto.get("chosen") or "no choice"
-    ratio = auto["steps/s"] / hand[best]
-    words = f"{ratio:.2f} ({chosen} {auto['steps/s']:,.0f}; {best} {hand[best]:,.0f} steps/s)"
+    ratio = hand[best] / auto["run"]
+    words = f"{ratio:.2f} ({chosen} {auto['run']:.1f}; {best} {hand[best]:.1f} s a run)"
     yield Row(f"{file}: `auto` of the best by hand", "0.95", words, ratio >= 0.95)
     if of_limit is not None:
         reached, most = auto["of limit"], found[best]["of limit"]

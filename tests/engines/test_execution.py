@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from offbeat import Asynchronous, FedOpt, Sequential, Vectorised, train
+from offbeat import Asynchronous, Examples, FedOpt, Sequential, Steps, Vectorised, train
 from offbeat.core import AnyAlgorithm, Batch, Task
 from offbeat.data.population import Population
 from offbeat.engines import execution
@@ -79,14 +79,15 @@ class SlowExecutor(SequentialExecutor):
 class Tuned:
     """`Autotune` with candidates of known speed."""
 
-    def __init__(self, **figures: tuple[float, float]) -> None:
+    def __init__(self, spare: tuple[str, ...] = (), **figures: tuple[float, float]) -> None:
         self.made: list[str] = []
+        self.spare = spare
         self.candidates: dict[str, Execution] = {
             name.replace("_", "-"): Slow(*each, self.made, name) for name, each in figures.items()
         }
 
     def executor(self, problem: Problem, population: Population) -> AutotuneExecutor:
-        return AutotuneExecutor(self.candidates, problem, population)
+        return AutotuneExecutor(self.candidates, problem, population, self.spare)
 
 
 def run(execution: Any, rounds: int) -> tuple[torch.Tensor, dict[str, Any]]:
@@ -142,22 +143,67 @@ def test_compiling_is_announced_and_only_where_the_run_is_long(
 
 
 def test_a_candidate_that_fails_is_left_out_with_one_sentence(caplog: pytest.LogCaptureFixture) -> None:
-    class Broken:
-        def executor(self, problem: Problem, population: Population) -> Executor:
-            return self  # type: ignore[return-value]
-
-        def __call__(self, *rest: Any) -> TaskResults:
-            raise RuntimeError("no kernel\nis there")
-
-        def close(self) -> None:
-            pass
-
     tuned = Tuned(streamed=(0.0, 0.001))
     tuned.candidates = {"mapped": Broken()} | tuned.candidates
     _, report = run(tuned, rounds=2)
     assert report["chosen"] == "streamed"
     warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert warnings == ["mapped execution is not used: no kernel"]
+
+
+class Broken:
+    """An execution that fails."""
+
+    def executor(self, problem: Problem, population: Population) -> Executor:
+        return self  # type: ignore[return-value]
+
+    def __call__(self, *rest: Any) -> TaskResults:
+        raise RuntimeError("no kernel\nis there")
+
+    def close(self) -> None:
+        pass
+
+
+def test_spare_candidates_are_tried_only_where_the_others_fail(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OFFBEAT_CACHE", "")
+    usual = Tuned(spare=("streamed",), mapped=(0.0, 0.05), streamed=(0.0, 0.001))
+    _, report = run(usual, rounds=2)
+    assert report["chosen"] == "mapped"
+    assert usual.made == ["mapped"]
+    failing = Tuned(spare=("streamed",), streamed=(0.0, 0.001), mapped_compiled=(0.0, 0.0))
+    failing.candidates = {"mapped": Broken()} | failing.candidates
+    assert tuned_run(make_world().problem, failing, rounds=2)["chosen"] == "streamed"
+    module = Branching(make_world().population.data.inputs.shape[1], 3).double()
+    falling = Tuned(spare=("streamed",), streamed=(0.0, 0.001))
+    mapped = {"mapped": execution.Vmap(), "mapped-compiled": execution.Vmap(compiled=True)}
+    falling.candidates = mapped | falling.candidates
+    assert tuned_run(Problem(module, make_world().problem.loss), falling, rounds=2)["chosen"] == "streamed"
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
+        "mapped execution is not used: no kernel"
+    ]
+
+
+@pytest.mark.parametrize(("features", "spared"), [(4, True), (4000, False)])
+def test_streams_are_tried_where_a_gradient_is_large(
+    features: int, spared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world(work=Steps(3, 50))
+    data = Examples(torch.randn(200, features), torch.randint(0, 3, (200,)))
+    population = Population(data, [range(200)], Steps(3, 50))  # type: ignore[list-item]
+    hidden = 3000 if features > 4 else 4
+    module = torch.nn.Sequential(torch.nn.Linear(features, hidden), torch.nn.Linear(hidden, 3))
+    problem = Problem(module, world.problem.loss)
+    sample = Batch((data.inputs[:5], data.targets[:5]))
+    operations = problem.flops(sample)
+    monkeypatch.setattr(Problem, "device", property(lambda self: torch.device("cuda")))
+    monkeypatch.setattr(execution, "sample_batch", lambda *rest: sample)
+    monkeypatch.setattr(Problem, "draws_random_numbers", lambda self, batch: False)
+    monkeypatch.setattr(Problem, "flops", lambda self, batch: operations)
+    made = execution.Autotune().executor(problem, population)
+    assert isinstance(made, AutotuneExecutor)
+    assert bool(made._spare) is spared
 
 
 class Branching(torch.nn.Linear):
@@ -214,6 +260,7 @@ def test_a_module_that_draws_is_said_to_be_computed_one_by_one_before_anything_i
         sample = world.population.data.inputs[:5], world.population.data.targets[:5]
         monkeypatch.setattr(execution, "sample_batch", lambda *rest, sample=sample: Batch(sample))
         monkeypatch.setattr(Problem, "draws_random_numbers", lambda self, batch, draws=draws: draws)
+        monkeypatch.setattr(Problem, "flops", lambda self, batch: 1)
         made = execution.Autotune().executor(each, world.population)
         assert isinstance(made, SequentialExecutor) is draws
     assert [record.message for record in caplog.records] == [DRAWS_NUMBERS]

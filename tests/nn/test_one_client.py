@@ -17,10 +17,11 @@ from offbeat.nn.layers import (
     call_with,
     collect_factors,
     for_one_client,
+    with_channels_last,
     with_keyed_dropout,
     with_matmul_convolutions,
 )
-from offbeat.nn.problem import cross_entropies
+from offbeat.nn.problem import Precision, TaskGradient, cross_entropies
 
 POOLS = [
     nn.MaxPool2d(2),
@@ -243,6 +244,54 @@ def test_a_personal_layer_is_stepped_by_its_gradient() -> None:
     torch.testing.assert_close(x, expected, rtol=0, atol=1e-14)
     assert not torch.equal(moved["2.weight"], problem.personal["2.weight"])
     torch.testing.assert_close(also["2.weight"], moved["2.weight"], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("norm", "precision", "wanted"),
+    [
+        (nn.BatchNorm2d(4), Precision.BFLOAT16, True),
+        (nn.BatchNorm2d(4), Precision.TF32, True),
+        (nn.GroupNorm(2, 4), Precision.BFLOAT16, False),
+        (nn.BatchNorm2d(4), Precision.FLOAT32, False),
+    ],
+)
+def test_a_gpu_computes_with_channels_last_where_that_is_faster(
+    norm: nn.Module, precision: Precision, wanted: bool
+) -> None:
+    module = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), norm, nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
+    problem = Problem(module.double(), cross_entropies, precision=precision)
+    assert problem._prefers_channels_last() is wanted
+    x, statistics = problem.initial()
+    batch = Batch((torch.randn(6, 3, 4, 4, dtype=torch.float64), torch.arange(6) % 3))
+    problem.precision = Precision.FLOAT32  # which a CPU would otherwise round for, too
+    problem._single = FasterModule(problem._training, None)
+    expected = problem.differentiate_by_autograd(x, statistics, batch)
+    problem._single = FasterModule(problem._training, with_channels_last)
+    found = problem.differentiate_by_autograd(x, statistics, batch)
+    assert problem._single.module is not problem._training
+    assert found[2].keys() == expected[2].keys()
+    for one, other in zip(
+        (*found[:2], *found[2].values()), (*expected[:2], *expected[2].values()), strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_rate_may_be_a_tensor_and_a_compiled_objective_steps_in_place(compiled: bool) -> None:
+    torch.manual_seed(0)
+    problem = Problem(nn.Linear(5, 3).double(), cross_entropies, 0.1)
+    x, statistics = problem.initial()
+    batch = Batch((torch.randn(6, 5, dtype=torch.float64), torch.arange(6) % 3))
+    differentiate = problem.compiled("eager") if compiled else problem.differentiate_by_autograd
+    expected = x
+    for _ in range(2):
+        expected = expected - 0.3 * problem.differentiate_by_autograd(expected, statistics, batch)[0]
+    for rate in (0.3, torch.tensor(0.3, dtype=torch.float64)):
+        gradient = TaskGradient(problem, differentiate, statistics)
+        first = gradient.descend(x, batch, rate)
+        second = gradient.descend(first, batch, rate)
+        assert second.data_ptr() == first.data_ptr() != x.data_ptr()
+        torch.testing.assert_close(second, expected, rtol=0, atol=1e-14)
 
 
 class Viewing(nn.Module):

@@ -5,7 +5,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from offbeat import trees
 from offbeat.core import AnyAlgorithm, Task
 from offbeat.data.population import Population
 from offbeat.engines import cuda, vmap
@@ -39,6 +40,7 @@ _WARMUP_GROUPS, _TIMED_GROUPS = 3, 2  # the first of a trial warms up, the next 
 _USUAL_GROUPS = 200  # of a run whose length is not known
 _COMPILER_SECONDS = 15.0  # until a compiled model is ready, where that was not measured
 _COMPILER_GAIN = 0.25  # the share of the time that compiling is expected to save
+_OCCUPIES = 2e9  # operations of one gradient from which on a GPU may compute clients faster one by one
 
 
 class Execution(Protocol):
@@ -104,7 +106,16 @@ class Autotune:
         }
         if problem.precision is Precision.FLOAT32 and problem.has_convolutions:
             del candidates["mapped"]
-        return AutotuneExecutor(candidates, problem, population)
+        spare: tuple[str, ...] = ()
+        if "mapped" in candidates and _gradient_flops(problem, population) < _OCCUPIES:
+            spare = ("streamed", "streamed-compiled")
+        return AutotuneExecutor(candidates, problem, population, spare)
+
+
+def _gradient_flops(problem: Problem, population: Population) -> float:
+    """The operations of one minibatch's gradient."""
+    sample = sample_batch(population, problem)
+    return problem.flops(sample) * population.work.size / len(trees.leaves(sample.data)[0])
 
 
 EXECUTIONS: Mapping[str, Execution] = MappingProxyType(
@@ -153,12 +164,19 @@ def choose_execution(measured: Mapping[str, Figures], names: Iterable[str], grou
 class AutotuneExecutor:
     """Computes the first tasks by several candidates, and the others by what finishes the run first.
 
-    Figures are kept for later runs. The choice is part of a run's checkpoint, since executions differ in
-    rounding.
+    Those that are `spare` are tried only where the others cannot compute this module. Figures are kept for
+    later runs. The choice is part of a run's checkpoint, since executions differ in rounding.
     """
 
-    def __init__(self, candidates: Mapping[str, Execution], problem: Problem, population: Population) -> None:
+    def __init__(
+        self,
+        candidates: Mapping[str, Execution],
+        problem: Problem,
+        population: Population,
+        spare: Collection[str] = (),
+    ) -> None:
         self._candidates = candidates
+        self._spare = spare
         self._problem = problem
         self._population = population
         self._executor: Executor | None = None
@@ -217,7 +235,8 @@ class AutotuneExecutor:
             name: figures for name, figures in cached_figures(key).items() if name in self._candidates
         }
         known = set(self._figures)
-        names = list(self._candidates)
+        names = [name for name in self._candidates if name not in self._spare]
+        spare = [name for name in self._candidates if name in self._spare]
         while self._executor is None:
             name = choose_execution(self._figures, names, self._groups)
             if name in known:
@@ -234,14 +253,16 @@ class AutotuneExecutor:
                 with held_warnings() as said:
                     figures = self._measure(executor, algorithm, tasks, starts, seed)
             except RuntimeError as error:
-                if len(names) == 1:
+                if len(names) == 1 and not spare:
                     raise
                 log.warning("%s execution is not used: %s", name, first_sentence(error))
                 names.remove(name)
+                names, spare = _with_spare(names, spare)
             else:
                 if isinstance(executor, FallsBack) and executor.fell_back:
                     # neither it nor what would be compiled of it is tried again, unless nothing else is left
                     left = [each for each in names if name not in (each, each.removesuffix(_COMPILED))]
+                    left, spare = _with_spare(left, spare)
                     if left:
                         names = left
                         executor.close()
@@ -294,6 +315,11 @@ class AutotuneExecutor:
         if self._problem.device.type == "cuda":
             torch.cuda.synchronize(self._problem.device)
         return time.perf_counter()
+
+
+def _with_spare(names: list[str], spare: list[str]) -> tuple[list[str], list[str]]:
+    """The candidates, with the spare ones where all others need the compiler; and what is still spare."""
+    return (names, spare) if any(not name.endswith(_COMPILED) for name in names) else ([*names, *spare], [])
 
 
 class _Held(logging.Filter):

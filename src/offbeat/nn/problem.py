@@ -214,7 +214,7 @@ class Problem:
     def _prefers_channels_last(self) -> bool:
         """Whether a GPU computes one client faster so: its group norms are much slower, all else faster."""
         norms = (nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
-        return self.effective_precision == "bfloat16" and not any(
+        return self.effective_precision != "float32" and not any(
             isinstance(part, norms) for part in self._training.modules()
         )
 

@@ -8,7 +8,17 @@ from pathlib import Path
 from experiments.reproduce.page import markdown, table_command
 from experiments.reproduce.records import Curve, present_key, recorded
 from experiments.reproduce.study import Cell, Table, Version
-from experiments.studies.momentum import BETA, BETAS, METHODS, TABLE2, beta_of, evenly, rate_of, speed_ups
+from experiments.studies.momentum import (
+    BETA,
+    BETAS,
+    METHODS,
+    SCALE,
+    TABLE2,
+    beta_of,
+    evenly,
+    rate_of,
+    speed_ups,
+)
 
 HERE = Path(__file__).parent
 PAGE = HERE / "README.md"
@@ -89,6 +99,17 @@ def betas(found: Mapping[str, tuple[Run, ...]]) -> Table:
     return Table(("data, rule", *(f"beta {beta:g}" for beta in BETAS), "diverged, of all"), tuple(rows))
 
 
+def by_rate(found: Mapping[str, tuple[Run, ...]]) -> Table:
+    """The best metric of FedBuff without momentum and of MA at each rate."""
+    rates = sorted({run.rate for runs in found.values() for run in runs})
+    rows = []
+    for row, runs in found.items():
+        for name, method, beta in (("FedBuff", "fedbuff", 0.0), ("MA", "ma", BETA)):
+            best = {run.rate: run.best for run in runs if (run.method, run.beta) == (method, beta)}
+            rows.append((row, name, *(f"{best[rate]:.4f}" if rate in best else "" for rate in rates)))
+    return Table(("data, rule", "", *(f"rate {rate:g}" for rate in rates)), tuple(rows))
+
+
 def control(delayed: Mapping[str, tuple[Run, ...]]) -> Table:
     """The best accuracy of each beta without delay, and what the approximations have of it under delay."""
     found: dict[str, dict[str, float]] = json.loads((HERE / "control.json").read_text())
@@ -114,6 +135,7 @@ def tables() -> dict[str, str]:
         made[f"{name} finals"] = finals(found)
         made[f"{name} betas"] = betas(found)
         made[f"{name} last models"] = speed_ups(version.cells, last_models(path_of(name)))
+    made["rates"] = by_rate(groups(SCALE.quick, recorded(path_of("quick"))))
     made["control"] = control(groups(TABLE2.quick, recorded(path_of("quick"))))
     return {name: markdown(table) for name, table in made.items()}
 

@@ -254,7 +254,6 @@ TABLE2 = Study(
 # Stale updates weigh less, so at one rate FedBuff's steps are half as long as MA's: rates beyond the range,
 # until both have steps of the same length and no gain from longer ones.
 _SAME_LENGTH = (3.0, 6.0, 10.0, 20.0)
-_NOISY = (1.0, *_SAME_LENGTH[:2])
 
 
 def _plain(rates: tuple[float, ...], private: bool, methods: tuple[str, ...]) -> tuple[Cell, ...]:
@@ -284,8 +283,8 @@ SCALE = Study(
         (
             *SMALL_200.cells(False, RULES[:1]),
             *_plain(_SAME_LENGTH, False, METHODS[:2]),
-            *_plain(_NOISY, True, METHODS[:2]),
-            *_plain(_NOISY[1:2], True, METHODS[2:]),
+            *_plain((1.0, *_SAME_LENGTH, 40.0), True, METHODS[:2]),
+            *_plain(_SAME_LENGTH[:1], True, METHODS[2:]),
         ),
         speed_ups,
         8000,

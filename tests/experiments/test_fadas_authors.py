@@ -1,17 +1,24 @@
 """FADAS as its authors ran it: the settings are theirs, and every cell runs and repeats, at a tiny size."""
 
+import json
+import re
+import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from experiments.fadas import table as fadas_table
 from experiments.reproduce import outcome
 from experiments.reproduce.outcome import ComputeOptions, run_cell, trial_of
-from experiments.reproduce.page import section
+from experiments.reproduce.page import fill_sections, marker, section
+from experiments.reproduce.records import recorded
 from experiments.reproduce.study import Cell, Study
 from experiments.reproduce.tables import Best
+from experiments.studies.fadas import TABLE2 as REDUCED
 from experiments.studies.fadas_authors import CLAIMED_SEEDS, CORNERS, ROWS, SEEDS, TABLE2, TABLE4, TABLE8
+from experiments.studies.registry import STUDIES as REGISTERED
 from torch import nn
 
 from offbeat.algorithms import Setting, build
@@ -21,6 +28,11 @@ from offbeat.data.partition import parse_partition
 from offbeat.data.population import Examples
 from offbeat.nn import models
 from offbeat.nn.models import ResidualBlock
+from offbeat.schedule.clock import Clock
+from offbeat.schedule.delays import parse_delay
+from offbeat.schedule.scheduler import Scheduler
+from offbeat.schedule.statistics import iterate_buffers
+from offbeat.training.build import build_dispatch
 
 STUDIES = (CORNERS, TABLE2, TABLE8, TABLE4)
 CLASSES, TINY, CLIENTS, WIDTH = 10, 8, 6, 32
@@ -171,3 +183,63 @@ def test_a_page_says_that_nothing_is_run_yet(study: Study) -> None:
     assert f"0 of {count} runs, not run yet, about {study.full.minutes:.0f} minutes of an H200: `" in text
     assert f"`python -m experiments {study.name} --device cuda --data-dir DIR`" in text
     assert "±" in text  # what is claimed stands beside it
+
+
+PAGE = fadas_table.PAGE.read_text()
+
+
+def test_the_table_of_the_corners_by_step_is_that_of_the_records() -> None:
+    made = fadas_table.tables()
+    assert fill_sections(PAGE, made) == PAGE
+    studied = {
+        marker(study, quick).strip("<!->\n ")
+        for study in REGISTERED.values()
+        for quick in (False, True)
+        if study.paper == "fadas"
+    }
+    assert set(re.findall(r"<!-- (.+) -->", PAGE)) - {"end", "glance"} <= studied | made.keys()
+
+
+def test_a_run_that_has_ended_takes_the_place_of_its_course_until_it_paused() -> None:
+    lines = [json.loads(line) for line in fadas_table.PAUSED.read_text().splitlines()]
+    ended = recorded(fadas_table.RECORDS)
+    courses = fadas_table.courses()
+    for title, cell in fadas_table.cells().items():
+        if cell.key in ended:
+            assert max(courses[title]) == 500
+    for line in lines:
+        assert line["version"] == sorted(set(line["version"]))
+        assert line["version"][-1] <= line["paused"] < 500
+        assert len(line["version"]) == len(line["accuracy"]) == len(line["loss"])
+
+
+def test_what_the_page_says_of_the_corners_holds() -> None:
+    courses = fadas_table.courses()
+    group, batch = courses["GroupNorm, 20 steps each"], courses["BatchNorm, 20 steps each"]
+    twice, fedbuff = courses["BatchNorm, two epochs"], courses["FedBuff, BatchNorm, two epochs"]
+    assert (round(batch[450], 1), round(group[450], 1), round(batch[450] - group[450])) == (61.2, 33.0, 28)
+    assert (round(twice[250], 1), round(batch[250], 1), round(twice[250] - batch[250])) == (59.8, 46.0, 14)
+    assert round(twice[250] - twice[200]) == 4
+    last = [batch[version] for version in sorted(batch)[-5:]]
+    assert f"ends at {statistics.mean(last):.2f} ± {statistics.stdev(last):.2f}" in PAGE
+    swings = [value for version, value in fedbuff.items() if version >= 150]
+    assert (round(min(swings)), round(max(swings))) == (34, 62)
+    reduced = recorded(fadas_table.RECORDS)
+    (one,) = (c for c in REDUCED.full.cells if (c.row, c.column) == ("fadas", "Dir(0.1)"))
+    level = 100 * statistics.mean(reduced[one.key].accuracies[-5:])
+    assert (round(level, 2), round(72.04 - level)) == (43.98, 28)
+    assert round(level - group[450]) == 11
+
+
+def test_the_corners_have_as_many_local_steps_as_the_page_says() -> None:
+    cell = {(one.row, one.column): one for one in CORNERS.full.cells}["BatchNorm", "two epochs"]
+    made = cell.experiment
+    labels = np.repeat(np.arange(CLASSES), 5000)
+    sizes = [len(part) for part in parse_partition(made.partition).split(labels, made.clients, made.seed)]
+    dispatch = build_dispatch(made)
+    draws = dispatch.source(made.seed)
+    clock = Clock(parse_delay(made.delays).bind(draws, made.clients), draws)
+    flow = Scheduler(clock, dispatch, draws, made.clients, made.buffer)
+    tasks = [task for step in iterate_buffers(flow, 250) for task in step.tasks]
+    taken = sum(2 * -(-sizes[task.client] // 50) for task in tasks)
+    assert f"{taken:,} and {500 * 5 * 20:,} local steps" in PAGE

@@ -64,7 +64,7 @@ OWN_DATA = {
     "language-glue": 8,
     "language-glue-small": 8,
     "adamasfl-map": 60,
-    "momentum-c200": 35,
+    "momentum-c200": 50,
     "momentum-table1": 30,
 }
 

@@ -12,7 +12,7 @@ over a buffer of S tasks, the server computes
 
     p <- p - min(8 S / (S + 1) 0.12 sqrt(K) / (1 + age),  0.75 / (sqrt(t + 1) |D|),  1)  U  even(D),
     x <- x + 9 / (t + 10) (p - x),
-    w  = 10 (0.1 - max(b, 0)) where b < 0.1,  5 (0.2 - b) where b > 0.2,  0 otherwise,
+    w  =  7 (0.1 - max(b, 0)) where b < 0.1,  5 (0.2 - b) where b > 0.2,  0 otherwise,
     log U <- log U + S / (S + 3) (log V + w - log U),   never down where w > 0, nor up elsewhere.
 
 b is smoothed by S / (S + 3), V is the geometric running mean of U over 1 + age versions, and U is at most 2 n
@@ -34,7 +34,7 @@ _WALK, _LEAP = 0.12, 8.0
 _STRIDE = 0.75
 _FIRST_UNIT, _MOST_UNIT = 0.06, 2.0  # of the first model's norm
 _LITTLE, _MUCH = 0.1, 0.2  # bounce below which the unit grows, and above which it shrinks
-_GROWTH, _SHRINKAGE = 10.0, 5.0  # of its logarithm, by the difference
+_GROWTH, _SHRINKAGE = 7.0, 5.0  # of its logarithm, by the difference
 _FEW, _MORE = 3, 9  # tasks that count for as much as all before them
 _DEAD, _SHORTER = -0.5, 4.0
 _TINY = 1e-12
@@ -84,6 +84,9 @@ class Upload(NamedTuple):
     change: Tensor  # () of how many of its coordinates are not zero, from -1 to 1
 
 
+_Walk = tuple[Vector, Vector, Tensor]  # sum of unit steps, sum of directions, largest norm
+
+
 @dataclass(frozen=True)
 class Bouncing:
     """Unit steps in a unit that the bouncing of the path finds."""
@@ -93,6 +96,7 @@ class Bouncing:
     stride: float  # the longest server step, by the same; falls with the square root of the version
     leap: float  # the most that the server may go while a client is at work, by the same
     evened: float = 1.0  # power of its root mean square by which each coordinate is divided
+    growth: float = _GROWTH  # of the unit's logarithm, by how much less than 0.1 the bounce is
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -144,7 +148,6 @@ class Bouncing:
     ) -> tuple[Upload, Vector]:
         zero, least = zeros_like(message.x), min(1.0, _FOLLOWED / self.steps)
         rest = message.anchor - message.weight * c_i
-        _Walk = tuple[Vector, Vector, Tensor]
 
         def add(walk: _Walk, g: Vector) -> _Walk:
             descent, total, largest = walk
@@ -180,7 +183,7 @@ class Bouncing:
 
         pace = count / (count + _FEW)
         bounce = state.bounce + pace * (mean.bounce - state.bounce)
-        up = _GROWTH * (_LITTLE - bounce.clamp_min(0)).clamp_min(0)
+        up = self.growth * (_LITTLE - bounce.clamp_min(0)).clamp_min(0)
         down = _SHRINKAGE * (_MUCH - bounce).clamp_max(0)
         move = pace * (state.sent + up + down - state.unit.log())
         move = move.clamp_min(0).where(up > 0, move.clamp_max(0))

@@ -365,11 +365,9 @@ def bouncing(group: Group, unit: Tensor, size: Tensor, seen: Signals) -> Tensor:
     above = group.memory["above"] = before + pace * (seen.above - before)
     room = group.get("aim", 0.1) - above
     grows = room > 0
-    up = group.get("gain", 10) * room.minimum(group.get("most", 0.1))
+    up = group.get("gain", 10) * room.clamp_max(0.1)
     wanted = torch.where(grows, up, group.get("fall", 10) * (room + group.get("slack", 0)).clamp_max(0))
-    wanted = wanted * (group.get("hold", 1e9) / (seen.version + 1)).clamp_max(1)
-    blind = group.get("blind", 0) > 0
-    move = torch.where(blind, wanted / (1 + seen.age), pace * (seen.sent + wanted - unit.log()))
+    move = pace * (seen.sent + wanted - unit.log())
     move = torch.where(grows, move.clamp_min(0), move.clamp_max(0))
     made = unit * move.exp()
     agreed = agreement(group, unit, size, seen)
@@ -583,7 +581,10 @@ class Race:
         zeros = self.first.new_zeros(ours, len(self.first))
         path = self.first.expand(ours + self.theirs, -1).clone()
         x, c, second, gathered = path[:ours].clone(), zeros, zeros, zeros
-        z, middling = x, self.constant("center", DEGREE)  # the mean that the path is compared with, its degree
+        z, middling = (
+            x,
+            self.constant("center", DEGREE),
+        )  # the path is compared with that mean
         memory = self.first.new_zeros(count, ours, len(self.first))
         averages = [path[ours:].clone() for _ in AVERAGES]
         unit = self.constant("start", 0.02) * self.size

@@ -603,12 +603,8 @@ def long() -> tuple[System, ...]:
 
 
 def images() -> tuple[System, ...]:
-    """Three with a CNN."""
-    return (
-        System("digits, cnn", "digits", "cnn", "dirichlet:0.3", 100, 20, 10, 10, 10, 200, "mild"),
-        System("fashion, cnn, 20 at work", "fashion", "cnn", "dirichlet:0.5", 100, 20, 10, 10, 20, 120, "mild"),
-        System("fashion, cnn, 90 at work", "fashion", "cnn", "dirichlet:0.1", 100, 90, 10, 10, 20, 120, "mild"),
-    )
+    """One with a CNN."""
+    return (System("digits, cnn", "digits", "cnn", "dirichlet:0.3", 100, 20, 10, 10, 10, 200, "mild"),)
 
 
 def busy() -> tuple[System, ...]:

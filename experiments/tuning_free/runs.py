@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from experiments.reproduce.writers import by_writer
+from experiments.tuning_free.bouncing import Bouncing
 from experiments.tuning_free.steady import Steady
 from experiments.tuning_free.variants import Variant
 from torch import Tensor, nn
@@ -59,7 +60,7 @@ DEFAULT: dict[str, Any] = {
     "precision": "torch",
 }
 AVERAGES = (0.9, 0.98)
-FORMS = {"steady": Steady}  # that are no methods of the catalogue
+FORMS = {"steady": Steady, "bouncing": Bouncing}  # that are no methods of the catalogue
 NAMES = {"method", "words", "form", "task", "dirichlet", "concurrency", *DEFAULT}
 
 
@@ -176,7 +177,7 @@ def run(cell: dict[str, Any], given: argparse.Namespace) -> dict[str, Any]:
                 averages[decay] = decay * averages.get(decay, x) + (1 - decay) * x
         if at["method"] in ("cadence", *FORMS):  # of length, at the end, by the first model's norm
             state, first = shot.state, problem.initial()[0].norm().clamp_min(1)
-            unit = state.unit if at["method"] == "cadence" else state.units[0]
+            unit = state.units[0] if at["method"] == "steady" else state.unit
             record["unit"] = round(float(unit / first), 4)
         made = {"last": x} | {f"average {decay}": vector for decay, vector in averages.items()}
         record |= {

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from experiments.tuning_free.bouncing import Bouncing
 from experiments.tuning_free.steady import Steady
 from experiments.tuning_free.unit_tasks import (
     DRAWS,
@@ -140,6 +141,7 @@ class Signals:
     loss: Tensor  # that the clients met, by the lowest so far
     path: Tensor  # the same with the server's steps before the model that each client was sent
     bend: Tensor  # of the first minibatch's loss along the way: what its slope foretold and did not come
+    above: Tensor  # (l - m) / (l + m), for that loss at the path l, and at the path's mean m
 
 
 @dataclass
@@ -356,6 +358,23 @@ def aligned(group: Group, unit: Tensor, size: Tensor, seen: Signals) -> Tensor:
     return torch.where(over < 0, lower, higher).minimum(group.get("cap", 2) * size)
 
 
+def bouncing(group: Group, unit: Tensor, size: Tensor, seen: Signals) -> Tensor:
+    """The unit follows the length at which the loss at the path is so much above that at the path's mean."""
+    pace = seen.tasks / (seen.tasks + group.get("few", 3))
+    before = group.memory.get("above", torch.zeros_like(seen.above))
+    above = group.memory["above"] = before + pace * (seen.above - before)
+    room = group.get("aim", 0.1) - above
+    grows = room > 0
+    up = group.get("gain", 10) * room.clamp_max(0.1)
+    wanted = torch.where(grows, up, group.get("fall", 10) * (room + group.get("slack", 0)).clamp_max(0))
+    move = pace * (seen.sent + wanted - unit.log())
+    move = torch.where(grows, move.clamp_min(0), move.clamp_max(0))
+    made = unit * move.exp()
+    agreed = agreement(group, unit, size, seen)
+    made = torch.where((group.get("agrees", 0) > 0) & grows, made.maximum(agreed), made)
+    return made.minimum(group.get("cap", 2) * size)
+
+
 def distance(group: Group, unit: Tensor, size: Tensor, seen: Signals) -> Tensor:
     """The distance from the first model, as in DoG."""
     return unit.maximum(group.get("times", 1) * seen.distance).minimum(group.get("cap", 1e9) * size)
@@ -381,12 +400,13 @@ RULES = {
     "gated": gated,
     "bent": bent,
     "aligned": aligned,
+    "bouncing": bouncing,
 }
 
 
 SETS: dict[str, list[Rule]] = json.loads(Path(__file__).with_name("unit_sets.json").read_text())
 STEADY = SETS["steady"][0]  # what `steady.py` does
-CHECKED: dict[Any, Rule] = {Cadence: SETS["cadence"][0], Steady: STEADY}
+CHECKED: dict[Any, Rule] = {Cadence: SETS["cadence"][0], Steady: STEADY, Bouncing: SETS["bouncing"][0]}
 
 
 # --- one schedule, many runs --------------------------------------------------------------------------
@@ -455,6 +475,13 @@ class Race:
         found = losses(self.data, outputs, self.data.targets[rows]) * self.system.loss
         return torch.cat(torch.autograd.grad(found.sum(), pieces), -1), found.detach()
 
+    @torch.no_grad()
+    def loss(self, at: Tensor, rows: Tensor) -> Tensor:
+        """Losses alone."""
+        pieces = list(at.split(self.model.sizes, -1))
+        outputs = self.model.apply(self.model.parts(pieces), self.data.inputs[rows])
+        return losses(self.data, outputs, self.data.targets[rows]) * self.system.loss
+
     def blocks(self, of: Tensor) -> Tensor:
         """Norms of each tensor's part, (..., tensors)."""
         return torch.stack([piece.norm(dim=-1) for piece in of.split(self.model.sizes, -1)], -1)
@@ -470,12 +497,12 @@ class Race:
         return torch.cat(found)
 
     def tasks(
-        self, start: Tensor, stride: Tensor, rest: Tensor, rows: Tensor, anchors: Tensor
+        self, start: Tensor, stride: Tensor, rest: Tensor, rows: Tensor, anchors: Tensor, middle: Tensor
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """One task of each client of a buffer, in every run: unit steps added up, gradients, and reports.
 
         `start` is (runs, clients, d), `stride` (runs, clients, 1), `rest` (rules, clients, d), what control
-        variates add, and `rows` (clients, K, batch).
+        variates add, `rows` (clients, K, batch), and `middle` the means of the paths that were sent.
         """
         ours, steps = self.ours, self.system.steps
         way, total = torch.zeros_like(start), torch.zeros_like(rest)
@@ -521,7 +548,9 @@ class Race:
             share = ((last * first).sum(-1) / one.square().clamp_min(TINY)).clamp(0, 1)
             off = (last - share.unsqueeze(-1) * first).norm(dim=-1)
             lead = (first * stride[:ours] * gone).sum(-1)  # what the loss would fall by if it did not bend
+            center = self.loss(middle, rows[:, 0])
             reports = {
+                "above": (met - center) / (met.abs() + center.abs()).clamp_min(TINY),
                 "bend": (after - met + lead) / ((after - met).abs() + lead.abs()).clamp_min(TINY),
                 "part": (one + 0.5 * TINY) / (one + other + TINY),
                 "part_max": both / (both + other).clamp_min(TINY),
@@ -552,6 +581,10 @@ class Race:
         zeros = self.first.new_zeros(ours, len(self.first))
         path = self.first.expand(ours + self.theirs, -1).clone()
         x, c, second, gathered = path[:ours].clone(), zeros, zeros, zeros
+        z, middling = (
+            x,
+            self.constant("center", DEGREE),
+        )  # the path is compared with that mean
         memory = self.first.new_zeros(count, ours, len(self.first))
         averages = [path[ours:].clone() for _ in AVERAGES]
         unit = self.constant("start", 0.02) * self.size
@@ -574,7 +607,7 @@ class Race:
         }
         counts, looked = [0] * len(BINS), [0] * len(BINS)
         lately = zeros
-        kept: dict[int, tuple[Tensor, Tensor, float, Tensor, Tensor, Tensor]] = {}
+        kept: dict[int, tuple[Tensor, Tensor, float, Tensor, Tensor, Tensor, Tensor]] = {}
         loss_now = loss_low = self.first.new_ones(ours)
         patience = self.constant("patience", 10)
         recent = zeros  # the server's steps lately
@@ -589,19 +622,20 @@ class Race:
         rows = torch.tensor(plan.rows, device=self.device)
         for version in range(t_end):
             trust = 1 / (1 + age)
-            kept[version] = (path, trust * c, trust * seen, unit, recent, alive)
+            kept[version] = (path, trust * c, trust * seen, unit, recent, alive, z)
             sent = plan.versions[version]
             names = torch.tensor(plan.clients[version], device=self.device)
             start = torch.stack([kept[v][0] for v in sent], 1)
             units = torch.stack([kept[v][3] for v in sent], 1)
             own = memory[names].transpose(0, 1)
             anchors = torch.stack([kept[v][1] for v in sent], 1)
+            middle = torch.stack([kept[v][6] for v in sent], 1)
             weights = torch.tensor([kept[v][2] for v in sent], device=self.device, dtype=self.dtype)
             rest = belief.unsqueeze(1) * (anchors - weights.view(1, -1, 1) * own)
             stride = torch.cat(
                 [walk.unsqueeze(1) / steps**0.5 * units, self.local.unsqueeze(1).expand(-1, len(sent))]
             ).unsqueeze(-1)
-            way, total, reports = self.tasks(start, stride, rest, rows[version], anchors)
+            way, total, reports = self.tasks(start, stride, rest, rows[version], anchors, middle)
             # FedBuff, its server steps falling linearly to nothing
             falling = (self.server * self.local * (1 - version / t_end) * steps).unsqueeze(1)
             theirs = path[ours:] - falling * way[ours:].mean(1)
@@ -702,6 +736,7 @@ class Race:
             if agree is not None:
                 gathered, tasks, buffers = zeros, 0.0, 0
             x = x + ((degree + 1) / (version + degree + 2)).unsqueeze(1) * (mine - x)
+            z = z + ((middling + 1) / (version + middling + 2)).unsqueeze(1) * (mine - z)
             path = torch.cat([mine, theirs])
             for old in [v for v in kept if plan.last_use.get(v, -1) <= version]:
                 del kept[old]
@@ -736,6 +771,7 @@ class Race:
 
 
 _NAMES = (
+    "above",
     "bend",
     "part",
     "part_max",

@@ -13,6 +13,8 @@ set with the results.
   experiments.tuning_free.unit_table scales` those of Cadence and FedBuff alone, as docs/cadence.md has them,
   `python -m experiments.tuning_free.unit_table curves` the long runs, and `python -m
   experiments.tuning_free.unit_table lengths --draw panel` fixed units with local steps of other lengths.
+- `python -m experiments.tuning_free.unit_table scores --draw busy --set seventeenth` prints the scores of a
+  set on a draw that FedBuff did not run on.
 """
 
 import argparse
@@ -178,6 +180,20 @@ def show_lengths(given: argparse.Namespace) -> None:
         print("| " + " | ".join([*cells, f"{first} of {len(some)}"]) + " |")
 
 
+def show_scores(given: argparse.Namespace) -> None:
+    """Print the mean score of each rule of a set on each system of a draw, over its seeds."""
+    rules, systems, _ = read(given.records)
+    some = [record for record in systems if (record["draw"], record["set"]) == (given.draw, given.set)]
+    if not some:  # this set was not run on this draw
+        return
+    heads = ["rule", "mean", *(record["system"] for record in some)]
+    print("| " + " | ".join(heads) + " |\n|" + " --- |" * len(heads))
+    for n, rule in enumerate(rules[given.set]):
+        found = [mean(record["finals"][n]) for record in some]
+        cells = [f"{value:.1f}" for value in (mean(found), *found)]
+        print("| " + " | ".join([short_name(rule), *cells]) + " |")
+
+
 def show_sweep(given: argparse.Namespace) -> None:
     """Print results by scale: FedBuff's best, and each rule that has the given words."""
     rules, systems, best = read(given.records)
@@ -221,10 +237,21 @@ def show_curves(given: argparse.Namespace) -> None:
             print(f"{record['system']}: {short_name(rule)}: {curves}, unit {unit:g} at the end")
 
 
+SHOWN = {
+    "show": show,
+    "best": show_best,
+    "lengths": show_lengths,
+    "scores": show_scores,
+    "sweep": show_sweep,
+    "scales": show_scales,
+    "curves": show_curves,
+}
+
+
 def main() -> None:
     """Read the arguments."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["compact", "show", "best", "lengths", "sweep", "scales", "curves"])
+    parser.add_argument("what", choices=["compact", *SHOWN])
     parser.add_argument("sources", type=Path, nargs="*")
     parser.add_argument("--out", type=Path, default=Path("unit_rules.jsonl"))
     parser.add_argument("--records", type=Path, default=Path(__file__).parent / "unit_rules.jsonl")
@@ -236,8 +263,7 @@ def main() -> None:
     if given.what == "compact":
         compact(given.sources, given.out)
     else:
-        ways = {"show": show, "best": show_best, "sweep": show_sweep, "scales": show_scales}
-        (ways | {"curves": show_curves, "lengths": show_lengths})[given.what](given)
+        SHOWN[given.what](given)
 
 
 if __name__ == "__main__":

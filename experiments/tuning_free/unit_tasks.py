@@ -602,6 +602,32 @@ def long() -> tuple[System, ...]:
     )
 
 
+def images() -> tuple[System, ...]:
+    """One with a CNN."""
+    return (System("digits, cnn", "digits", "cnn", "dirichlet:0.3", 100, 20, 10, 10, 10, 200, "mild"),)
+
+
+def busy() -> tuple[System, ...]:
+    """Digits under concurrencies."""
+    return tuple(
+        System(
+            f"digits, mlp, {part}, {count} at work",
+            "digits",
+            "mlp",
+            f"dirichlet:{part}",
+            100,
+            count,
+            10,
+            10,
+            10,
+            200,
+            "mild",
+        )
+        for part in (0.5, 0.1)
+        for count in (10, 20, 60, 90)
+    )
+
+
 DRAWS = {
     "development": development,
     "fresh": fresh,
@@ -612,6 +638,8 @@ DRAWS = {
     "sweep": sweep,
     "short": short,
     "long": long,
+    "images": images,
+    "busy": busy,
 }
 
 

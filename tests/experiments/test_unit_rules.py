@@ -1,14 +1,16 @@
-"""The eleventh to fifteenth explorations show what their records hold, and simulate the methods."""
+"""The eleventh to seventeenth explorations show what their records hold, and simulate the methods."""
 
 import argparse
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from experiments.tuning_free import unit_rules, unit_table, unit_tasks
+from experiments.tuning_free.bouncing import Bouncing
 from experiments.tuning_free.steady import Steady
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -219,18 +221,19 @@ def test_the_page_of_cadence_says_how_often_its_last_two_forms_fail(
     assert list(said.groups()) == failed
 
 
-@pytest.mark.parametrize("method", [Cadence, Steady])
-def test_the_simulation_takes_the_steps_of_the_method(method: type[Cadence | Steady]) -> None:
+@pytest.mark.parametrize("method", [Cadence, Steady, Bouncing])
+def test_the_simulation_takes_the_steps_of_the_method(method: type[Cadence | Steady | Bouncing]) -> None:
     digits = load_digits()
     stored = {"digits_x": digits.data.astype(np.float32), "digits_y": digits.target}
     assert unit_rules.check(stored, method, unit_rules.CHECKED[method]) < 1e-12
 
 
+@pytest.mark.parametrize("form", [Steady, Bouncing])
 @given(seed=st.integers(0, 1000), scale=st.floats(-12, 12))
 @settings(max_examples=20, deadline=None)
-def test_what_steady_uploads_is_bounded(seed: int, scale: float) -> None:
+def test_what_a_form_uploads_is_bounded(form: type[Steady | Bouncing], seed: int, scale: float) -> None:
     rng = np.random.default_rng(seed)
-    method = Steady.tuned(4)
+    method: Any = form.tuned(4)
     x, goals = torch.from_numpy(rng.normal(size=5)), torch.from_numpy(10**scale * rng.normal(size=(4, 5)))
     state, memory = method.init(x), method.memory(x)
     for version in range(3):
@@ -240,7 +243,8 @@ def test_what_steady_uploads_is_bounded(seed: int, scale: float) -> None:
         for name, bound in method.traits.bounds.items():
             assert float(getattr(upload, name).norm()) <= bound + 1e-12
         state = method.step(state, upload, Cohort(version, 9, (min(version, 2), 0), (1.0, 1.0)))
-        assert 0 < float(state.units[0]) < float("inf")
+        unit = state.units[0] if form is Steady else state.unit
+        assert 0 < float(unit) < float("inf")
 
 
 class Bowl:
@@ -295,3 +299,55 @@ def test_what_the_page_says_of_lengths_of_local_steps_holds() -> None:
     heavy = "development: digits16, mlp, weights x 100"
     short, present = found[heavy, 0.06, 0.03], found[heavy, 0.06, 1.0]
     assert f"({short:.1f} with a thirtieth, {present:.1f} with the present length" in said
+
+
+def test_the_tables_of_the_seventeenth_exploration_are_printed_from_the_records(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    section = (FOLDER / "README.md").read_text().split("## Seventeenth exploration")[1]
+    sets = unit_rules.SETS
+    base, rules = sets["seventeenth"][2], [*sets["seventeenth"], *sets["slower"]]
+    names = {unit_table.short_name(sets["cadence"][0]): "cadence"}
+    names[unit_table.short_name(unit_rules.STEADY)] = "*steady*"
+    for rule in rules[2:]:
+        differs = [f"{name} {value:g}" for name, value in rule.items() if base.get(name) != value]
+        names[unit_table.short_name(rule)] = ", ".join(["bouncing", *[w for w in differs if w]])
+
+    def said(show: Any, draw: str) -> list[list[str]]:
+        found = []
+        for name in ("seventeenth", "slower"):
+            show(
+                argparse.Namespace(
+                    records=FOLDER / "unit_rules.jsonl", draw=draw, set=name, words=[], systems=False
+                )
+            )
+            lines = capsys.readouterr().out.splitlines()[2:]
+            rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+            found += [[names[row[0]], *row[1:]] for row in rows]
+        return found
+
+    panel = said(unit_table.show, "panel")
+    assert sorted(table(0, section)) == sorted(panel)
+    assert len(panel) == len(rules)
+    assert sorted(table(1, section)) == sorted(said(unit_table.show, "short"))
+    assert table(2, section) == said(unit_table.show_scores, "busy")
+    assert table(3, section) == [row[:2] for row in said(unit_table.show_scores, "images")]
+
+
+def test_the_table_of_the_cnn_of_the_seventeenth_exploration_is_that_of_its_records() -> None:
+    section = (FOLDER / "README.md").read_text().split("## Seventeenth exploration")[1]
+    records = [
+        json.loads(line)
+        for number, method in ((14, "cadence"), (17, "bouncing"))
+        for line in (FOLDER / f"exploration{number}.jsonl").read_text().splitlines()
+        if json.loads(line)["method"] == method
+    ]
+    made: dict[str, list[str]] = {}
+    for each in sorted(records, key=lambda record: record.get("seed", 0)):
+        words = each["words"]
+        name = each["method"]
+        if name == "bouncing":
+            name += f", gain {words.get('growth', Bouncing.growth):g}"
+            name += "".join(f", {word} {value:g}" for word, value in words.items() if word != "growth")
+        made.setdefault(name, []).append(f"{100 * each['last']:.1f}")
+    assert {row[0]: row[1:] for row in table(4, section)} == made

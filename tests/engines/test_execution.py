@@ -125,6 +125,18 @@ def test_a_second_run_measures_nothing_again() -> None:
     assert report["chosen"] == "mapped"
 
 
+def test_a_later_run_expects_the_compiler_s_cache_to_be_filled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execution, "_COMPILER_SECONDS", 0.1)
+    figures = {"mapped": (0.0, 0.05), "mapped_compiled": (0.9, 0.001)}
+    _, first = run(Tuned(**figures), rounds=200)
+    assert first["chosen"] == "mapped-compiled"
+    assert first["seconds"]["mapped-compiled"]["start"] > 0.9
+    _, later = run(Tuned(**figures), rounds=12)  # 0.3 and not 0.9 seconds, to save 0.5
+    assert later["chosen"] == "mapped-compiled"
+    _, short = run(Tuned(**figures), rounds=1)
+    assert short["chosen"] == "mapped"
+
+
 def test_compiling_is_announced_and_only_where_the_run_is_long(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

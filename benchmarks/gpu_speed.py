@@ -8,9 +8,9 @@
 For each model, with the library's autotuner on for the first two:
 
 - *eager*: a plain PyTorch loop, client after client, one optimiser each;
-- *limit*: one shared-weights batch as large as all clients' together, same precision (in bfloat16 in the
-  better of both layouts), which no federated run can be expected to reach since its clients have weights of
-  their own;
+- *limit*: one shared-weights batch as large as all clients' together, same precision (where products are
+  rounded, in the better of both layouts), which no federated run can be expected to reach since its clients
+  have weights of their own;
 - *offbeat*: asynchronous FedBuff through `train` with exponential delays, everything included, by each
   execution. The run is declared to have `--rounds` server steps, by which `auto` decides whether compiling
   pays, and is left once its speed is known; *first* is the time to its first server step in seconds, with
@@ -148,7 +148,7 @@ class Case:
     def limit(self) -> float:
         """Local steps per second if all clients shared one model."""
         layouts = [torch.contiguous_format]
-        if self.precision is Precision.BFLOAT16 and len(self.shape) == 3:
+        if self.precision is not Precision.FLOAT32 and len(self.shape) == 3:
             layouts.append(torch.channels_last)
         return max(map(self.shared, layouts))
 
@@ -396,7 +396,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def speeds(folder: Path, file: str) -> dict[str, dict[str, Any]]:
     """The executions of a model that were measured, and its limit, from the file of a part."""
     cases = read_json(folder / f"{file}.json").get("cases") or [{}]
-    return {name: each for name, each in cases[0].items() if isinstance(each, dict) and "steps/s" in each}
+    return {name: each for name, each in cases[0].items() if isinstance(each, dict) and "run" in each}
 
 
 def model_rows(folder: Path, file: str, of_limit: float | None) -> Iterator[Row]:

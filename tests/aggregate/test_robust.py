@@ -1,5 +1,6 @@
 """Robust aggregation: the oracles, what a few attackers can and cannot do, and what is refused."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -110,7 +111,8 @@ def test_a_majority_of_attackers_breaks_every_rule(name: str) -> None:
 def test_one_attacker_breaks_the_mean_and_a_norm_bound_limits_it(rows: Any) -> None:
     rows[0] = 1e9
     cohort = Cohort(0, 10, (0,) * len(rows), (1.0,) * len(rows))
-    plain = Mean().open(None)  # type: ignore[arg-type]
+    context: Any = SimpleNamespace(x=torch.zeros(1))
+    plain = Mean().open(context)
     assert plain.release(plain.collect((torch.as_tensor(rows),), (), cohort), cohort)[0].abs().max() > 1e7
     bounded = aggregate(NormBound(1.0), rows)
     assert float(bounded.norm()) <= 1 + 1e-12

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 
@@ -133,12 +134,40 @@ def test_more_shapes_of_tasks_than_there_is_room_for_are_computed_by_recorded_gr
     assert not executor.fell_back
 
 
-def test_only_minibatches_of_the_usual_size_are_recorded() -> None:
+def test_only_frequent_sizes_of_minibatches_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     world = make_world(clients=8, work=Epochs(1, 4))
-    executor = on_streams(world.problem, world.population)
-    for visit in range(4):
-        compare(world, executor, list(range(8)), visit)
-    assert Graph.recorded == len(Graph.alive) == 3  # one on each stream
+    sizes = Counter(len(batch) for c in range(8) for batch in world.population.indices(c, 0, SEED))
+    (usual, most), (_, next_most) = sizes.most_common(2)
+    assert usual == 4
+    for least in (most, next_most):
+        recorded = sum(count >= least for count in sizes.values())
+        monkeypatch.setattr(cuda, "_FREQUENT", 0.9 * least / sizes.total())
+        monkeypatch.setattr(Graph, "recorded", 0)
+        executor = on_streams(world.problem, world.population, streams=1)
+        for visit in range(4):
+            compare(world, executor, list(range(8)), visit)
+        assert Graph.recorded == recorded
+        executor.close()
+
+
+def test_small_clients_of_one_size_are_recorded_though_a_minibatch_could_hold_more() -> None:
+    world = make_world(clients=8, work=Epochs(2, 1000))
+    population = Population(world.population.data, [np.arange(5), *[np.arange(3)] * 7], Epochs(2, 1000))
+    executor = on_streams(world.problem, population, streams=1)
+    other = world._replace(population=population)
+    for visit in range(3):
+        compare(other, executor, list(range(8)), visit)
+    assert Graph.recorded == 2
+
+
+def test_equal_clients_are_recorded_whole_for_epochs_as_well() -> None:
+    world = make_world(clients=8)
+    population = Population(world.population.data, [np.arange(8)] * 8, Epochs(2, 4))
+    executor = on_streams(world.problem, population, streams=1)
+    for visit in range(3):
+        compare(world._replace(population=population), executor, list(range(8)), visit)
+    assert Graph.recorded == 1
+    assert len(executor._slots[0].graphs) == 1
 
 
 def test_tasks_of_unlike_lengths_are_dealt_to_streams_by_their_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,13 +177,13 @@ def test_tasks_of_unlike_lengths_are_dealt_to_streams_by_their_steps(monkeypatch
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: used.append(stream) or nullcontext())
     compare(world, executor, list(range(8)), 0)
     lengths = [len(world.population.indices(client, 0, SEED)) for client in range(8)]
-    order = sorted(range(8), key=lambda client: -lengths[client])
-    loads: Counter[object] = Counter()
-    for client, stream in zip(order, used, strict=True):
-        loads[stream] += lengths[client]
-    assert len(set(lengths)) > 2
+    loads: dict[object, int] = dict.fromkeys(dict.fromkeys(used), 0)
     assert len(loads) == 3
-    assert max(loads.values()) - min(loads.values()) <= max(lengths)
+    for length, stream in zip(sorted(lengths, reverse=True), used, strict=True):
+        assert loads[stream] == min(loads.values())  # the longest that is left goes to who has least
+        loads[stream] += length
+    assert used != [*used[:3], *used[:3], *used[:2]]  # which turn by turn would give
+    assert max(loads.values()) - min(loads.values()) <= min(lengths)
 
 
 def test_a_minibatch_that_is_short_is_not_padded_so_that_batchnorm_is_exact() -> None:
@@ -231,6 +260,18 @@ def test_mapped_groups_of_many_sizes_are_padded_to_few_and_none_is_recorded_agai
     gc.collect()
     assert len(Graph.alive) <= vmap._MAX_GRAPHS
     assert len({id(graph.pool) for graph in Graph.alive}) == 1
+
+
+def test_a_single_mapped_client_is_computed_without_a_graph_before_memory_is_called_too_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = make_world(clients=8)
+    with as_on_a_gpu():
+        executor = VmapExecutor(world.problem, world.population)
+    monkeypatch.setattr(Graph, "room", 0)
+    for visit in range(4):
+        compare(world, executor, list(range(8)), visit)
+    assert not Graph.recorded
 
 
 def test_mapped_graphs_are_dropped_before_a_group_that_does_not_fit_is_halved(

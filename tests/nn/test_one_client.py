@@ -260,8 +260,9 @@ def test_a_gpu_computes_with_channels_last_where_that_is_faster(
     norm: nn.Module, precision: Precision, wanted: bool
 ) -> None:
     module = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), norm, nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
+    assert Problem(module, cross_entropies, precision=precision)._prefers_channels_last() is wanted
     problem = Problem(module.double(), cross_entropies, precision=precision)
-    assert problem._prefers_channels_last() is wanted
+    assert not problem._prefers_channels_last()  # in double precision
     x, statistics = problem.initial()
     batch = Batch((torch.randn(6, 3, 4, 4, dtype=torch.float64), torch.arange(6) % 3))
     problem.precision = Precision.FLOAT32  # which a CPU would otherwise round for, too
@@ -278,7 +279,9 @@ def test_a_gpu_computes_with_channels_last_where_that_is_faster(
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_rate_may_be_a_tensor_and_a_compiled_objective_steps_in_place(compiled: bool) -> None:
+def test_a_rate_may_be_a_tensor_and_a_compiled_objective_steps_in_place(
+    compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(0)
     problem = Problem(nn.Linear(5, 3).double(), cross_entropies, 0.1)
     x, statistics = problem.initial()
@@ -287,12 +290,16 @@ def test_a_rate_may_be_a_tensor_and_a_compiled_objective_steps_in_place(compiled
     expected = x
     for _ in range(2):
         expected = expected - 0.3 * problem.differentiate_by_autograd(expected, statistics, batch)[0]
-    for rate in (0.3, torch.tensor(0.3, dtype=torch.float64)):
+    read: list[torch.Tensor] = []
+    monkeypatch.setattr(torch.Tensor, "__float__", lambda self: read.append(self) or self.item())
+    for rate, device in ((0.3, "cpu"), (torch.tensor(0.3, dtype=torch.float64), "cuda")):
+        monkeypatch.setattr(Problem, "device", property(lambda self, device=device: torch.device(device)))
         gradient = TaskGradient(problem, differentiate, statistics)
         first = gradient.descend(x, batch, rate)
         second = gradient.descend(first, batch, rate)
         assert second.data_ptr() == first.data_ptr() != x.data_ptr()
         torch.testing.assert_close(second, expected, rtol=0, atol=1e-14)
+    assert not read  # which a recording would refuse
 
 
 class Viewing(nn.Module):

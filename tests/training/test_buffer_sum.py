@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -160,4 +161,8 @@ def test_no_more_than_two_pieces_are_held_on_a_device_that_works_asynchronously(
 
 
 def test_a_piece_has_about_four_million_numbers_and_at_least_one_upload() -> None:
-    assert [PlainSum().piece(numbers) for numbers in (1, 1 << 20, 1 << 22, 10**9)] == [1 << 22, 4, 1, 1]
+    sizes = (1, 1 << 20, 1 << 22, 10**9)
+    assert [PlainSum().piece(numbers) for numbers in sizes] == [1 << 22, 4, 1, 1]
+    for on_gpu, pieces in ((False, [1 << 22, 4, 1, 1]), (True, [1 << 26, 64, 16, 1])):
+        context: Any = SimpleNamespace(x=SimpleNamespace(is_cuda=on_gpu))
+        assert [PlainSum().open(context).piece(numbers) for numbers in sizes] == pieces

@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -35,7 +35,8 @@ from offbeat.trees import Tree
 log = logging.getLogger(__name__)
 
 _GRAPHS_PER_STREAM = 16  # recorded shapes of tasks that each stream keeps
-_GRADIENTS_PER_STREAM = 1  # one size of minibatches
+_GRADIENTS_PER_STREAM = 4  # recorded sizes of minibatches
+_FREQUENT = 0.1  # share of all minibatches from which on a size is recorded
 _IDLE_FACTOR = 4  # a graph is unused after this many times as many other requests as the cache holds graphs
 _WARMUP_RUNS = 2  # before recording, so that libraries choose kernels and allocate their workspace
 
@@ -121,24 +122,28 @@ def copy_together(own: Sequence[Tensor], given: Sequence[Tensor]) -> None:
 
 
 class RecordedGradient:
-    """The gradient of a minibatch of the usual size as a graph, for tasks of any length.
+    """The gradient of a minibatch as a graph for each of a few sizes, for tasks of any length.
 
-    Minibatches of other sizes are few: they are neither recorded nor compiled.
+    Only the first size is compiled; minibatches of other sizes than these are not recorded.
     """
 
-    def __init__(self, slot: "StreamSlot", problem: Problem, differentiate: GradientFn, usual: int) -> None:
+    def __init__(
+        self, slot: "StreamSlot", problem: Problem, differentiate: GradientFn, sizes: Sequence[int]
+    ) -> None:
         self._slot = slot
         self._problem = problem
         self._differentiate = differentiate
-        self._usual = usual  # examples
+        self._sizes = sizes  # in examples
 
     def __call__(self, x: Vector, statistics: Statistics, batch: Batch) -> tuple[Vector, Tensor, Statistics]:
         """As `Problem.differentiate`; nothing of it is overwritten by the next."""
-        if len(trees.leaves(batch.data)[0]) != self._usual:
+        size, inputs = len(trees.leaves(batch.data)[0]), (x, statistics, batch.data)
+        if size not in self._sizes:
             return self._problem.differentiate_by_autograd(x, statistics, batch)
-        function, inputs = self._differentiate, (x, statistics, batch.data)
+        first = size == self._sizes[0]
+        function = self._differentiate if first else self._problem.differentiate_by_autograd
         graph = self._slot.gradients.find(
-            (function, self._usual),
+            (function, size),
             lambda: CapturedGraph(
                 lambda given: function(given[0], given[1], Batch(given[2])),
                 inputs,
@@ -262,7 +267,8 @@ class StreamExecutor:
         self._sequential = SequentialExecutor(problem, population)
         self._slots = [StreamSlot.on(new_stream(problem.device)) for _ in range(streams)]
         self._recordable: bool | None = None
-        self._usual = 1  # examples of a minibatch
+        self._varied = False  # whether tasks had several shapes
+        self._sizes: Counter[int] = Counter()  # minibatches by their examples, where shapes vary
         self._asked_to_compile = self._compiled = compiled
         self._differentiate: GradientFn = problem.differentiate_by_autograd
         if compiled:
@@ -294,13 +300,13 @@ class StreamExecutor:
         self, algorithm: AnyAlgorithm, starts: Sequence[TaskStart], drawn: TaskDraws
     ) -> TaskResults | None:
         """Compute tasks of one shape as graphs of whole tasks; None if shapes differ or are too many."""
-        if not isinstance(self._population.work, Steps):
+        if self._varied and not isinstance(self._population.work, Steps):
             return None
-        if any(len({tuple(map(len, task)) for task in each}) > 1 for each in (drawn.items, drawn.whole)):
+        shapes = [{tuple(map(len, task)) for task in each} for each in (drawn.items, drawn.whole)]
+        if any(len(each) > 1 or any(len(set(shape)) > 1 for shape in each) for each in shapes):
+            self._varied = True
             return None
         padded = drawn.padded(range(len(starts)))
-        if not all(each.full for each in padded.values()):
-            return None
         inputs = separate_inputs(starts, drawn.keys, padded, self._problem.device)
         key = (id(algorithm), *tree_signature(inputs[0]))
         if not self._slots[0].graphs.accepts(key):
@@ -344,7 +350,12 @@ class StreamExecutor:
         problem, device = self._problem, self._problem.device
         caller = torch.cuda.current_stream(device)
         inputs = separate_inputs(starts, drawn.keys, {}, device)
-        self._usual = max(self._usual, *(len(batch) for task in drawn.items for batch in task))
+        self._sizes.update(
+            len(batch) for each in (drawn.items, drawn.whole) for task in each for batch in task
+        )
+        least = _FREQUENT * self._sizes.total()
+        most = self._sizes.most_common(_GRADIENTS_PER_STREAM)
+        sizes = [size for size, count in most if count >= least]
         steps = [len(task) for task in drawn.items]
         loads = [0] * min(len(self._slots), len(inputs))
         results: dict[int, TaskResults] = {}
@@ -355,7 +366,7 @@ class StreamExecutor:
                 place = loads.index(min(loads))
                 loads[place] += steps[row]
                 slot = self._slots[place]
-                gradient = RecordedGradient(slot, problem, self._differentiate, self._usual)
+                gradient = RecordedGradient(slot, problem, self._differentiate, sizes)
                 with torch.cuda.stream(slot.stream):
                     items = self._load(drawn.items[row])
                     whole = self._load(drawn.whole[row]) if drawn.whole else ()
@@ -369,9 +380,11 @@ class StreamExecutor:
     def _load(self, batches: Sequence[Indices]) -> tuple[Batch, ...]:
         """Minibatches, gathered at once."""
         assert isinstance(self._population.data, Examples)
-        every = to_device(torch.from_numpy(np.concatenate(batches)), self._problem.device)
+        every = torch.from_numpy(np.concatenate(batches))
         device, ends = self._problem.device, np.cumsum([len(batch) for batch in batches])
-        data = trees.map(lambda leaf: leaf[every.to(leaf.device)].to(device), tuple(self._population.data))
+        data = trees.map(
+            lambda leaf: to_device(leaf[to_device(every, leaf.device)], device), tuple(self._population.data)
+        )
         return tuple(
             Batch(trees.map(lambda leaf, end=end, size=len(batch): leaf[end - size : end], data))
             for end, batch in zip(ends.tolist(), batches, strict=True)

@@ -74,8 +74,8 @@ class CompiledMap:
     compiled. There is one compiled function for each shape and number of clients.
 
     Where a `width` is given, matrices with rows of so many numbers are copied into wider ones, unless they
-    are slices of such already; the function has to return rows that are longer by as much as is `missing`,
-    which are cut to the width.
+    are slices of such already; the function has to return first a row that is longer by as much as is
+    `missing`, which is cut to the width.
     """
 
     def __init__(
@@ -106,7 +106,8 @@ class CompiledMap:
         if key not in self._compiled:
             self._compiled[key] = self._compile(structure, leaves)
         compiled, self._made = self._compiled[key]
-        return tuple(self._cut(leaf) for leaf in compiled(*leaves))
+        first, *others = compiled(*leaves)
+        return (self._cut(first), *others)
 
     def _widened(self, leaf: Tensor) -> Tensor:
         if leaf.ndim != 2 or leaf.shape[1] != self._width:
@@ -116,8 +117,7 @@ class CompiledMap:
         return pad(leaf, (0, self._missing))[:, : self._width]
 
     def _cut(self, leaf: Tensor) -> Tensor:
-        wide = self._width is not None and leaf.ndim == 2 and leaf.shape[1] == self._width + self._missing
-        return leaf[:, : self._width] if wide else leaf
+        return leaf if self._width is None else leaf[:, : self._width]
 
     def _compile(
         self, structure: Structure, leaves: list[Tensor]

@@ -417,16 +417,21 @@ class FasterModule:
         """A function of the module, with the same random draws for either."""
         if self.module is self._original:
             return function(self._original)
+        gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        recording = gpu and torch.cuda.is_current_stream_capturing()
         state = torch.get_rng_state()
+        on_gpu = torch.cuda.get_rng_state() if gpu and not recording else None
         try:
             return function(self.module)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            if recording:
                 raise  # a recording that failed cannot go on
             reason = (str(error).splitlines() or [""])[0]
         torch.set_rng_state(state)
+        if on_gpu is not None:
+            torch.cuda.set_rng_state(on_gpu)
         result = function(self._original)
         self.module = self._original
         log.info("this module keeps torch's own layers, since faster ones do not suit it: %s", reason)

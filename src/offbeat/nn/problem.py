@@ -214,9 +214,8 @@ class Problem:
     def _prefers_channels_last(self) -> bool:
         """Whether a GPU computes one client faster so: its group norms are much slower, all else faster."""
         norms = (nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
-        return self.effective_precision != "float32" and not any(
-            isinstance(part, norms) for part in self._training.modules()
-        )
+        rounds = self.effective_precision != "float32" and self._initial.dtype != torch.float64
+        return rounds and not any(isinstance(part, norms) for part in self._training.modules())
 
     def _check_vector(self, x: Vector) -> None:
         if x.shape != self._initial.shape:
@@ -273,7 +272,7 @@ class Problem:
         ) -> tuple[list[Tensor], Statistics]:
             grads, _, new_statistics = self._transformed(module, self.parameters(x), statistics, batch)
             before = self.parameters(x)
-            pieces = [before[name] - lr * self._decayed(grad, before[name]) for name, grad in grads.items()]
+            pieces = [weight - lr * self._decayed(grads[name], weight) for name, weight in before.items()]
             return [piece.reshape(-1) for piece in pieces], new_statistics
 
         return step

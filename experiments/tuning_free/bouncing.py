@@ -33,7 +33,8 @@ from offbeat.core import Batch, Batches, Cohort, Gradient, Tensor, Traits, Vecto
 _WALK, _LEAP = 0.12, 8.0
 _STRIDE = 0.75
 _FIRST_UNIT, _MOST_UNIT = 0.06, 2.0  # of the first model's norm
-_LITTLE, _MUCH = 0.1, 0.2  # bounce below which the unit grows, and above which it shrinks
+_LITTLE = 0.1  # bounce below which the unit grows
+_SLACK = 0.1  # by how much more it shrinks
 _GROWTH, _SHRINKAGE = 7.0, 5.0  # of its logarithm, by the difference
 _FEW, _MORE = 3, 9  # tasks that count for as much as all before them
 _DEAD, _SHORTER = -0.5, 4.0
@@ -97,6 +98,7 @@ class Bouncing:
     leap: float  # the most that the server may go while a client is at work, by the same
     evened: float = 1.0  # power of its root mean square by which each coordinate is divided
     growth: float = _GROWTH  # of the unit's logarithm, by how much less than 0.1 the bounce is
+    slack: float = _SLACK  # between the bounce below which it grows, and that above which it shrinks
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -184,7 +186,7 @@ class Bouncing:
         pace = count / (count + _FEW)
         bounce = state.bounce + pace * (mean.bounce - state.bounce)
         up = self.growth * (_LITTLE - bounce.clamp_min(0)).clamp_min(0)
-        down = _SHRINKAGE * (_MUCH - bounce).clamp_max(0)
+        down = _SHRINKAGE * (_LITTLE + self.slack - bounce).clamp_max(0)
         move = pace * (state.sent + up + down - state.unit.log())
         move = move.clamp_min(0).where(up > 0, move.clamp_max(0))
         news = state.returned <= cohort.version - max(cohort.staleness)

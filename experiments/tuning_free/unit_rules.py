@@ -142,6 +142,7 @@ class Signals:
     path: Tensor  # the same with the server's steps before the model that each client was sent
     bend: Tensor  # of the first minibatch's loss along the way: what its slope foretold and did not come
     above: Tensor  # (l - m) / (l + m), for that loss at the path l, and at the path's mean m
+    risen: Tensor  # the same with the loss at the first model in place of m
 
 
 @dataclass
@@ -549,8 +550,10 @@ class Race:
             off = (last - share.unsqueeze(-1) * first).norm(dim=-1)
             lead = (first * stride[:ours] * gone).sum(-1)  # what the loss would fall by if it did not bend
             center = self.loss(middle, rows[:, 0])
+            begun = self.loss(self.first.expand(1, rows.shape[0], -1), rows[:, 0])
             reports = {
                 "above": (met - center) / (met.abs() + center.abs()).clamp_min(TINY),
+                "risen": (met - begun) / (met.abs() + begun.abs()).clamp_min(TINY),
                 "bend": (after - met + lead) / ((after - met).abs() + lead.abs()).clamp_min(TINY),
                 "part": (one + 0.5 * TINY) / (one + other + TINY),
                 "part_max": both / (both + other).clamp_min(TINY),
@@ -616,6 +619,8 @@ class Race:
         lag, lagged = self.constant("lag", 0), unit.log()  # reckon what was sent from the mean staleness
         revive, ceiling = self.constant("revive", 0), self.first.new_full((ours,), math.inf)
         alive = liveliest = by_own
+        alarm, young = self.constant("alarm", 0), self.constant("young", 15)  # of a loss above the first
+        stays, cut, risen = self.constant("stays", 0.5), self.constant("cut", 4), torch.zeros_like(by_own)
         returned = torch.zeros(ours, device=self.device)  # to the first model, in this version
         marks = {max(1, round(part * t_end)): n for n, part in enumerate(LOOKS)}
         curve: list[list[float]] = [[] for _ in range(ours + self.theirs * 3)]
@@ -718,7 +723,21 @@ class Race:
                     unit = unit.minimum(ceiling)
                     alive = torch.where(dead, liveliest, alive)
                     returned = torch.where(dead, float(version + 1), returned)
+                told = reports["risen"].nan_to_num(nan=1.0).clamp_min(0)
+                told = told * (torch.tensor(sent, device=self.device) < young.unsqueeze(1))
+                pace = len(sent) / (len(sent) + 3)
+                risen = torch.where(news & ~dead, risen + pace * (told.mean(1) - risen), 0.0)
+                alarmed = (alarm > 0) & (risen > alarm)
                 lagged = lagged + (unit.log() - lagged) / (1 + age)
+                if alarmed.any():  # part of the way back, with a part of the unit
+                    mine = torch.where(
+                        alarmed.unsqueeze(1), self.first + stays.unsqueeze(1) * (mine - self.first), mine
+                    )
+                    shrunk = unit.minimum(signals.sent.exp().to(unit.dtype) / cut)
+                    unit = torch.where(alarmed, shrunk, unit)
+                    lagged = torch.where(alarmed, unit.log(), lagged)
+                    returned = torch.where(alarmed, float(version + 1), returned)
+                    risen = torch.where(alarmed, 0.0, risen)
                 if undo.any():  # a model that clients met with a much higher loss is taken back
                     weight = 1.0 if version == 0 else len(sent) / (len(sent) + 10)
                     news = torch.tensor(float(sent.min()), device=self.device) >= since
@@ -772,6 +791,7 @@ class Race:
 
 _NAMES = (
     "above",
+    "risen",
     "bend",
     "part",
     "part_max",

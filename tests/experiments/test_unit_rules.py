@@ -301,37 +301,62 @@ def test_what_the_page_says_of_lengths_of_local_steps_holds() -> None:
     assert f"({short:.1f} with a thirtieth, {present:.1f} with the present length" in said
 
 
+def rows_of_bouncing(
+    show: Any, draw: str, sets: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> list[list[str]]:
+    """What the program prints of these sets on a draw, with the names of the seventeenth exploration."""
+    base = unit_rules.SETS["seventeenth"][2]
+    names = {unit_table.short_name(unit_rules.SETS["cadence"][0]): "cadence"}
+    names[unit_table.short_name(unit_rules.STEADY)] = "*steady*"
+    found = []
+    for name in sets:
+        for rule in (each for each in unit_rules.SETS[name] if each["rule"] == "bouncing"):
+            differs = [f"{word} {value:g}" for word, value in rule.items() if base.get(word) != value]
+            names.setdefault(unit_table.short_name(rule), ", ".join(["bouncing", *differs]))
+        records = FOLDER / "unit_rules.jsonl"
+        show(argparse.Namespace(records=records, draw=draw, set=name, words=[], systems=False))
+        lines = capsys.readouterr().out.splitlines()[2:]
+        rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+        found += [[names[row[0]], *row[1:]] for row in rows]
+    return found
+
+
 def test_the_tables_of_the_seventeenth_exploration_are_printed_from_the_records(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     section = (FOLDER / "README.md").read_text().split("## Seventeenth exploration")[1]
-    sets = unit_rules.SETS
-    base, rules = sets["seventeenth"][2], [*sets["seventeenth"], *sets["slower"]]
-    names = {unit_table.short_name(sets["cadence"][0]): "cadence"}
-    names[unit_table.short_name(unit_rules.STEADY)] = "*steady*"
-    for rule in rules[2:]:
-        differs = [f"{name} {value:g}" for name, value in rule.items() if base.get(name) != value]
-        names[unit_table.short_name(rule)] = ", ".join(["bouncing", *[w for w in differs if w]])
-
-    def said(show: Any, draw: str) -> list[list[str]]:
-        found = []
-        for name in ("seventeenth", "slower"):
-            show(
-                argparse.Namespace(
-                    records=FOLDER / "unit_rules.jsonl", draw=draw, set=name, words=[], systems=False
-                )
-            )
-            lines = capsys.readouterr().out.splitlines()[2:]
-            rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-            found += [[names[row[0]], *row[1:]] for row in rows]
-        return found
-
-    panel = said(unit_table.show, "panel")
+    sets = ("seventeenth", "slower")
+    show, scores = unit_table.show, unit_table.show_scores
+    panel = rows_of_bouncing(show, "panel", sets, capsys)
     assert sorted(table(0, section)) == sorted(panel)
-    assert len(panel) == len(rules)
-    assert sorted(table(1, section)) == sorted(said(unit_table.show, "short"))
-    assert table(2, section) == said(unit_table.show_scores, "busy")
-    assert table(3, section) == [row[:2] for row in said(unit_table.show_scores, "images")]
+    assert len(panel) == sum(len(unit_rules.SETS[name]) for name in sets)
+    assert sorted(table(1, section)) == sorted(rows_of_bouncing(show, "short", sets, capsys))
+    assert table(2, section) == rows_of_bouncing(scores, "busy", sets, capsys)
+    assert table(3, section) == [row[:2] for row in rows_of_bouncing(scores, "images", sets, capsys)]
+
+
+def test_the_tables_of_the_alarm_are_printed_from_the_records(capsys: pytest.CaptureFixture[str]) -> None:
+    section = (FOLDER / "README.md").read_text().split("## Seventeenth exploration")[1]
+    show, scores, sets = unit_table.show, unit_table.show_scores, ("alarmed",)
+    panel = rows_of_bouncing(show, "panel", sets, capsys)
+    assert table(5, section) == panel
+    assert len(panel) == len(unit_rules.SETS["alarmed"])
+    short = {row[0]: [row[1], row[2], row[5]] for row in rows_of_bouncing(show, "short", sets, capsys)}
+    busy, images = (
+        {row[0]: [row[1]] for row in rows_of_bouncing(scores, draw, sets, capsys)}
+        for draw in ("busy", "images")
+    )
+    assert table(6, section) == [[name, *short[name], *busy[name], *images[name]] for name, *_ in panel]
+
+
+def test_no_alarm_is_heard_on_digits_whatever_the_concurrency() -> None:
+    rules, systems, _ = unit_table.read(FOLDER / "unit_rules.jsonl")
+    some = [record for record in systems if (record["set"], record["draw"]) == ("alarmed", "busy")]
+    assert len(some) == 8
+    for record in some:
+        pairs = list(zip(rules["alarmed"], record["finals"], strict=True))
+        quiet = {rule["gain"]: final for rule, final in pairs if "alarm" not in rule}
+        assert record["finals"] == [quiet[rule["gain"]] for rule, _ in pairs], record["system"]
 
 
 def test_the_table_of_the_cnn_of_the_seventeenth_exploration_is_that_of_its_records() -> None:

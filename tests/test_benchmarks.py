@@ -222,13 +222,17 @@ def test_a_part_that_fails_or_takes_too_long_keeps_what_it_found(tmp_path: Path)
     assert speed.read_json(tmp_path / "bad.json") == {}
     assert (tmp_path / "slow.json").read_text() == "{}"
     (tmp_path / "memory.json").write_text('{"memory": {"mapped": [1048576, 1048576, 3145728]}}')
-    case = {"mapped": {"steps/s": 8.0, "of limit": 0.8}, "streamed": {"error": "no"}}
-    case["auto"] = {"steps/s": 7.9, "of limit": 0.79, "first": 6.0, "chosen": "mapped-compiled"}
+    case = {"mapped": {"steps/s": 8.0, "of limit": 0.8, "run": 99.0}, "streamed": {"error": "no"}}
+    case["mapped-compiled"] = {"steps/s": 9.0, "of limit": 0.9, "run": 102.0}  # a fast one that starts late
+    case["streamed-compiled"] = {"steps/s": 9.0, "of limit": 0.9}  # of a version that told no run
+    case["auto"] = {"steps/s": 7.9, "of limit": 0.79, "run": 100.0, "first": 6.0, "chosen": "mapped-compiled"}
     (tmp_path / "cnn.json").write_text(json.dumps({"cases": [{"model": "cnn", "limit": 10.0} | case]}))
     rows = {row.what: row for row in speed.all_rows(tmp_path)}
     assert rows["memory of mapped, groups that vary"].found == "1.0 MiB, +2.0"
     assert rows["memory of mapped, groups that vary"].met is False
-    assert rows["cnn: `auto` of the best by hand"].found.startswith("0.99 (mapped-compiled 8; mapped 8")
+    assert rows["cnn: `auto` of the best by hand"].found == (
+        "0.99 (mapped-compiled 100.0; mapped 99.0 s a run)"
+    )
     assert rows["cnn: `auto` of the limit"].met
     assert rows["cnn: first server step of `auto`"].aim == "none: the compiler pays"
     assert {row.found for name, row in rows.items() if name.startswith("resnet")} == {"not measured"}

@@ -303,6 +303,9 @@ class VmapExecutor:
     ) -> TaskResults:
         """Compute a chunk of tasks; of a message that all share, or else from those among the inputs."""
         local_fn = make_local_fn(algorithm, self._problem, data, self._differentiate)
+        if self._graphs is None and not self._compiled:
+            with self._problem.precision_context():
+                return TaskResults(*vmap(local_fn, randomness="error")(inputs))
 
         def mapped(given: tuple[Tree, TaskInputs]) -> TaskResults:
             message, inputs = given
@@ -314,8 +317,6 @@ class VmapExecutor:
             return TaskResults(*vmap(one, randomness="error")(inputs))
 
         with self._problem.precision_context():
-            if self._graphs is None and not self._compiled:
-                return mapped((message, inputs))
             shape = self._padded_count(count)
             whole = (message, trees.map(lambda leaf: _repeat_last(leaf, shape), inputs))
             graph, key = None, (id(algorithm), *tree_signature(whole))

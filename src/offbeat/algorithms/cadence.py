@@ -19,7 +19,7 @@ that the clients of the buffer were sent, the geometric running mean of R over 1
 mean over its S tasks. Version 0 is sent without a unit: its clients take one of their own, 6 f / |g|, and
 report b with the norm of the first model, or 1 if that is less, as R. From what they report follow `first`,
 by the mean of b over all buffers that have such clients alone, and the first q; a buffer in which they are
-mixed with others changes neither. A client whose loss is not above zero reports b = 1/2, or 1/21 in version 0.
+mixed with others changes neither. Whose loss is not above zero reports b = 1/2, or 1/21 in version 0.
 
 age is the recent mean staleness, and length the recent norm of D: each new value has a weight of 0.1, but as
 long as every buffer has a client of the first model, age is the staleness of the last buffer. c is the mean

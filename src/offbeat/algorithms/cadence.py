@@ -266,7 +266,9 @@ class Cadence:
         if not isinstance(reach, Reach):
             return state.unit, ()
         assert not isinstance(mean.ratio, tuple)
-        count, ratio = len(cohort.staleness), mean.ratio / cohort.mean_weight
+        count = len(cohort.staleness)
+        # noise, or a robust mean, may leave the range of what clients report
+        ratio = (mean.ratio / cohort.mean_weight).clamp(0, _FARTHEST)
         pace = count / (count + _FEW)
         tasks, part, recent, sent = reach.tasks, reach.part, reach.recent, reach.sent
         if min(cohort.staleness) == cohort.version:  # clients of the first model alone

@@ -24,9 +24,8 @@ that has died, is as in Cadence.
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
-from experiments.tuning_free.steady import _evened
+from experiments.tuning_free.steady import _add_step, _evened
 
-from offbeat.algorithms.cadence import _add_step
 from offbeat.algorithms.registry import check_ranges
 from offbeat.core import Batch, Batches, Cohort, Gradient, Tensor, Traits, Vector, Visit, scan, zeros_like
 

@@ -30,7 +30,6 @@ from typing import NamedTuple, Self
 
 import torch
 
-from offbeat.algorithms.cadence import Message, _add_step
 from offbeat.algorithms.registry import check_ranges
 from offbeat.core import Batch, Batches, Cohort, Gradient, Tensor, Traits, Vector, Visit, scan, zeros_like
 
@@ -46,6 +45,7 @@ _WORSE = 1.2  # loss, by the lowest so far, above which the unit does not grow
 _EDGE = 1e-4  # of the range of the steadiness
 _KEPT = 64  # versions whose units are kept; clients that are staler count as if they were sent the last one
 _TINY = 1e-12  # a gradient that is zero has no direction
+_FITTED = 0.25  # norm below which a client's own direction counts as that of data that it has fitted
 _FOLLOWED = 10  # local steps from which on those of fitted clients are shorter
 _DEGREE = 8  # of the weights of the path
 _LATELY = 0.1  # weight of a new staleness, or length
@@ -71,6 +71,15 @@ class State(NamedTuple):
     lowest: Tensor  # () of these
     length: Tensor  # () of the clients' mean steps, lately
     second: Vector  # mean square of the clients' mean steps, lately, not yet corrected for its start at zero
+
+
+class Message(NamedTuple):
+    """Server to client."""
+
+    x: Vector
+    anchor: Vector | tuple[()]  # trust times c
+    weight: Tensor  # () trust times seen
+    stride: Tensor  # () length of a local step
 
 
 class Upload(NamedTuple):
@@ -260,6 +269,12 @@ class Steady:
             loss=loss,
             lowest=lowest,
         )
+
+
+def _add_step(total: Vector, u: Vector, least: float) -> Vector:
+    """Total + u / |u|, times |u| by `_FITTED` where that is less than 1, though times `least` or more."""
+    norm = u.norm().clamp_min(_TINY)
+    return total.addcmul(u, (norm / _FITTED).clamp(least, 1) / norm)
 
 
 def _evened(step: Vector, squares: Vector, power: float) -> Vector:

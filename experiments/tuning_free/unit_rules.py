@@ -18,6 +18,7 @@ import multiprocessing
 import queue
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ from experiments.tuning_free.unit_tasks import (
 from torch import Tensor
 
 from offbeat.algorithms.cadence import Cadence
+from offbeat.core import Batch, Batches, Cohort, Visit
 
 SEEDS = (0, 1, 2)
 TINY = 1e-12
@@ -143,6 +145,7 @@ class Signals:
     bend: Tensor  # of the first minibatch's loss along the way: what its slope foretold and did not come
     above: Tensor  # (l - m) / (l + m), for that loss at the path l, and at the path's mean m
     risen: Tensor  # the same with the loss at the first model in place of m
+    ratio: Tensor  # l0 / (l0 + 0.12 V |g0|), V being the unit that was sent
 
 
 @dataclass
@@ -376,6 +379,17 @@ def bouncing(group: Group, unit: Tensor, size: Tensor, seen: Signals) -> Tensor:
     return made.minimum(group.get("cap", 2) * size)
 
 
+def ratio(group: Group, unit: Tensor, size: Tensor, seen: Signals) -> Tensor:
+    """The unit follows a power of the loss by its gradient's norm, by what that was at first."""
+    pace = seen.tasks / (seen.tasks + group.get("few", 10))
+    odds = (seen.ratio / (1 - seen.ratio).clamp_min(1e-9)).clamp(1e-6, 1e6)
+    first = group.memory.setdefault("first", unit.log())
+    level = group.memory.get("level", torch.zeros_like(unit))
+    found = seen.sent + odds.log() - (first - group.get("times", 0.7).log())
+    level = group.memory["level"] = level + pace * (found - level)
+    return torch.exp(first + group.get("power", 1 / 3) * level)
+
+
 def distance(group: Group, unit: Tensor, size: Tensor, seen: Signals) -> Tensor:
     """The distance from the first model, as in DoG."""
     return unit.maximum(group.get("times", 1) * seen.distance).minimum(group.get("cap", 1e9) * size)
@@ -387,6 +401,7 @@ def fixed(group: Group, unit: Tensor, size: Tensor, seen: Signals) -> Tensor:
 
 
 RULES = {
+    "ratio": ratio,
     "fixed": fixed,
     "agreement": agreement,
     "agreement-sent": agreement_sent,
@@ -407,7 +422,8 @@ RULES = {
 
 SETS: dict[str, list[Rule]] = json.loads(Path(__file__).with_name("unit_sets.json").read_text())
 STEADY = SETS["steady"][0]  # what `steady.py` does
-CHECKED: dict[Any, Rule] = {Cadence: SETS["cadence"][0], Steady: STEADY, Bouncing: SETS["bouncing"][0]}
+CHECKED: dict[Any, Rule] = {Steady: STEADY, Bouncing: SETS["bouncing"][0]}
+OWN: Rule = {"rule": "method"}  # the project's own Cadence, run as it is
 
 
 # --- one schedule, many runs --------------------------------------------------------------------------
@@ -482,6 +498,16 @@ class Race:
         pieces = list(at.split(self.model.sizes, -1))
         outputs = self.model.apply(self.model.parts(pieces), self.data.inputs[rows])
         return losses(self.data, outputs, self.data.targets[rows]) * self.system.loss
+
+    def first_ratio(self) -> Tensor:
+        """The first loss by its gradient's norm, as up to 20 clients report it."""
+        plan = self.schedule
+        some = [(t, n) for t, row in enumerate(plan.versions) for n, v in enumerate(row) if v == 0][:20]
+        rows = torch.tensor(np.stack([plan.rows[t, n, 0] for t, n in some]), device=self.device)
+        g, loss = self.gradient(self.first.expand(1, len(some), -1), rows)
+        told = loss / (loss + self.size * g.norm(dim=-1))
+        part = told[told.isfinite()].mean()
+        return self.size * part / (1 - part).clamp_min(TINY)
 
     def blocks(self, of: Tensor) -> Tensor:
         """Norms of each tensor's part, (..., tensors)."""
@@ -566,6 +592,7 @@ class Race:
                 "rise": (after - met) / (after.abs() + met.abs()).clamp_min(TINY),
                 "met": met,
                 "calm": calm,
+                "ratio": torch.nan_to_num(met / (met + steps**0.5 * stride[:ours, :, 0] * one), nan=0.5),
             }
         return way / steps, total / steps, reports
 
@@ -591,6 +618,8 @@ class Race:
         memory = self.first.new_zeros(count, ours, len(self.first))
         averages = [path[ours:].clone() for _ in AVERAGES]
         unit = self.constant("start", 0.02) * self.size
+        times = self.constant("times", 0)  # of the first ratio, a task's way
+        unit = torch.where(times > 0, times * self.first_ratio() / WALK, unit)
         walk, leap, most = (
             self.constant("walk", WALK),
             self.constant("leap", LEAP),
@@ -609,7 +638,8 @@ class Race:
             for name in (*_NAMES, "unit", "agree", "back", "path")
         }
         counts, looked = [0] * len(BINS), [0] * len(BINS)
-        lately = zeros
+        lately = drift = zeros
+        coherent = self.constant("coherent", 0)  # the leap is bounded by what the path goes in that time
         kept: dict[int, tuple[Tensor, Tensor, float, Tensor, Tensor, Tensor, Tensor]] = {}
         loss_now = loss_low = self.first.new_ones(ours)
         patience = self.constant("patience", 10)
@@ -659,9 +689,13 @@ class Race:
             apart = way[:ours].square().sum(-1).mean(1) / (2 * descent.square().sum(-1)).clamp_min(TINY)
             ahead = torch.where(exp > 0, apart.clamp_min(1), leap)  # FedExP's factor, or the bound by flight
             ahead = ahead * torch.where(single > 0, len(sent) / (len(sent) + single), 1.0)
-            rate = (
-                (ahead * walk * steps**0.5 / (1 + age)).minimum(longest / length.clamp_min(TINY)).minimum(top)
-            )
+            drift = drift + (descent - drift) / (2 + age)
+            begun = 1 - (1 - 1 / (2 + age)) ** (version + 1)
+            net = (drift.norm(dim=-1) / begun / length.clamp_min(TINY)).clamp(TINY, 1)
+            flight = torch.where(
+                coherent > 0, (1 + age) * net, 1 + age
+            )  # steps, or how far they take the path
+            rate = (ahead * walk * steps**0.5 / flight).minimum(longest / length.clamp_min(TINY)).minimum(top)
             second = second + SECOND * (descent.square() - second)
             even = _evened(descent, second / (1 - (1 - SECOND) ** (version + 1)), power)
             mine = path[:ours] - (rate * unit).unsqueeze(1) * even
@@ -804,6 +838,7 @@ _NAMES = (
     "rise",
     "met",
     "calm",
+    "ratio",
 )
 
 
@@ -829,23 +864,12 @@ def _evened(step: Tensor, squares: Tensor, power: Tensor) -> Tensor:
     return made * (step.norm(dim=-1, keepdim=True) / made.norm(dim=-1, keepdim=True).clamp_min(TINY))
 
 
-# --- the project's own Cadence on the same schedule ---------------------------------------------------
+# --- methods on the same schedule ---------------------------------------------------------------------
 
 
-def check(stored: dict[str, np.ndarray], method: Any, rule: Rule) -> float:
-    """The largest difference between this file's rule and a method of its own, by the model's norm."""
-    from offbeat.core import Batch, Batches, Cohort, Visit
-
-    system = System("check", "digits", "mlp", "dirichlet:0.3", 30, 8, 3, 4, 5, 40, "mild")
-    race = Race(system, 0, [rule, rule], (), stored, dtype=torch.float64)
-    finals: dict[str, Tensor] = {}
-    score = race.score
-    race.score = lambda at: (finals.update(x=at[0]), score(at))[1]  # type: ignore[method-assign, func-returns-value]
-    race.run()
-    method = method.tuned(steps=system.steps)
-    state = method.init(race.first)
-    memories = {client: method.memory(race.first) for client in range(system.clients)}
-    messages = {}
+def follow(race: "Race", method: Any) -> Iterator[Any]:
+    """The states of a method on the schedule of a race, one after each server step."""
+    system, plan = race.system, race.schedule
 
     class Grad:
         """Of this file's models."""
@@ -857,21 +881,54 @@ def check(stored: dict[str, np.ndarray], method: Any, rule: Rule) -> float:
         def __call__(self, at: Tensor, batch: Batch, /) -> Tensor:
             return self.with_loss(at, batch)[0]
 
+    state, messages = method.init(race.first), {}
+    memories = {client: method.memory(race.first) for client in range(system.clients)}
     for version in range(system.rounds):
         messages[version] = method.broadcast(state, version)
         uploads = []
-        for n, client in enumerate(race.schedule.clients[version]):
-            rows = torch.tensor(race.schedule.rows[version, n])
+        for n, client in enumerate(plan.clients[version]):
+            rows = torch.tensor(plan.rows[version, n])
             items = tuple(Batch(rows[step].view(1, -1)) for step in range(system.steps))
-            sent = int(race.schedule.versions[version, n])
+            sent = int(plan.versions[version, n])
             visit = Visit(torch.tensor(sent), torch.tensor(version - sent))
             upload, memories[client] = method.local(
                 messages[sent], memories[client], Batches(items), visit, Grad()
-            )  # type: ignore[arg-type]
+            )
             uploads.append(upload)
         mean = type(uploads[0])(*(torch.stack(parts).mean(0) for parts in zip(*uploads, strict=True)))
-        stale = tuple(int(version - v) for v in race.schedule.versions[version])
+        stale = tuple(int(version - v) for v in plan.versions[version])
         state = method.step(state, mean, Cohort(version, system.clients, stale, (1.0,) * len(stale)))
+        for old in [v for v in messages if plan.last_use.get(v, -1) <= version]:
+            del messages[old]
+        yield state
+
+
+def record_cadence(race: "Race") -> dict[str, Any]:
+    """The project's own Cadence, as a record of its model's scores and of its unit."""
+    t_end = race.system.rounds
+    marks = {max(1, round(part * t_end)) for part in LOOKS}
+    curve, logs = [], []
+    for version, state in enumerate(follow(race, Cadence.tuned(steps=race.system.steps)), 1):
+        logs.append(math.log(max(float(state.unit), TINY)))
+        if version in marks:
+            curve.append(round(float(race.score(state.x.view(1, -1))[0]), 2))
+    size, begun, units = float(race.size), 0, []
+    for end in BINS:
+        stop = max(begun + 1, round(end * t_end))
+        units.append(_short(math.exp(float(np.mean(logs[begun:stop]))) / size))
+        begun = min(stop, t_end - 1)
+    return {"method": "cadence", "words": OWN, "curve": curve, "signals": {"unit": units}}
+
+
+def check(stored: dict[str, np.ndarray], method: Any, rule: Rule) -> float:
+    """The largest difference between this file's rule and a method of its own, by the model's norm."""
+    system = System("check", "digits", "mlp", "dirichlet:0.3", 30, 8, 3, 4, 5, 40, "mild")
+    race = Race(system, 0, [rule, rule], (), stored, dtype=torch.float64)
+    finals: dict[str, Tensor] = {}
+    score = race.score
+    race.score = lambda at: (finals.update(x=at[0]), score(at))[1]  # type: ignore[method-assign, func-returns-value]
+    race.run()
+    *_, state = follow(race, method.tuned(steps=system.steps))
     return float((state.x - finals["x"]).norm() / state.x.norm())
 
 
@@ -891,7 +948,9 @@ def work(jobs: Any, results: Any, given: argparse.Namespace, until: float) -> No
             break
         begun = time.monotonic()
         try:
-            records = Race(system, seed, rules, rates, stored, given.device).run()
+            race = Race(system, seed, [rule for rule in rules if rule != OWN], rates, stored, given.device)
+            records = race.run() if race.rules or rates else []
+            records += [record_cadence(race)] if OWN in rules else []
         except Exception as error:  # a job that fails must not take the others with it
             print(f"{label(system)}, seed {seed}: {error!r}", flush=True)
             continue

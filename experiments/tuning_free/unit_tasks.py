@@ -568,6 +568,11 @@ def test() -> tuple[System, ...]:
     return draw(24, 24)
 
 
+def unseen() -> tuple[System, ...]:
+    """24 more, drawn by a fifth seed, for the form of the eighteenth exploration."""
+    return draw(25, 24)
+
+
 def panel() -> tuple[System, ...]:
     """19 of the first three draws that a CPU runs in seconds each, in half of which Cadence fails."""
     return _chosen(_PANEL)
@@ -607,6 +612,26 @@ def images() -> tuple[System, ...]:
     return (System("digits, cnn", "digits", "cnn", "dirichlet:0.3", 100, 20, 10, 10, 10, 200, "mild"),)
 
 
+def cnns() -> tuple[System, ...]:
+    """Fashion-MNIST with a CNN, few and many at work."""
+    return tuple(
+        System(
+            f"fashion, cnn, {part}, {count} at work",
+            "fashion",
+            "cnn",
+            f"dirichlet:{part}",
+            100,
+            count,
+            10,
+            10,
+            20,
+            120,
+            "mild",
+        )
+        for part, count in ((0.5, 20), (0.1, 90))
+    )
+
+
 def busy() -> tuple[System, ...]:
     """Digits under concurrencies."""
     return tuple(
@@ -633,12 +658,14 @@ DRAWS = {
     "fresh": fresh,
     "another": another,
     "test": test,
+    "unseen": unseen,
     "panel": panel,
     "sound": sound,
     "sweep": sweep,
     "short": short,
     "long": long,
     "images": images,
+    "cnns": cnns,
     "busy": busy,
 }
 

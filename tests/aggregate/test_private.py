@@ -348,7 +348,7 @@ def test_bounds_are_asked_for_by_field_where_there_are_several() -> None:
 def test_a_method_that_bounds_all_fields_is_asked_for_none() -> None:
     cadence = build("cadence", Setting(3, 3, 10), {})
     own = opened(Private.of(cadence, None, 1.0, 1e-5, participation=BOUNDED), cadence)
-    assert own.bounds == {"descent": 1.0, "shift": 2.0, "along": 1.0, "change": 1.0}
+    assert own.bounds == {"descent": 1.0, "shift": 2.0, "ratio": 1.0}
     tighter = opened(Private.of(cadence, {"shift": 0.5}, 1.0, 1e-5, participation=BOUNDED), cadence)
     assert tighter.bounds == own.bounds | {"shift": 0.5}
     with pytest.raises(InputError, match="descent by 1, shift by 2"):

@@ -87,8 +87,7 @@ METHODS = {
 }
 PREPARED = "fedbuff"  # its run scales features, so it is not compared with simulations that do not
 # Which updates meet in a buffer, and how stale, differs between schedules: over eight simulated ones the
-# last accuracy of a method varied by 0.08 at most, that of cadence, whose unit still grows, by 0.13. A
-# deployment's is one more of them.
+# last accuracy of a method varied by 0.08 at most. A deployment's is one more of them.
 SEEDS, SPREAD = 8, 0.05
 DELAYS = (Exponential(1.0), LogNormal(0.0, 2.0))
 

@@ -267,11 +267,13 @@ class Cadence:
             return state.unit, ()
         assert not isinstance(mean.ratio, tuple)
         count = len(cohort.staleness)
-        # noise, or a robust mean, may leave the range of what clients report
+        alone = min(cohort.staleness) == cohort.version  # clients of the first model
+        # noise, or a robust mean, may leave the range of what clients report; a timed release may have none
         ratio = (mean.ratio / cohort.mean_weight).clamp(0, _FARTHEST)
+        ratio = ratio.where(ratio > 0, _UNKNOWN if alone else _SILENT)
         pace = count / (count + _FEW)
         tasks, part, recent, sent = reach.tasks, reach.part, reach.recent, reach.sent
-        if min(cohort.staleness) == cohort.version:  # clients of the first model alone
+        if alone:
             tasks = tasks + count
             part = part + (ratio - part) * count / tasks
             recent = recent + (pace if cohort.version else 1.0) * (reach.size + _logit(ratio) - recent)

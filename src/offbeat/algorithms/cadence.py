@@ -9,9 +9,9 @@ and uploads d, the mean of u_k / |u_k|, the change of its control variate c_i, w
 and the number b = f / (f + R |g|) with the loss f and the gradient g of its first minibatch. With D the mean
 of d over a buffer, the server computes, from version t,
 
+    q <- q + S / (S + 10) (log V + logit(b) - q),   R = first^(2/3) exp(q / 3),   U = 6 R,
     p <- p - r U equal(D),   r = min(8 x 0.12 sqrt(K) / (1 + age), 0.75 / (sqrt(t + 1) length), 1),
-    x <- x + 9 / (t + 10) (p - x),
-    q <- q + S / (S + 10) (log V + logit(b) - q),   R = first^(2/3) exp(q / 3),   U = 6 R.
+    x <- x + 9 / (t + 10) (p - x).
 
 p is what clients are sent, and x, a running mean of it, the model. f / |g| is how far one would have to go
 along the gradient, if it stayed the same, until the loss is zero. exp(q) is its recent value, V about the R
@@ -19,7 +19,8 @@ that the clients of the buffer were sent, the geometric running mean of R over 1
 mean over its S tasks. Version 0 is sent without a unit: its clients take one of their own, 6 f / |g|, and
 report b with the norm of the first model, or 1 if that is less, as R. From what they report follow `first`,
 by the mean of b over all buffers that have such clients alone, and the first q; a buffer in which they are
-mixed with others changes neither. Whose loss is not above zero reports b = 1/2, or 1/21 in version 0.
+mixed with others changes neither. b is at most 0.99. A client that has no loss above zero, or no gradient
+but zero, reports 1/2, or 1/21 in version 0, and a buffer without any b above zero counts as these, too.
 
 age is the recent mean staleness, and length the recent norm of D: each new value has a weight of 0.1, but as
 long as every buffer has a client of the first model, age is the staleness of the last buffer. c is the mean
@@ -310,7 +311,7 @@ METHODS = {
         "asynchronous",
         Cost(down=2, up=2, client=1, server=4, extra_down=3, extra_up=1),
         theory="none: local 0.12/sqrt(K), server 0.96 sqrt(K) while a client is at work, both by trying",
-        # noise on two vectors drowns both, and hides whether steps agree
+        # noise on two vectors drowns both, and the ratio would have to be protected as well
         private_defaults=(("noisy", True),),
         unclipped_defaults=(("variates", False),),
     ),

@@ -232,9 +232,10 @@ class AutotuneExecutor:
         """Measure until what is expected to finish first has been measured."""
         batches = self._population.indices(tasks[0].client, tasks[0].visit, seed)
         key = cache_key(algorithm, self._problem, (len(tasks), len(batches), len(batches[0])))
+        stored = cached_figures(key)
         self._figures = {
             name: figures._replace(start=figures.start * (_FILLED_CACHE if name.endswith(_COMPILED) else 1))
-            for name, figures in cached_figures(key).items()
+            for name, figures in stored.items()
             if name in self._candidates
         }
         known = set(self._figures)
@@ -273,8 +274,8 @@ class AutotuneExecutor:
                     else:
                         self._take(name, executor, said)
                     continue
-                self._figures[name] = figures
-                store_figures(key, self._figures)
+                self._figures[name] = stored[name] = figures
+                store_figures(key, stored)
                 # what is started by now costs no start any more
                 ready = self._figures | {name: figures._replace(start=0.0)}
                 if choose_execution(ready, names, self._groups) == name:

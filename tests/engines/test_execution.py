@@ -1,9 +1,11 @@
 """Which execution a run takes, by figures that are given here instead of measured."""
 
+import json
 import logging
 import re
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -135,6 +137,23 @@ def test_a_later_run_expects_the_compiler_s_cache_to_be_filled(monkeypatch: pyte
     assert later["chosen"] == "mapped-compiled"
     _, short = run(Tuned(**figures), rounds=1)
     assert short["chosen"] == "mapped"
+
+
+def test_figures_of_the_compiler_stay_as_measured_when_a_later_run_measures_another_candidate(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def stored() -> Any:
+        (figures,) = json.loads((tmp_path / "executions.json").read_text()).values()
+        return figures["mapped-compiled"]
+
+    monkeypatch.setattr(execution, "_COMPILER_SECONDS", 0.1)
+    figures = {"mapped": (0.0, 0.05), "mapped_compiled": (0.9, 0.001)}
+    run(Tuned(**figures), rounds=200)
+    measured = stored()
+    later = Tuned(**figures, streamed=(0.0, 0.05))
+    run(later, rounds=200)
+    assert later.made[0] == "streamed"
+    assert stored() == measured
 
 
 def test_compiling_is_announced_and_only_where_the_run_is_long(

@@ -235,12 +235,14 @@ def test_a_client_whose_loss_says_nothing_is_silent(loss: float) -> None:
     assert float((places[1] - X).norm()) == pytest.approx(0.06 * 12)
 
 
-def test_a_client_whose_gradient_is_zero_reports_the_most() -> None:
-    for version in (0, 7):
-        found, places = told(version, ([0.0, 0.0], 1e-3), ([0.0, 0.0], 1.0))
-        assert found == 0.99
-        assert torch.equal(places[1], X)
-    assert told(7, ([0.0, 0.0], 0.0))[0] == 0.5
+def test_a_client_whose_gradients_are_zero_is_silent() -> None:
+    for version, silent in ((0, 1 / 21), (7, 0.5)):
+        for loss in (0.0, 1e-3, 5.0):
+            found, places = told(version, ([0.0, 0.0], loss), ([0.0, 0.0], 1.0))
+            assert found == pytest.approx(silent)
+            assert torch.equal(places[1], X)
+        # the first gradient that is not zero counts
+        assert told(version, ([0.0, 0.0], 7.0), ([6.0, 8.0], 1e9))[0] == pytest.approx(0.99)
 
 
 @pytest.mark.parametrize("version", [0, 7])
@@ -371,6 +373,14 @@ def test_a_timed_release_without_updates_is_silent() -> None:
         assert float(empty.unit) == pytest.approx(float(silent.unit), rel=1e-12)
     first, none = after((0.3, (0, 0)), (0.0, (0, 0)))
     assert float(none.unit) == pytest.approx(float(first.unit), rel=1e-12)
+
+
+def test_a_mean_that_is_almost_zero_shortens_the_unit_no_further_than_a_hundredth() -> None:
+    """A small release, or noise, may leave one; at first a mean may be as small as it likes."""
+    tiny, least = after((0.3, (0, 0)), (1e-9, (0, 1)))[-1], after((0.3, (0, 0)), (0.01, (0, 1)))[-1]
+    assert float(tiny.unit) == pytest.approx(float(least.unit), rel=1e-12)
+    (begun,) = after((1e-4, (0, 0)))
+    assert float(begun.unit) == pytest.approx(6 * float(X.norm()) * 1e-4 / (1 - 1e-4))
 
 
 def test_weights_do_not_change_the_unit() -> None:

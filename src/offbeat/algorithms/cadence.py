@@ -19,8 +19,9 @@ that the clients of the buffer were sent, the geometric running mean of R over 1
 mean over its S tasks. Version 0 is sent without a unit: its clients take one of their own, 6 f / |g|, and
 report b with the norm of the first model, or 1 if that is less, as R. From what they report follow `first`,
 by the mean of b over all buffers that have such clients alone, and the first q; a buffer in which they are
-mixed with others changes neither. b is at most 0.99. A client that has no loss above zero, or no gradient
-but zero, reports 1/2, or 1/21 in version 0, and a buffer without any b above zero counts as these, too.
+mixed with others changes neither. b is at most 0.99, and counts as 0.01 at least after version 0. A client
+that has no loss above zero, or no gradient but zero, reports 1/2, or 1/21 in version 0, and a buffer whose
+mean is not above zero counts as that, too; a gradient of exactly zero does not count as a first one.
 
 age is the recent mean staleness, and length the recent norm of D: each new value has a weight of 0.1, but as
 long as every buffer has a client of the first model, age is the staleness of the last buffer. c is the mean
@@ -47,7 +48,7 @@ _STRIDE = 0.75
 _UNIT = 6.0  # by the loss over the norm of its gradient
 _CHANGING = 1 / 3  # power of what that ratio is by what it was at first
 _FEW = 10  # tasks that count for as much as all before them
-_FARTHEST = 0.99  # of the number that a client reports, which is 1 where the gradient is zero
+_FARTHEST = 0.99  # of the number that a client reports, which is near 1 where the gradient almost vanishes
 _SILENT, _UNKNOWN = 0.5, 1 / 21  # where a client cannot tell that number, and nobody could before
 _TINY = 1e-12  # a gradient that is zero has no direction
 _DEGREE = 8  # of the weights of the path
@@ -210,7 +211,7 @@ class Cadence:
             if not isinstance(reach, tuple):
                 first = walk.largest == 0
                 part = (loss / (loss + reach * norm)).clamp_max(_FARTHEST)
-                ratio = part.where((loss > 0) & part.isfinite(), silent).where(first, ratio)
+                ratio = part.where((loss > 0) & (norm > 0) & part.isfinite(), silent).where(first, ratio)
                 own = self.local_lr * _UNIT * reach * ratio / (1 - ratio)
                 stride = own.where(unknown & first, stride)
             largest = walk.largest.maximum(norm)
@@ -270,8 +271,9 @@ class Cadence:
         count = len(cohort.staleness)
         alone = min(cohort.staleness) == cohort.version  # clients of the first model
         # noise, or a robust mean, may leave the range of what clients report; a timed release may have none
-        ratio = (mean.ratio / cohort.mean_weight).clamp(0, _FARTHEST)
-        ratio = ratio.where(ratio > 0, _UNKNOWN if alone else _SILENT)
+        told = mean.ratio / cohort.mean_weight
+        least = 0.0 if alone else 1 - _FARTHEST  # later, clients compare with about what they find
+        ratio = told.clamp(least, _FARTHEST).where(told > 0, _UNKNOWN if alone else _SILENT)
         pace = count / (count + _FEW)
         tasks, part, recent, sent = reach.tasks, reach.part, reach.recent, reach.sent
         if alone:

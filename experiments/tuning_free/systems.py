@@ -11,7 +11,7 @@ OURS: tuple[str, dict[str, Any]] = ("cadence", {})
 # norm for its unit of length; 3 found it from how far the path had come; 4 began with half the unit, and let
 # it grow more slowly and less far; 5 had unit steps throughout, also in tasks of more than 10 steps; 6 had a
 # unit that never shrank, and no way back from a model that has died.
-FORM = 7
+FORM = 8
 PRINTED: tuple[str, dict[str, Any]] = ("adamasfl", {})
 
 # Data, model and who has what; sizes are those of `runs.DEFAULT` where nothing else is said.

@@ -19,6 +19,7 @@ FOURTH, FIFTH, SIXTH, SEVENTH, EIGHTH, NINTH, TENTH = (
     HERE / f"exploration{number}.json" for number in range(4, 11)
 )
 FIFTEENTH = HERE / "exploration15.jsonl"
+EIGHTEENTH = HERE / "exploration18.jsonl"
 Record = dict[str, Any]
 Rows = dict[tuple[str, str], dict[tuple[Any, ...], Record]]  # by method and its words, and by setting
 
@@ -140,25 +141,29 @@ def grouped(path: Path, varied: str) -> str:
     return "\n\n".join(tables)
 
 
-def forms() -> list[tuple[dict[str, Any], dict[int, Record], dict[int, Record]]]:
-    """Systems of the bench with the runs of the form before and of the present one, by the seeds of both."""
-    found = [each for each in recorded(bench.RECORDS) + recorded(FIFTEENTH) if each["method"] == OURS[0]]
+def forms(form: int) -> list[tuple[dict[str, Any], dict[int, Record], dict[int, Record]]]:
+    """Systems of the bench with the runs of a form and of the one before, by the seeds of both."""
+    found = [
+        each
+        for each in recorded(bench.RECORDS) + recorded(FIFTEENTH) + recorded(EIGHTEENTH)
+        if each["method"] == OURS[0]
+    ]
     made = []
     for system in (*BENCH, *HELD_OUT):
         here = sorted(
             (each for each in found if bench.within(each, system)), key=lambda each: each.get("form", 1)
         )
-        before = {each["seed"]: each for each in here if each.get("form", 1) < FORM}  # the latest of each
-        now = {each["seed"]: each for each in here if each.get("form", 1) == FORM}
+        before = {each["seed"]: each for each in here if each.get("form", 1) < form}  # the latest of each
+        now = {each["seed"]: each for each in here if each.get("form", 1) == form}
         shared = sorted(before.keys() & now.keys())
         if shared:
             made.append((system, {n: before[n] for n in shared}, {n: now[n] for n in shared}))
     return made
 
 
-def _forms() -> str:
+def _forms(form: int) -> str:
     lines, gains = [], []
-    for system, before, now in forms():
+    for system, before, now in forms(form):
         old, new = (100 * mean(each["last"] for each in runs.values()) for runs in (before, now))
         where = {runs[n]["device"] for runs in (before, now) for n in runs}
         told = ["before: on a GPU"] * (len(where) > 1) + [
@@ -168,7 +173,7 @@ def _forms() -> str:
         gains.append(new - old)
         lines.append((described(system)[0], seeds, f"{old:.1f}", f"{new:.1f}", f"{new - old:+.2f}"))
     lines.append((f"mean of {len(gains)}", "", "", "", f"{mean(gains):+.2f}"))
-    return markdown(Table(("system", "seeds", "form before", "present form", "difference"), tuple(lines)))
+    return markdown(Table(("system", "seeds", "form before", "this form", "difference"), tuple(lines)))
 
 
 def sections() -> dict[str, str]:
@@ -186,7 +191,8 @@ def sections() -> dict[str, str]:
         "explored eighth": grouped(EIGHTH, "what differs"),
         "explored ninth": grouped(NINTH, "task, or what differs"),
         "explored tenth": grouped(TENTH, "what differs, or what was measured"),
-        "explored fifteenth": _forms(),
+        "explored fifteenth": _forms(FORM - 1),
+        "explored eighteenth": _forms(FORM),
     }
 
 

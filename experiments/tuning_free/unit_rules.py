@@ -387,7 +387,8 @@ def ratio(group: Group, unit: Tensor, size: Tensor, seen: Signals) -> Tensor:
     level = group.memory.get("level", torch.zeros_like(unit))
     found = seen.sent + odds.log() - (first - group.get("times", 0.7).log())
     level = group.memory["level"] = level + pace * (found - level)
-    return torch.exp(first + group.get("power", 1 / 3) * level)
+    way = (group.get("power", 1 / 3) * level).minimum(group.get("widest", 1e30).log())
+    return torch.exp(first + way)
 
 
 def distance(group: Group, unit: Tensor, size: Tensor, seen: Signals) -> Tensor:

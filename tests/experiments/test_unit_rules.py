@@ -1,4 +1,4 @@
-"""The eleventh to seventeenth explorations show what their records hold, and simulate the methods."""
+"""The eleventh to eighteenth explorations show what their records hold, and simulate the methods."""
 
 import argparse
 import json
@@ -19,6 +19,8 @@ from torch import Tensor
 
 from offbeat.algorithms.cadence import Cadence
 from offbeat.core import Batch, Batches, Cohort, Visit
+from oracles.cadence import cadence
+from oracles.replay import Run
 
 VISIT = Visit(torch.tensor(0), torch.tensor(0))
 
@@ -173,59 +175,118 @@ def test_the_table_of_the_cnn_under_three_seeds_is_that_of_its_records() -> None
     assert {row[0]: row[1:4] for row in table(2, FOURTEENTH)} == made
 
 
-def test_the_page_of_cadence_has_the_scales_and_the_short_and_long_runs_of_the_records(
+def test_the_page_of_cadence_has_the_scales_and_the_short_runs_of_the_records(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     page = (FOLDER.parents[1] / "docs" / "cadence.md").read_text()
-    given = argparse.Namespace(records=FOLDER / "unit_rules.jsonl")
-    unit_table.show_scales(given)
+    unit_table.show_scales(argparse.Namespace(records=FOLDER / "unit_rules.jsonl"))
     assert capsys.readouterr().out in page
-    rules, systems, _ = unit_table.read(given.records)
-    (digits,) = (each for each in systems if (each["draw"], each["system"]) == ("long", "digits, mlp"))
-    for curve in digits["curves"][rules[digits["set"]].index({"rule": "agreement"})]:
-        *most, last = (f"{value:.1f}" for value in curve)
-        assert f"{', '.join(most)} and {last} on" in page
     said = re.search(
-        r"In 40 server steps Cadence is (\S+) points behind .* over 8 systems and fails in (\d),", page
+        r"Cadence is (\S+) points ahead .* over (\d+) systems .* was (\S+) behind\), .* in (\d) of them", page
     )
     assert said is not None
-    row = next(row for row in table(3, FIFTEENTH) if row[0] == "aligned, own (cadence)")
-    assert said.groups() == (row[1], row[5].removesuffix(" of 8"))
-    former = rules["fifteenth"].index({"rule": "agreement"})
-    some = {each["system"]: each for each in systems if (each["draw"], each["set"]) == ("sweep", "fifteenth")}
-    told = [
-        f"{np.mean(some[f'digits, mlp, {what} x 100']['finals'][former]):.1f}"
-        for what in ("inputs", "weights")
-    ]
-    assert f"The form before the present one had {told[0]} and {told[1]} on digits with inputs and" in page
+    ((ahead, _, _, failed, _),) = printed("short", "own", capsys)
+    former = min(printed("short", "final", capsys), key=lambda row: -float(row[0]))
+    assert said.groups() == (ahead.removeprefix("-"), failed.split()[-1], former[0], failed.split()[0])
 
 
-def test_the_page_of_cadence_says_how_often_its_last_two_forms_fail(
+EIGHTEENTH = (FOLDER / "README.md").read_text().partition("## Eighteenth exploration")[2]
+BEFORE = unit_table.short_name(unit_rules.SETS["cadence"][0])
+SHARED = re.compile(r"(^ratio, )|, leap 8|, evened 1(?=,|$)|, fitted 1e-06|, coherent 1|, widest 4")
+
+
+def shown(draw: str, name: str, capsys: pytest.CaptureFixture[str]) -> dict[str, list[str]]:
+    """What the program prints of a set on a draw, by rule, without the constants that all rules share."""
+    given = argparse.Namespace(
+        records=FOLDER / "unit_rules.jsonl", draw=draw, set=name, words=[], systems=False
+    )
+    (unit_table.show_scores if draw == "cnns" else unit_table.show)(given)
+    lines = capsys.readouterr().out.splitlines()[2:]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    names = {BEFORE: "the form before", unit_table.short_name(unit_rules.STEADY): "*steady*"}
+    return {names.get(row[0], SHARED.sub("", row[0])): row[1:] for row in rows}
+
+
+def test_the_tables_of_the_eighteenth_exploration_are_printed_from_the_records(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    page = (FOLDER.parents[1] / "docs" / "cadence.md").read_text()
-    said = re.search(
-        r"On 21 systems .* failed in (\d), .* failed in (\d); on 19 .* are (\d) and (\d+):", page
-    )
-    assert said is not None
-    rules = [unit_rules.SETS["cadence"][0], {"rule": "agreement"}]
-    failed = []
-    for draw in ("test", "panel"):
-        given = argparse.Namespace(
-            records=FOLDER / "unit_rules.jsonl", draw=draw, set="fifteenth", words=[], systems=False
-        )
-        unit_table.show(given)
-        lines = capsys.readouterr().out.splitlines()[2:]
-        found = {cells[1].strip(): cells[6].strip() for cells in (line.split("|") for line in lines)}
-        failed += [found[unit_table.short_name(rule)].split()[0] for rule in rules]
-    assert list(said.groups()) == failed
+    panel = shown("panel", "own", capsys) | shown("panel", "eighteenth", capsys)
+    panel["the form before"] = shown("panel", "fifteenth", capsys)["the form before"]
+    assert len(panel) == len(unit_rules.SETS["eighteenth"]) + 2
+    assert {row[0]: row[1:] for row in table(0, EIGHTEENTH)} == panel
+    sources = [
+        ("development", "plain", "times 0.7, power 0.333"),
+        ("test", "own", "method"),
+        ("test", "test", "*steady*"),
+        ("test", "test", "agreement"),
+        ("short", "own", "method"),
+        ("short", "final", "agreement"),
+        ("unseen", "own", "method"),
+        ("unseen", "unseen", "the form before"),
+        ("unseen", "unseen", "*steady*"),
+    ]
+    draws = [shown(draw, name, capsys)[rule] for draw, name, rule in sources]
+    assert [row[1:] for row in table(1, EIGHTEENTH)] == draws
+    cnns = {name: cells[:1] for name, cells in shown("cnns", "garments", capsys).items()}
+    assert {row[0]: row[1:] for row in table(3, EIGHTEENTH)} == cnns
 
 
-@pytest.mark.parametrize("method", [Cadence, Steady, Bouncing])
-def test_the_simulation_takes_the_steps_of_the_method(method: type[Cadence | Steady | Bouncing]) -> None:
+def test_the_accuracies_of_the_cnn_of_the_eighteenth_exploration_are_those_of_its_records() -> None:
+    records = [json.loads(line) for line in (FOLDER / "exploration18.jsonl").read_text().splitlines()]
+    records = sorted((each for each in records if "pool" in each), key=lambda each: each.get("seed", 0))
+    last = [f"{100 * record['last']:.1f}" for record in records]
+    units = [f"{record['unit']:.2f}" for record in records]
+    assert f"{last[0]}, {last[1]} and {last[2]} on seeds 0 to 2" in EIGHTEENTH
+    assert f"{units[0]}, {units[1]} and {units[2]} of the first norm" in EIGHTEENTH
+
+
+@pytest.mark.parametrize("method", [Steady, Bouncing])
+def test_the_simulation_takes_the_steps_of_the_method(method: type[Steady | Bouncing]) -> None:
     digits = load_digits()
     stored = {"digits_x": digits.data.astype(np.float32), "digits_y": digits.target}
     assert unit_rules.check(stored, method, unit_rules.CHECKED[method]) < 1e-12
+
+
+def test_the_method_itself_follows_its_oracle_on_the_schedule_of_a_race() -> None:
+    digits = load_digits()
+    stored = {"digits_x": digits.data.astype(np.float32), "digits_y": digits.target}
+    system = unit_tasks.System("check", "digits", "linear", "dirichlet:0.3", 20, 8, 3, 2, 5, 12, "mild")
+    race = unit_rules.Race(system, 0, [], (), stored, dtype=torch.float64)
+
+    class Problem:
+        """As oracles call it; `visit` is the place of the task in the schedule."""
+
+        def rows(self, visit: int, k: int) -> Tensor:
+            return torch.tensor(race.schedule.rows[visit // 3, visit % 3, k]).view(1, -1)
+
+        def steps(self, client: int, visit: int) -> int:
+            return 2
+
+        def gradient(self, client: int, visit: int, k: int, x: Any) -> Any:
+            return race.gradient(torch.from_numpy(x).view(1, 1, -1), self.rows(visit, k))[0].view(-1).numpy()
+
+        def loss(self, client: int, visit: int, k: int, x: Any) -> float:
+            return float(race.gradient(torch.from_numpy(x).view(1, 1, -1), self.rows(visit, k))[1])
+
+        def whole_gradient(self, client: int, x: Any) -> Any:
+            raise NotImplementedError
+
+    plan = race.schedule
+    steps = [
+        [
+            (int(c), int(v), 3 * t + n)
+            for n, (c, v) in enumerate(zip(plan.clients[t], plan.versions[t], strict=True))
+        ]
+        for t in range(system.rounds)
+    ]
+    expected = cadence(Run(Problem(), system.clients, race.first.numpy(), steps), local_steps=2)
+    states = list(unit_rules.follow(race, Cadence.tuned(steps=2)))
+    for state, model in zip(states, expected[1:], strict=True):
+        np.testing.assert_allclose(state.x.numpy(), model, rtol=0, atol=1e-10)
+    record = unit_rules.record_cadence(race)
+    assert record["words"] in unit_rules.SETS["own"]
+    assert record["curve"][-1] == round(float(race.score(states[-1].x.view(1, -1))[0]), 2)
+    assert len(record["signals"]["unit"]) == len(unit_rules.BINS)
 
 
 @pytest.mark.parametrize("form", [Steady, Bouncing])

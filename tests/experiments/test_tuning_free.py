@@ -78,8 +78,8 @@ def test_what_is_said_of_the_systems_held_out_holds() -> None:
     behind = [100 * outcome.shortfall for outcome in HELD]
     assert round(sum(behind) / len(behind), 1) == 1.1
     assert (
-        "behind, by 1.1 points in the mean: ahead in one, within 0.4 in three, and behind by 1.7 to 3.9 in the "
-        "other three, all on MNIST of 14 x 14." in PAGE
+        "behind, by 1.1 points in the mean: ahead in one, within 0.4 in three, and behind by 1.7 to 3.9 "
+        "in the other three, all on MNIST of 14 x 14." in PAGE
     )
     assert [round(points, 1) for points in behind if points > 0] == [0.3, 1.7, 3.1, 0.2, 0.4, 3.9]
     assert sum(points < 0 for points in behind) == 1

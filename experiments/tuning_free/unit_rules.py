@@ -693,9 +693,8 @@ class Race:
             drift = drift + (descent - drift) / (2 + age)
             begun = 1 - (1 - 1 / (2 + age)) ** (version + 1)
             net = (drift.norm(dim=-1) / begun / length.clamp_min(TINY)).clamp(TINY, 1)
-            flight = torch.where(
-                coherent > 0, (1 + age) * net, 1 + age
-            )  # steps, or how far they take the path
+            # the steps while a client is at work, or how far they take the path
+            flight = torch.where(coherent > 0, (1 + age) * net, 1 + age)
             rate = (ahead * walk * steps**0.5 / flight).minimum(longest / length.clamp_min(TINY)).minimum(top)
             second = second + SECOND * (descent.square() - second)
             even = _evened(descent, second / (1 - (1 - SECOND) ** (version + 1)), power)

@@ -21,7 +21,7 @@ from offbeat import (
     train,
 )
 from offbeat.aggregate.mean import PlainSum
-from offbeat.algorithms.cadence import Descent, Reach, State, Upload
+from offbeat.algorithms.cadence import Descent, Ratios, State, Upload
 from offbeat.core import Batch, Batches, Cohort, Vector, Visit
 from offbeat.errors import InputError
 from oracles.cadence import cadence
@@ -293,10 +293,10 @@ def test_buffers_of_clients_of_the_first_model_are_averaged() -> None:
 def test_a_buffer_of_clients_of_the_first_and_of_later_models_changes_no_unit() -> None:
     before, mixed, later = after((0.2, (0, 0)), (0.9, (1, 0)), (0.7, (2, 2)))
     assert float(mixed.unit) == pytest.approx(float(before.unit), rel=1e-12)
-    assert isinstance(mixed.reach, Reach)
-    assert isinstance(before.reach, Reach)
+    assert isinstance(mixed.ratios, Ratios)
+    assert isinstance(before.ratios, Ratios)
     for name in ("tasks", "part", "recent"):
-        assert torch.equal(getattr(mixed.reach, name), getattr(before.reach, name))
+        assert torch.equal(getattr(mixed.ratios, name), getattr(before.ratios, name))
     # which the next one that is not mixed does
     first, recent = 5 * odds((0.2 + 0.7) / 2), 5 * odds(0.2) * (odds(0.7) / odds(0.2)) ** (2 / 12)
     assert float(later.unit) == pytest.approx(6 * (first**2 * recent) ** (1 / 3))

@@ -198,3 +198,32 @@ def test_while_a_client_is_at_work_the_server_goes_no_further_than_eight_times_t
     for n in range(2 * late + 2, 80):
         gone = sum(float((path[m + 1] - path[m]).norm()) for m in range(n - late - 1, n))
         assert gone <= 8 * 0.12 * math.sqrt(steps) * in_flight(units, n - 1, late) + 1e-12
+
+
+@pytest.mark.parametrize(("late", "farthest"), [(0, 1.25), (1, 2.7), (5, 5.4), (20, 8.9)])
+def test_on_a_bowl_the_distance_first_grows_by_as_much_as_the_page_says(
+    monkeypatch: pytest.MonkeyPatch, late: int, farthest: float
+) -> None:
+    monkeypatch.setattr(cadence_module, "_EQUALISED", 0.0)
+    x = 4 * torch.ones(6, dtype=torch.float64)
+    path, _ = drift(Cadence.tuned(1, variates=False), x, bowl(1.0), torch.zeros(60, 1, 6).double(), late)
+    distances = [float(place.norm() / x.norm()) for place in path]
+    assert max(distances) == pytest.approx(farthest, abs=0.05)
+
+
+@given(
+    ratios=st.lists(st.floats(1e-3, 1e2), min_size=1, max_size=8),
+    size=st.floats(2, 1e3),
+)
+def test_the_first_ratio_is_between_the_harmonic_and_the_arithmetic_mean(
+    ratios: list[float], size: float
+) -> None:
+    """Whatever the norm is with which the clients compare."""
+    method, x = Cadence.tuned(1, variates=False), torch.tensor([size, 0.0], dtype=torch.float64)
+    told = x.new_tensor([ratio / (ratio + size) for ratio in ratios])
+    count = len(ratios)
+    mean = cadence_module.Descent(x / (2 * size), told.mean())
+    state = method.step(method.init(x), mean, Cohort(0, 99, (0,) * count, (1.0,) * count))
+    found = float(state.unit) / 6
+    harmonic, arithmetic = count / sum(1 / ratio for ratio in ratios), sum(ratios) / count
+    assert harmonic * (1 - 1e-9) <= found <= arithmetic * (1 + 1e-9)

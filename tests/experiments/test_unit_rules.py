@@ -227,8 +227,22 @@ def test_the_tables_of_the_eighteenth_exploration_are_printed_from_the_records(
     ]
     draws = [shown(draw, name, capsys)[rule] for draw, name, rule in sources]
     assert [row[1:] for row in table(1, EIGHTEENTH)] == draws
-    cnns = {name: cells[:1] for name, cells in shown("cnns", "garments", capsys).items()}
+    cnns = {name: cells[:1] for name, cells in shown("cnns", "cnns", capsys).items()}
     assert {row[0]: row[1:] for row in table(3, EIGHTEENTH)} == cnns
+
+
+def test_what_the_page_says_of_the_systems_of_the_unseen_draw_holds() -> None:
+    _, systems, best = unit_table.read(FOLDER / "unit_rules.jsonl")
+    behind = {
+        record["system"]: np.mean(best["unseen", record["system"]]["finals"]) - record["finals"][0][0]
+        for record in systems
+        if (record["draw"], record["set"]) == ("unseen", "own") and ("unseen", record["system"]) in best
+    }
+    first, second, third, *_ = sorted(behind, key=lambda name: -behind[name])
+    assert (first, second) == ("clear, deep, weights x 100", "diabetes, mlp, inputs x 10")
+    assert f"{behind[second]:.1f} points behind, where" in EIGHTEENTH
+    assert f"In all others it is at most {behind[third]:.1f} points behind." in EIGHTEENTH
+    assert f"fails in 2 of {len(behind)}." in EIGHTEENTH
 
 
 def test_the_accuracies_of_the_cnn_of_the_eighteenth_exploration_are_those_of_its_records() -> None:

@@ -46,9 +46,9 @@ _WALK = 0.12  # the way of a task whose steps have unrelated directions, in unit
 _LEAP, _NOISY_LEAP = 8.0, 4.0  # the server's longest way while a client is at work, by that of the client
 _STRIDE = 0.75
 _UNIT = 6.0  # by the loss over the norm of its gradient
-_CHANGING = 1 / 3  # power of what that ratio is by what it was at first
+_POWER = 1 / 3  # power of what that ratio is by what it was at first
 _FEW = 10  # tasks that count for as much as all before them
-_FARTHEST = 0.99  # of the number that a client reports, which is near 1 where the gradient almost vanishes
+_LARGEST = 0.99  # of the number that a client reports, which is near 1 where the gradient almost vanishes
 _SILENT, _UNKNOWN = 0.5, 1 / 21  # where a client cannot tell that number, and nobody could before
 _TINY = 1e-12  # a gradient that is zero has no direction
 _DEGREE = 8  # of the weights of the path
@@ -58,7 +58,7 @@ _SECOND = 0.01  # weight of a new square
 _LEAST = 1e-3  # of the root mean square over all coordinates, added to each one's own
 
 
-class Reach(NamedTuple):
+class Ratios(NamedTuple):
     """What the server knows of the loss over the norm of its gradient; logarithms but for the first two."""
 
     tasks: Tensor  # () of the first model that are counted in `part`
@@ -80,7 +80,7 @@ class State(NamedTuple):
     unit: Tensor  # () of length, or 0: not known yet
     length: Tensor  # () recent length of the clients' mean steps
     second: Vector  # recent mean square of the clients' mean steps, not yet corrected for its start at zero
-    reach: Reach | tuple[()]  # nothing with noise
+    ratios: Ratios | tuple[()]  # nothing with noise
 
 
 class Message(NamedTuple):
@@ -175,7 +175,7 @@ class Cadence:
             unit=size if self.noisy else zero,
             length=zero,
             second=zeros_like(x),
-            reach=() if self.noisy else Reach(zero, zero, size.log(), size.log(), size.log()),
+            ratios=() if self.noisy else Ratios(zero, zero, size.log(), size.log(), size.log()),
         )
 
     def memory(self, x: Vector) -> Vector | tuple[()]:
@@ -185,8 +185,8 @@ class Cadence:
         trust = 1 / (1 + state.age)
         anchor = () if isinstance(state.c, tuple) else trust * state.c
         reach: Tensor | tuple[()] = ()
-        if isinstance(state.reach, Reach):
-            reach = state.unit / _UNIT if version else state.reach.size.exp()
+        if isinstance(state.ratios, Ratios):
+            reach = state.unit / _UNIT if version else state.ratios.size.exp()
         return Message(state.path, anchor, trust * state.seen, self.local_lr * state.unit, reach)
 
     def local(
@@ -210,7 +210,7 @@ class Cadence:
             ratio, stride = walk.ratio, walk.stride
             if not isinstance(reach, tuple):
                 first = walk.largest == 0
-                part = (loss / (loss + reach * norm)).clamp_max(_FARTHEST)
+                part = (loss / (loss + reach * norm)).clamp_max(_LARGEST)
                 ratio = part.where((loss > 0) & (norm > 0) & part.isfinite(), silent).where(first, ratio)
                 own = self.local_lr * _UNIT * reach * ratio / (1 - ratio)
                 stride = own.where(unknown & first, stride)
@@ -237,7 +237,7 @@ class Cadence:
         age = state.age + (stale - state.age) * (_RECENT + (1 - _RECENT) * early)
         seen = state.seen + cohort.share * (1 - state.seen)
         length = state.length + (mean.descent.norm() - state.length) * (_RECENT if cohort.version else 1.0)
-        unit, reach = self._measure(state, mean, cohort, age)
+        unit, ratios = self._measure(state, mean, cohort, age)
         longest = self.stride / (cohort.version + 1) ** 0.5
         rate = (self.leap / (1 + age)).minimum(longest / length.clamp_min(_TINY)).clamp_max(1.0)
         second = state.second + _SECOND * (mean.descent.square() - state.second)
@@ -257,34 +257,34 @@ class Cadence:
             unit=unit,
             length=length,
             second=second,
-            reach=reach,
+            ratios=ratios,
         )
 
     def _measure(
         self, state: State, mean: Upload | Descent, cohort: Cohort, age: Tensor
-    ) -> tuple[Tensor, Reach | tuple[()]]:
+    ) -> tuple[Tensor, Ratios | tuple[()]]:
         """The unit, and what is known of the loss over the norm of its gradient, after this buffer."""
-        reach = state.reach
-        if not isinstance(reach, Reach):
+        ratios = state.ratios
+        if not isinstance(ratios, Ratios):
             return state.unit, ()
         assert not isinstance(mean.ratio, tuple)
         count = len(cohort.staleness)
         alone = min(cohort.staleness) == cohort.version  # clients of the first model
         # noise, or a robust mean, may leave the range of what clients report; a timed release may have none
         told = mean.ratio / cohort.mean_weight
-        least = 0.0 if alone else 1 - _FARTHEST  # later, clients compare with about what they find
-        ratio = told.clamp(least, _FARTHEST).where(told > 0, _UNKNOWN if alone else _SILENT)
+        least = 0.0 if alone else 1 - _LARGEST  # later, clients compare with about what they find
+        ratio = told.clamp(least, _LARGEST).where(told > 0, _UNKNOWN if alone else _SILENT)
         pace = count / (count + _FEW)
-        tasks, part, recent, sent = reach.tasks, reach.part, reach.recent, reach.sent
+        tasks, part, recent, sent = ratios.tasks, ratios.part, ratios.recent, ratios.sent
         if alone:
             tasks = tasks + count
             part = part + (ratio - part) * count / tasks
-            recent = recent + (pace if cohort.version else 1.0) * (reach.size + _logit(ratio) - recent)
+            recent = recent + (pace if cohort.version else 1.0) * (ratios.size + _logit(ratio) - recent)
         elif max(cohort.staleness) < cohort.version:
             recent = recent + pace * (sent + _logit(ratio) - recent)
-        now = (1 - _CHANGING) * (reach.size + _logit(part)) + _CHANGING * recent
+        now = (1 - _POWER) * (ratios.size + _logit(part)) + _POWER * recent
         sent = now if cohort.version == 0 else sent + (now - sent) / (1 + age)
-        return _UNIT * now.exp(), Reach(tasks, part, reach.size, recent, sent)
+        return _UNIT * now.exp(), Ratios(tasks, part, ratios.size, recent, sent)
 
 
 def _logit(part: Tensor) -> Tensor:

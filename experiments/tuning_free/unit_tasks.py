@@ -573,6 +573,11 @@ def unseen() -> tuple[System, ...]:
     return draw(25, 24)
 
 
+def later() -> tuple[System, ...]:
+    """24 more, drawn by a sixth seed, for the form of the nineteenth exploration."""
+    return draw(26, 24)
+
+
 def panel() -> tuple[System, ...]:
     """19 of the first three draws that a CPU runs in seconds each, in half of which Cadence fails."""
     return _chosen(_PANEL)
@@ -659,6 +664,7 @@ DRAWS = {
     "another": another,
     "test": test,
     "unseen": unseen,
+    "later": later,
     "panel": panel,
     "sound": sound,
     "sweep": sweep,

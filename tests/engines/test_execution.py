@@ -3,6 +3,8 @@
 import json
 import logging
 import re
+import shutil
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,19 +12,28 @@ from typing import Any
 
 import pytest
 import torch
+from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-from offbeat import Asynchronous, Examples, FedOpt, Sequential, Steps, Vectorised, train
+from offbeat import Asynchronous, Cadence, Examples, FedOpt, Sequential, Steps, Vectorised, train
 from offbeat.core import AnyAlgorithm, Batch, Task
 from offbeat.data.population import Population
 from offbeat.engines import execution
 from offbeat.engines.engine import Engine
 from offbeat.engines.execution import AutotuneExecutor, Execution, Figures, choose_execution
-from offbeat.engines.local import DRAWS_NUMBERS, Executor, SequentialExecutor, TaskResults, TaskStart
-from offbeat.nn.problem import Problem
+from offbeat.engines.local import (
+    DRAWS_NUMBERS,
+    CompilerCache,
+    Executor,
+    SequentialExecutor,
+    TaskResults,
+    TaskStart,
+)
+from offbeat.nn.problem import Precision, Problem
 from offbeat.training.loop import Snapshot
 from worlds import make_world
 
 NAMES = ("mapped", "streamed", "mapped-compiled", "streamed-compiled")
+METHOD = FedOpt(0.1, 1.0)
 MEASURED = {"mapped": Figures(0.5, 0.02), "streamed": Figures(0.5, 0.04)}
 
 
@@ -61,19 +72,23 @@ class Slow:
 
     def executor(self, problem: Problem, population: Population) -> Executor:
         self.made.append(self.name)
-        return SlowExecutor(problem, population, self.start, self.group)
+        cache = CompilerCache(self.name.replace("_", "-"), problem, population)
+        return SlowExecutor(problem, population, self.start, self.group, cache)
 
 
 class SlowExecutor(SequentialExecutor):
-    def __init__(self, problem: Problem, population: Population, start: float, group: float) -> None:
+    def __init__(
+        self, problem: Problem, population: Population, start: float, group: float, cache: CompilerCache
+    ) -> None:
         super().__init__(problem, population)
-        self.left, self.group, self.calls = start, group, 0
+        self.left, self.group, self.cache, self.calls = start, group, cache, 0
 
     def __call__(
         self, algorithm: AnyAlgorithm, tasks: Sequence[Task], starts: Sequence[TaskStart], seed: int
     ) -> TaskResults:
-        time.sleep(self.left + self.group)
+        time.sleep(self.group + self.left * (1 / 3 if self.cache.filled(algorithm) else 1))
         self.left = 0.0
+        self.cache.fill(algorithm)
         self.calls += len(tasks)
         return super().__call__(algorithm, tasks, starts, seed)
 
@@ -101,12 +116,13 @@ def run(execution: Any, rounds: int) -> tuple[torch.Tensor, dict[str, Any]]:
 
 
 def last_step(engine: Engine, rounds: int) -> Snapshot:
-    return list(train(FedOpt(0.1, 1.0), engine, dispatch=Asynchronous(8), buffer=4, rounds=rounds))[-1]
+    return list(train(METHOD, engine, dispatch=Asynchronous(8), buffer=4, rounds=rounds))[-1]
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OFFBEAT_CACHE", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiler"))
 
 
 def test_the_fastest_is_taken_with_the_reference_s_trajectory_and_its_figures_are_reported() -> None:
@@ -127,7 +143,9 @@ def test_a_second_run_measures_nothing_again() -> None:
     assert report["chosen"] == "mapped"
 
 
-def test_a_later_run_expects_the_compiler_s_cache_to_be_filled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_later_run_expects_to_start_sooner_as_long_as_the_compiler_keeps_its_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(execution, "_COMPILER_SECONDS", 0.1)
     figures = {"mapped": (0.0, 0.05), "mapped_compiled": (0.9, 0.001)}
     _, first = run(Tuned(**figures), rounds=200)
@@ -137,6 +155,86 @@ def test_a_later_run_expects_the_compiler_s_cache_to_be_filled(monkeypatch: pyte
     assert later["chosen"] == "mapped-compiled"
     _, short = run(Tuned(**figures), rounds=1)
     assert short["chosen"] == "mapped"
+    shutil.rmtree(tmp_path / "compiler")
+    _, cleared = run(Tuned(**figures), rounds=12)
+    assert cleared["chosen"] == "mapped"
+
+
+def test_what_was_compiled_by_hand_counts_as_well_and_its_start_is_kept_as_of_an_empty_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(execution, "_COMPILER_SECONDS", 0.9)
+    figures = {"mapped": (0.0, 0.03), "mapped_compiled": (0.9, 0.001)}
+    _, before = run(Tuned(**figures), rounds=60)  # a quarter of 1.8 seconds is less than 0.9
+    assert before["chosen"] == "mapped"
+    world = make_world()
+    by_hand = Tuned(**figures).candidates["mapped-compiled"]
+    last_step(Vectorised(world.problem, world.population, execution=by_hand), rounds=1)
+    _, after = run(Tuned(**figures), rounds=60)  # and more than 0.3
+    assert after["chosen"] == "mapped-compiled"
+    assert 0.3 < after["seconds"]["mapped-compiled"]["start"] < 0.7
+    (stored,) = json.loads((tmp_path / "executions.json").read_text()).values()
+    assert stored["mapped-compiled"][0] == pytest.approx(3 * after["seconds"]["mapped-compiled"]["start"])
+    assert stored["mapped"][0] == after["seconds"]["mapped"]["start"]
+
+
+@pytest.mark.parametrize("what", ["method", "execution", "minibatch", "module", "precision"])
+def test_another_run_does_not_count_as_compiled(what: str) -> None:
+    world = make_world(work=Steps(3, 4))
+    inputs = world.population.data.inputs.shape[1]
+    module = torch.nn.Linear(inputs, 3).double()
+    CompilerCache("mapped-compiled", Problem(module, world.problem.loss), world.population).fill(METHOD)
+    other = Cadence.tuned(3) if what == "method" else METHOD
+    name = "streamed-compiled" if what == "execution" else "mapped-compiled"
+    own = make_world(work=Steps(3, 5 if what == "minibatch" else 4)).population
+    made = torch.nn.Linear(inputs, 3, bias=what != "module").double()
+    precision = Precision.BFLOAT16 if what == "precision" else Precision.AUTO
+    again = Problem(torch.nn.Linear(inputs, 3).double(), world.problem.loss)
+    assert CompilerCache("mapped-compiled", again, world.population).filled(METHOD)
+    assert not CompilerCache(name, Problem(made, world.problem.loss, precision=precision), own).filled(other)
+
+
+@pytest.mark.parametrize("kind", ["compiles", "falls back"])
+def test_a_compiled_execution_notes_that_the_compiler_has_it_unless_it_fell_back(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*rest: Any, **more: Any) -> Any:
+        raise RuntimeError("no compiler")
+
+    def accept(graph: Any, **more: Any) -> Any:
+        return graph
+
+    monkeypatch.setattr(torch, "compile", accept if kind == "compiles" else refuse)
+    world = make_world()
+    engine = Vectorised(world.problem, world.population, execution=execution.Vmap(compiled=True))
+    last_step(engine, rounds=1)
+    cache = CompilerCache("mapped-compiled", world.problem, world.population)
+    assert cache.filled(METHOD) is (kind == "compiles")
+
+
+def test_a_compiler_s_cache_that_cannot_be_written_to_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "file"))
+    world = make_world()
+    cache = CompilerCache("mapped-compiled", world.problem, world.population)
+    cache.fill(METHOD)
+    assert not cache.filled(METHOD)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_notes_are_where_torch_keeps_what_it_compiled(
+    named: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if not named:
+        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        monkeypatch.setenv("LOGNAME", "DOMAIN\\somebody")
+    world = make_world()
+    CompilerCache("mapped-compiled", world.problem, world.population).fill(METHOD)
+    (note,) = tmp_path.rglob("offbeat/*")
+    assert note.parent.parent == Path(cache_dir())
 
 
 def test_figures_of_the_compiler_stay_as_measured_when_a_later_run_measures_another_candidate(

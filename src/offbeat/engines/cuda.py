@@ -16,6 +16,7 @@ from offbeat.core import AnyAlgorithm, Batch, Batches, Task, Vector
 from offbeat.data.population import Examples, Indices, Population, Steps
 from offbeat.engines.local import (
     DRAWS_NUMBERS,
+    CompilerCache,
     LocalFn,
     SequentialExecutor,
     TaskDraws,
@@ -270,6 +271,7 @@ class StreamExecutor:
         self._varied = False  # whether tasks had several shapes
         self._sizes: Counter[int] = Counter()  # minibatches by their examples, where shapes vary
         self._asked_to_compile = self._compiled = compiled
+        self._compiler = CompilerCache("streamed-compiled", problem, population)
         self._differentiate: GradientFn = problem.differentiate_by_autograd
         if compiled:
             self._differentiate = problem.compiled()
@@ -289,7 +291,11 @@ class StreamExecutor:
         results = self._record_tasks(algorithm, starts, drawn)
         if results is None:
             results = self._attempt(lambda: self._launch_steps(algorithm, starts, drawn))
-        return self._sequential(algorithm, tasks, starts, seed) if results is None else results
+        if results is None:
+            return self._sequential(algorithm, tasks, starts, seed)
+        if self._compiled:
+            self._compiler.fill(algorithm)
+        return results
 
     def close(self) -> None:
         for slot in self._slots:

@@ -21,6 +21,7 @@ from offbeat.engines import cuda, vmap
 from offbeat.engines.cuda import StreamExecutor, first_sentence
 from offbeat.engines.local import (
     DRAWS_NUMBERS,
+    CompilerCache,
     Executor,
     FallsBack,
     PlansAhead,
@@ -39,7 +40,7 @@ _COMPILED = "-compiled"
 _WARMUP_GROUPS, _TIMED_GROUPS = 3, 2  # the first of a trial warms up, the next two may record graphs
 _USUAL_GROUPS = 200  # of a run whose length is not known
 _COMPILER_SECONDS = 15.0  # until a compiled model is ready, where that was not measured
-_FILLED_CACHE = 1 / 3  # of a compiled start in a later run, when the compiler's own cache is filled
+_FILLED_CACHE = 1 / 3  # of that, where the compiler finds in its cache what it made before
 _COMPILER_GAIN = 0.25  # the share of the time that compiling is expected to save
 _OCCUPIES = 2e9  # operations of one gradient from which on a GPU may compute clients faster one by one
 
@@ -141,11 +142,13 @@ class Figures(NamedTuple):
         return self.start + groups * self.group
 
 
-def choose_execution(measured: Mapping[str, Figures], names: Iterable[str], groups: int) -> str:
+def choose_execution(
+    measured: Mapping[str, Figures], names: Iterable[str], groups: int, filled: Collection[str] = ()
+) -> str:
     """What finishes that many more groups first, whether it is measured yet or only expected to.
 
     Executions without the compiler are measured in any case; with it, they are expected to save
-    `_COMPILER_GAIN` of the time.
+    `_COMPILER_GAIN` of the time, and to start sooner if they are among the `filled`.
     """
     plain = [name for name in names if not name.endswith(_COMPILED)]
     for name in plain:
@@ -157,9 +160,15 @@ def choose_execution(measured: Mapping[str, Figures], names: Iterable[str], grou
             return measured[name].total(groups)
         own = measured.get(name.removesuffix(_COMPILED))
         without = own.group if own else min((figures.group for figures in measured.values()), default=0.0)
-        return Figures(_COMPILER_SECONDS, (1 - _COMPILER_GAIN) * without).total(groups)
+        start = _compiled_start(_COMPILER_SECONDS, name in filled)
+        return Figures(start, (1 - _COMPILER_GAIN) * without).total(groups)
 
     return min(names, key=total)
+
+
+def _compiled_start(seconds: float, filled: bool) -> float:
+    """What is left of a start with an empty cache of the compiler."""
+    return seconds * (_FILLED_CACHE if filled else 1)
 
 
 class AutotuneExecutor:
@@ -232,9 +241,15 @@ class AutotuneExecutor:
         """Measure until what is expected to finish first has been measured."""
         batches = self._population.indices(tasks[0].client, tasks[0].visit, seed)
         key = cache_key(algorithm, self._problem, (len(tasks), len(batches), len(batches[0])))
-        stored = cached_figures(key)
+        stored = cached_figures(key)  # with the starts of an empty cache of the compiler
+        caches = {
+            name: CompilerCache(name, self._problem, self._population)
+            for name in self._candidates
+            if name.endswith(_COMPILED)
+        }
+        filled = {name for name, cache in caches.items() if cache.filled(algorithm)}
         self._figures = {
-            name: figures._replace(start=figures.start * (_FILLED_CACHE if name.endswith(_COMPILED) else 1))
+            name: figures._replace(start=_compiled_start(figures.start, name in filled))
             for name, figures in stored.items()
             if name in self._candidates
         }
@@ -242,14 +257,14 @@ class AutotuneExecutor:
         names = [name for name in self._candidates if name not in self._spare]
         spare = [name for name in self._candidates if name in self._spare]
         while self._executor is None:
-            name = choose_execution(self._figures, names, self._groups)
+            name = choose_execution(self._figures, names, self._groups, filled)
             if name in known:
                 self.choose(name)
                 continue
             if name.endswith(_COMPILED):
                 log.info(
                     "compiling the model: about %.0f s, which are expected to pay in %d server steps.",
-                    _COMPILER_SECONDS,
+                    _compiled_start(_COMPILER_SECONDS, name in filled),
                     self._groups,
                 )
             executor = self._make(name)
@@ -274,11 +289,12 @@ class AutotuneExecutor:
                     else:
                         self._take(name, executor, said)
                     continue
-                self._figures[name] = stored[name] = figures
+                self._figures[name] = figures
+                stored[name] = figures._replace(start=figures.start / _compiled_start(1.0, name in filled))
                 store_figures(key, stored)
                 # what is started by now costs no start any more
                 ready = self._figures | {name: figures._replace(start=0.0)}
-                if choose_execution(ready, names, self._groups) == name:
+                if choose_execution(ready, names, self._groups, filled) == name:
                     self._take(name, executor, said)
                     continue
                 known.add(name)

@@ -16,6 +16,7 @@ from offbeat.data.population import Examples, Population
 from offbeat.engines.cuda import CapturedGraph, GraphCache, first_sentence, new_stream, tree_signature
 from offbeat.engines.local import (
     DRAWS_NUMBERS,
+    CompilerCache,
     PaddedIndices,
     PaddingCheck,
     SequentialExecutor,
@@ -196,6 +197,7 @@ class VmapExecutor:
         self._usual = 0  # tasks of most groups; 0: not known
         self._last_count = 0  # tasks of the last call
         self._asked_to_compile = self._compiled = compiled
+        self._compiler = CompilerCache("mapped-compiled", problem, population)
         self._differentiate = CompiledGradient(problem) if compiled else problem.differentiate
         self._graphs: GraphCache[tuple[object, ...]] | None = None
         if problem.device.type == "cuda" and population.in_memory:
@@ -235,6 +237,8 @@ class VmapExecutor:
                     self._give_up(self._doubt)
                     self._doubt = ""
             parts.append(result)
+        if self._compiled and self._mappable:
+            self._compiler.fill(algorithm)
         return join_results(groups, parts)
 
     def close(self) -> None:

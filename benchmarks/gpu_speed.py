@@ -1,7 +1,7 @@
-"""How fast FedBuff runs on one GPU: against a plain eager loop, and against the limit of the device.
+"""How fast a method runs on one GPU: against a plain eager loop, and against the limit of the device.
 
     python benchmarks/gpu_speed.py [--models cnn,resnet18,...] [--precision auto|float32|tf32|bfloat16]
-        [--execution auto,mapped,...] [--rounds 2000] [--quick] [--json FILE]
+        [--execution auto,mapped,...] [--method fedbuff|cadence] [--rounds 2000] [--quick] [--json FILE]
     python benchmarks/gpu_speed.py --memory 2000 [--execution mapped,streamed]
     python benchmarks/gpu_speed.py --all FOLDER [--minutes 12] [--pfl-python PATH]
 
@@ -11,12 +11,12 @@ For each model, with the library's autotuner on for the first two:
 - *limit*: one shared-weights batch as large as all clients' together, same precision (where products are
   rounded, in the better of both layouts), which no federated run can be expected to reach since its clients
   have weights of their own;
-- *offbeat*: asynchronous FedBuff through `train` with exponential delays, everything included, by each
-  execution. The run is declared to have `--rounds` server steps, by which `auto` decides whether compiling
-  pays, and is left once its speed is known; *first* is the time to its first server step in seconds, with
-  what the execution measures, records or compiles for it, and *run* is what all of the declared run takes at
-  that speed. Each begins with an empty cache of the compiler. *Again* is a second run, with a cache that all
-  before have filled, and for `auto` with the figures of its first run.
+- *offbeat*: the method (asynchronous FedBuff, if none is named) through `train` with exponential delays,
+  everything included, by each execution. The run is declared to have `--rounds` server steps, by which `auto`
+  decides whether compiling pays, and is left once its speed is known; *first* is the time to its first server
+  step in seconds, with what the execution measures, records or compiles for it, and *run* is what all of the
+  declared run takes at that speed. Each begins with an empty cache of the compiler. *Again* is a second run,
+  with a cache that all before have filled, and for `auto` with the figures of its first run.
 
 Ratios are taken within one run, and the data are random: only speed is measured here.
 
@@ -52,6 +52,7 @@ from torch.nn.functional import cross_entropy
 from offbeat import (
     AdaMasFL,
     Asynchronous,
+    Cadence,
     Epochs,
     Examples,
     Exponential,
@@ -110,6 +111,7 @@ class Case:
         self.shape, self.concurrency, self.steps, self.batch, self.rounds = size
         self.buffer = self.concurrency // 2
         self.declared = given.rounds
+        self.method = Cadence.tuned(self.steps) if given.method == "cadence" else FedOpt(LR, 1.0)
         generator = torch.Generator().manual_seed(0)
         examples = 200 if given.quick else 5000
         tokens = len(self.shape) == 1
@@ -201,7 +203,7 @@ class Case:
         engine = Vectorised(self.problem(), self.population, Exponential(1.0), execution=execution)
         began = self.now()
         shots = train(
-            FedOpt(LR, 1.0),
+            self.method,
             engine,
             dispatch=Asynchronous(self.concurrency),
             buffer=self.buffer,
@@ -521,6 +523,7 @@ def main() -> None:
     parser.add_argument("--models", default="mlp,cnn,resnet18,resnet18-bn,charformer,bert-tiny")
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--execution", default=",".join((*BY_HAND, "auto")))
+    parser.add_argument("--method", choices=("fedbuff", "cadence"), default="fedbuff")
     parser.add_argument("--rounds", type=int, default=2000, help="server steps that a run is said to have")
     parser.add_argument("--memory", type=int, help="server steps over which memory is weighed")
     parser.add_argument("--all", help="a folder for the results of everything")

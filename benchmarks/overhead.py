@@ -38,7 +38,7 @@ from offbeat import (
 from offbeat.nn import models
 
 CLIENTS, BUFFER, CONCURRENCY, STEPS, SIZE = 100, 10, 20, 10, 50
-METHODS = ("fedbuff", "fadas-da", "adamasfl")
+METHODS = ("cadence", "fedbuff", "fadas-da", "adamasfl")
 
 
 def images(folder: Path | None) -> tuple[Examples, Examples, np.ndarray, str]:

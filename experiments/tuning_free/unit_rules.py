@@ -8,6 +8,8 @@ constants that a rule names.
 `python -m experiments.tuning_free.unit_rules --data data.npz --set first --device cuda --processes 12
 --out records.jsonl` runs one set of rules of `unit_sets.json` on the development draw, over all seeds;
 `--rates` adds FedBuff with its grid of rates, and `--draw` takes another of the draws of `unit_tasks.py`.
+`--rivals` runs other methods of the catalogue as they are by default, on the same schedules, and FADAS-da
+with a grid of rates.
 """
 
 import argparse
@@ -42,6 +44,7 @@ from experiments.tuning_free.unit_tasks import (
 )
 from torch import Tensor
 
+from offbeat.algorithms import CATALOGUE, Setting
 from offbeat.algorithms.cadence import Cadence
 from offbeat.core import Batch, Batches, Cohort, Visit
 
@@ -55,6 +58,9 @@ LOOKS = (0.1, 0.25, 0.5, 0.75, 1.0)  # when the model is evaluated
 AVERAGES = (0.9, 0.98)
 TIERS = {"mild": ((1, 2), (3, 5), (5, 8)), "large": ((1, 2), (3, 5), (50, 80))}
 RATES = tuple((10 ** (n / 2), server) for n in range(-16, 10) for server in (0.5, 1.0, 2.0))
+PARTS = 6  # of the grid of rates, which are jobs of their own
+RIVALS = ("adamasfl", "delta-sgd", "dog", "fadas-da", "fedexp", "fedsps", "ringmaster-lmo")
+ADAPTIVE = tuple((10.0**n, server) for n in range(-6, 4) for server in (1e-3, 3e-3, 1e-2, 3e-2, 0.1))
 
 Rule = dict[str, Any]  # "rule": its name, and its constants
 
@@ -517,8 +523,8 @@ class Race:
     @torch.no_grad()
     def score(self, at: Tensor) -> Tensor:
         """Of (runs,) models on the test rows."""
-        found = []
-        for few in at.split(16):
+        found = [at.new_zeros(0)]
+        for few in (each for each in at.split(16) if len(each)):
             pieces = list(few.unsqueeze(1).split(self.model.sizes, -1))
             outputs = self.model.apply(self.model.parts(pieces), self.data.test_inputs.unsqueeze(0))
             found.append(scores(self.data, outputs, self.data.test_targets))
@@ -794,8 +800,9 @@ class Race:
             for old in [v for v in kept if plan.last_use.get(v, -1) <= version]:
                 del kept[old]
             if version + 1 in marks:
-                found = self.score(torch.cat([x, theirs, *averages])).tolist()
-                for row, value in zip(curve, found, strict=True):
+                # scores of all rates would take longer than the training of some CNNs
+                some = torch.cat([x, theirs, *averages] if version + 1 == t_end else [x])
+                for row, value in zip(curve, self.score(some).tolist(), strict=False):
                     row.append(round(value, 2))
         for n in range(len(BINS)):
             for name, values in sums.items():
@@ -867,22 +874,26 @@ def _evened(step: Tensor, squares: Tensor, power: Tensor) -> Tensor:
 # --- methods on the same schedule ---------------------------------------------------------------------
 
 
-def follow(race: "Race", method: Any) -> Iterator[Any]:
-    """The states of a method on the schedule of a race, one after each server step."""
+def follow(race: "Race", method: Any, runs: int | None = None) -> Iterator[Any]:
+    """The states of a method on the schedule of a race, one after each server step.
+
+    With `runs` its vectors are rows of as many independent runs; it must compute coordinates one by one.
+    """
     system, plan = race.system, race.schedule
 
     class Grad:
-        """Of this file's models."""
+        """Of this file's models, of one or of several."""
 
         def with_loss(self, at: Tensor, batch: Batch, /) -> tuple[Tensor, Tensor]:
-            found, loss = race.gradient(at.view(1, 1, -1), batch.data)  # type: ignore[arg-type]
-            return found.view(-1), loss.view(())
+            found, loss = race.gradient(at.view(-1, 1, at.shape[-1]), batch.data)  # type: ignore[arg-type]
+            return found.view(at.shape), loss.view(at.shape[:-1])
 
         def __call__(self, at: Tensor, batch: Batch, /) -> Tensor:
             return self.with_loss(at, batch)[0]
 
-    state, messages = method.init(race.first), {}
-    memories = {client: method.memory(race.first) for client in range(system.clients)}
+    first = race.first if runs is None else race.first.expand(runs, -1).clone()
+    state, messages = method.init(first), {}
+    memories = {client: method.memory(first) for client in range(system.clients)}
     for version in range(system.rounds):
         messages[version] = method.broadcast(state, version)
         uploads = []
@@ -895,12 +906,46 @@ def follow(race: "Race", method: Any) -> Iterator[Any]:
                 messages[sent], memories[client], Batches(items), visit, Grad()
             )
             uploads.append(upload)
-        mean = type(uploads[0])(*(torch.stack(parts).mean(0) for parts in zip(*uploads, strict=True)))
+        mean = type(uploads[0])(*map(_mean, zip(*uploads, strict=True)))
         stale = tuple(int(version - v) for v in plan.versions[version])
         state = method.step(state, mean, Cohort(version, system.clients, stale, (1.0,) * len(stale)))
         for old in [v for v in messages if plan.last_use.get(v, -1) <= version]:
             del messages[old]
         yield state
+
+
+def _mean(parts: tuple[Any, ...]) -> Any:
+    """Of what the clients uploaded; nothing stays nothing."""
+    return () if isinstance(parts[0], tuple) else torch.stack(parts).mean(0)
+
+
+def record_rival(race: "Race", name: str) -> list[dict[str, Any]]:
+    """Another method as it is by default, or FADAS-da with a grid of rates, as records of its scores."""
+    t_end = race.system.rounds
+    marks = {max(1, round(part * t_end)) for part in LOOKS}
+    setting = Setting(race.system.buffer, race.system.steps, t_end)
+    method, grid = CATALOGUE[name].build(setting), ADAPTIVE if name == "fadas-da" else ()
+    if grid:
+        local, server = (race.first.new_tensor(rates).unsqueeze(1) for rates in zip(*grid, strict=True))
+        object.__setattr__(method, "local_lr", local / race.system.loss)
+        object.__setattr__(method, "server_lr", server)
+        object.__setattr__(method, "damp", _shrunk)
+    curves: list[list[float]] = [[] for _ in grid or (None,)]
+    for version, state in enumerate(follow(race, method, len(grid) or None), 1):
+        if version == t_end or (version in marks and not grid):
+            found = race.score(state.x.view(-1, len(race.first))).tolist()
+            for curve, value in zip(curves, found, strict=True):
+                curve.append(round(value, 2))
+    rates = [{"local_lr": _short(local), "server_lr": server} for local, server in grid] or [{}]
+    return [
+        {"method": name, "words": {"rule": name} | words, "curve": curve}
+        for words, curve in zip(rates, curves, strict=True)
+    ]
+
+
+def _shrunk(rate: Tensor, cohort: Cohort) -> Tensor:
+    """The rule of `fadas-da` at its default threshold of 1, for many rates at once."""
+    return rate / max(1, *cohort.staleness)
 
 
 def record_cadence(race: "Race") -> dict[str, Any]:
@@ -939,41 +984,63 @@ def work(jobs: Any, results: Any, given: argparse.Namespace, until: float) -> No
     """Jobs from the queue until it is empty or time is up."""
     torch.set_num_threads(1)
     stored = dict(np.load(given.data))
-    rules = SETS[given.set]
-    rates = RATES if given.rates else ()
+    rules = SETS.get(given.set, [])
     while time.time() < until:
         try:
-            system, seed = jobs.get_nowait()
+            system, seed, what = jobs.get_nowait()
         except queue.Empty:
             break
-        begun = time.monotonic()
+        begun, name = time.monotonic(), f"{label(system)}, seed {seed}, {what}"
+        rival = what in RIVALS
+        if given.hasty and time.time() + given.hasty * cost(system, what) > until:
+            print(f"{name}: left out, as it would not end in time", flush=True)
+            continue
+        some = [rule for rule in rules if rule != OWN and what == "rules"]
+        rates = RATES[int(what.split()[-1]) :: PARTS] if what.startswith("rates") else ()
         try:
-            race = Race(system, seed, [rule for rule in rules if rule != OWN], rates, stored, given.device)
-            records = race.run() if race.rules or rates else []
-            records += [record_cadence(race)] if OWN in rules else []
+            race = Race(system, seed, some, rates, stored, given.device)
+            records = race.run() if some or rates else []
+            records += [record_cadence(race)] if OWN in rules and what == "rules" else []
+            records += record_rival(race, what) if rival else []
         except Exception as error:  # a job that fails must not take the others with it
-            print(f"{label(system)}, seed {seed}: {error!r}", flush=True)
+            print(f"{name}: {error!r}", flush=True)
             continue
         for record in records:
-            results.put({"set": given.set, "draw": given.draw, "seed": seed} | describe(system) | record)
-        print(f"{label(system)}, seed {seed}: {time.monotonic() - begun:.1f} s", flush=True)
+            chosen = {"set": "rivals" if rival else given.set, "draw": given.draw, "seed": seed}
+            results.put(chosen | describe(system) | record)
+        print(f"{name}: {time.monotonic() - begun:.1f} s", flush=True)
     results.put(None)
 
 
-def cost(system: System) -> float:
-    """About how long a system takes, by others."""
-    heavy = {"transformer": 8, "cnn": 3, "cnn-norm": 3.5, "residual": 2, "deep": 1.5}.get(system.model, 1)
-    return system.rounds * system.steps * heavy * (1 + system.buffer / 10)
+def cost(system: System, kind: str = "rules") -> float:
+    """About the seconds that a job takes on one core."""
+    image = 3 if system.data == "fashion" else 1  # of 14 x 14 in place of 8 x 8
+    by_rows = {"transformer": 8e-4, "cnn": 4e-4 * image, "cnn-norm": 4e-4 * image, "linear": 1e-6}
+    step = {"deep": 6e-4, "residual": 6e-4, "mlp": 3e-4}.get(system.model, 2e-4)
+    step += by_rows.get(system.model, 2e-5) * system.batch
+    score = {"transformer": 8, "cnn": 2 * image, "cnn-norm": 2 * image}.get(system.model, 0.3)
+    return (4 if kind == "fadas-da" else 1) * (score + system.rounds * system.buffer * system.steps * step)
 
 
 def main() -> None:
     """Run a set of rules on all systems and seeds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--set", default="present", choices=SETS)
+    parser.add_argument("--set", choices=SETS)
     parser.add_argument("--rates", action="store_true", help="FedBuff with its grid, too")
     parser.add_argument("--draw", default="development", choices=DRAWS)
+    parser.add_argument(
+        "--rivals", nargs="*", choices=RIVALS, help="these methods by default, and FADAS-da with a grid"
+    )
     parser.add_argument("--only", nargs="*", help="names of systems")
+    parser.add_argument("--skip", nargs="*", default=[], help="names of systems")
+    parser.add_argument("--lightest", action="store_true", help="begin with what takes the shortest time")
+    parser.add_argument(
+        "--hasty",
+        type=float,
+        default=0,
+        help="leave out what would not end in time by so many times its cost",
+    )
     parser.add_argument("--seeds", type=int, nargs="*", default=list(SEEDS))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--processes", type=int, default=1)
@@ -987,9 +1054,13 @@ def main() -> None:
             print(f"{method.__name__}: difference by norm {found:.1e}")
         return
     systems = [system for system in DRAWS[given.draw]() if not given.only or label(system) in given.only]
+    systems = [system for system in systems if label(system) not in given.skip]
+    kinds = ["rules"] if given.set else []
+    kinds += [f"rates {n}" for n in range(PARTS)] if given.rates else []
+    kinds += given.rivals or []
     wanted = sorted(
-        ((system, seed) for system in systems for seed in given.seeds),
-        key=lambda job: (job[1], -cost(job[0])),
+        ((system, seed, kind) for system in systems for seed in given.seeds for kind in kinds),
+        key=lambda job: (cost(job[0]), job[1]) if given.lightest else (job[1], -cost(job[0])),
     )
     context = multiprocessing.get_context("spawn")
     manager = context.Manager()

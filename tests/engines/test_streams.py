@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from offbeat import Epochs, FedOpt, InputError, Problem, Steps, trees
-from offbeat.core import Task, Visit
+from offbeat.algorithms.fedopt import Message, Upload
+from offbeat.core import Batches, Gradient, Task, Visit
 from offbeat.data.population import Population
 from offbeat.engines import cuda, vmap
 from offbeat.engines.cuda import StreamExecutor
@@ -89,10 +90,12 @@ def starts_of(world: World, count: int) -> list[TaskStart]:
     return [TaskStart(message, statistics, memory, visit) for message in messages]
 
 
-def compare(world: World, executor: Executor, clients: list[int], visit: int) -> None:
+def compare(
+    world: World, executor: Executor, clients: list[int], visit: int, method: FedOpt = METHOD
+) -> None:
     tasks, starts = [Task(client, 0, visit) for client in clients], starts_of(world, len(clients))
-    expected: TaskResults = SequentialExecutor(world.problem, world.population)(METHOD, tasks, starts, SEED)
-    found = executor(METHOD, tasks, starts, SEED)
+    expected: TaskResults = SequentialExecutor(world.problem, world.population)(method, tasks, starts, SEED)
+    found = executor(method, tasks, starts, SEED)
     for one, other in zip(trees.leaves(expected), trees.leaves(found), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
@@ -198,6 +201,59 @@ def test_a_minibatch_that_is_short_is_not_padded_so_that_batchnorm_is_exact() ->
         compare(other, executor, list(range(8)), visit)
     assert Graph.recorded
     assert not executor.fell_back
+
+
+class Wandering(FedOpt):
+    """It steps from several models in turn, at several rates, and uploads what it stepped in."""
+
+    def local(
+        self, message: Message, memory: tuple[()], batches: Batches, visit: Visit, grad: Gradient
+    ) -> tuple[Upload, tuple[()]]:
+        x = message.x
+        for batch in batches.items:
+            x = grad.descend(x, batch, 0.1)
+        other = grad.descend(message.x, batches.items[0], 0.1)
+        x = grad.descend(x, batches.items[-1], 0.1)
+        other = grad.descend(other, batches.items[-1], 0.2)
+        x = grad.descend(x, batches.items[0], 0.3)
+        last = grad.descend(x, batches.items[-1], torch.tensor(0.1).to(x))
+        return Upload(last + grad(other, batches.items[0])), memory
+
+
+class Keeping(FedOpt):
+    """It uploads the model in which it stepped."""
+
+    def local(
+        self, message: Message, memory: tuple[()], batches: Batches, visit: Visit, grad: Gradient
+    ) -> tuple[Upload, tuple[()]]:
+        x = message.x
+        for batch in batches.items:
+            x = grad.descend(x, batch, self.local_lr)
+        return Upload(x), memory
+
+
+@pytest.mark.parametrize("kind", [Wandering, Keeping])
+def test_steps_in_a_stream_s_own_space_leave_nothing_there_that_is_used_later(kind: type[FedOpt]) -> None:
+    world = make_world(clients=8, work=Epochs(2, 4, least=2))
+    torch.manual_seed(3)
+    features = world.population.data.inputs.shape[1]
+    module = torch.nn.Sequential(torch.nn.BatchNorm1d(features), torch.nn.Linear(features, 3)).double()
+    problem = Problem(module, world.problem.loss, weight_decay=0.01)
+    executor = on_streams(problem, world.population)
+    for visit in range(4):
+        compare(world._replace(problem=problem), executor, list(range(8)), visit, kind(0.1, 1.0))
+    assert Graph.recorded
+    assert all(slot.space.x is not None for slot in executor._slots)
+    executor.close()
+    assert all(slot.space.x is None for slot in executor._slots)
+
+
+def test_steps_are_recorded_for_one_rate_and_others_are_exact() -> None:
+    world = make_world(clients=8, work=Epochs(1, 4))
+    executor = on_streams(world.problem, world.population, streams=1)
+    for visit, rate in enumerate([0.1, 0.1, 0.2, 0.1, 0.3, 0.2]):
+        compare(world, executor, list(range(8)), visit, FedOpt(rate, 1.0))
+    assert executor._slots[0].space.lr == 0.1
 
 
 def test_fewer_streams_are_used_where_memory_is_short_which_is_said(

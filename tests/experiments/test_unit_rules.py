@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 from torch import Tensor
 
+from offbeat.algorithms import Setting, build
 from offbeat.algorithms.cadence import Cadence
 from offbeat.core import Batch, Batches, Cohort, Visit
 from oracles.cadence import cadence
@@ -301,6 +302,26 @@ def test_the_method_itself_follows_its_oracle_on_the_schedule_of_a_race() -> Non
     assert record["words"] in unit_rules.SETS["own"]
     assert record["curve"][-1] == round(float(race.score(states[-1].x.view(1, -1))[0]), 2)
     assert len(record["signals"]["unit"]) == len(unit_rules.BINS)
+
+
+def test_other_methods_run_on_the_schedule_of_a_race_and_fadas_with_many_rates_at_once() -> None:
+    digits = load_digits()
+    stored = {"digits_x": digits.data.astype(np.float32), "digits_y": digits.target}
+    system = unit_tasks.System("check", "digits", "linear", "dirichlet:0.3", 20, 8, 3, 2, 5, 12, "mild")
+    race = unit_rules.Race(system, 0, [], (), stored, dtype=torch.float64)
+    for name in unit_rules.RIVALS:
+        records = unit_rules.record_rival(race, name)
+        assert len(records) == (len(unit_rules.ADAPTIVE) if name == "fadas-da" else 1)
+        assert all(record["words"]["rule"] == record["method"] == name for record in records)
+    made = {
+        tuple(record["words"].values())[1:]: record["curve"]
+        for record in unit_rules.record_rival(race, "fadas-da")
+    }
+    setting = Setting(system.buffer, system.steps, system.rounds)
+    for local, server in ((0.1, 0.1), (0.01, 0.01)):
+        method = build("fadas-da", setting, {"local_lr": local, "server_lr": server})
+        *_, state = unit_rules.follow(race, method)
+        assert made[local, server] == [round(float(race.score(state.x.view(1, -1))[0]), 2)]
 
 
 @pytest.mark.parametrize("form", [Steady, Bouncing])

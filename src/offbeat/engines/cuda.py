@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from offbeat import trees
-from offbeat.core import AnyAlgorithm, Batch, Batches, Task, Vector
+from offbeat.core import AnyAlgorithm, Batch, Batches, Rate, Task, Vector, descend
 from offbeat.data.population import Examples, Indices, Population, Steps
 from offbeat.engines.local import (
     DRAWS_NUMBERS,
@@ -30,13 +30,13 @@ from offbeat.engines.local import (
     to_device,
 )
 from offbeat.errors import InputError, setting_name
-from offbeat.nn.problem import GradientFn, Problem, Statistics
+from offbeat.nn.problem import GradientFn, Objective, Problem, Statistics
 from offbeat.trees import Tree
 
 log = logging.getLogger(__name__)
 
 _GRAPHS_PER_STREAM = 16  # recorded shapes of tasks that each stream keeps
-_GRADIENTS_PER_STREAM = 4  # recorded sizes of minibatches
+_GRADIENTS_PER_STREAM = 4  # recorded sizes of minibatches, each of gradients and of steps
 _FREQUENT = 0.1  # share of all minibatches from which on a size is recorded
 _IDLE_FACTOR = 4  # a graph is unused after this many times as many other requests as the cache holds graphs
 _WARMUP_RUNS = 2  # before recording, so that libraries choose kernels and allocate their workspace
@@ -122,10 +122,57 @@ def copy_together(own: Sequence[Tensor], given: Sequence[Tensor]) -> None:
         torch._foreach_copy_(ours, theirs, non_blocking=True)
 
 
-class RecordedGradient:
-    """The gradient of a minibatch as a graph for each of a few sizes, for tasks of any length.
+class StepSpace:
+    """Where the recorded steps of a stream move a model and its running statistics.
 
-    Only the first size is compiled; minibatches of other sizes than these are not recorded.
+    A stream computes one task after another, so all of them use the same space.
+    """
+
+    def __init__(self) -> None:
+        self.lr: float | None = None  # of all steps in here, since a recorded step contains it
+        self.x: Vector | None = None
+        self.leaves: dict[str, Tensor] = {}  # views of x
+        self.statistics: Statistics = {}
+
+    def put(self, problem: Problem, x: Vector, statistics: Statistics) -> None:
+        """Begin at this model and these statistics."""
+        if self.x is None:
+            held = x.clone()
+            leaves, own = problem.leaves(held), {name: each.clone() for name, each in statistics.items()}
+            self.x, self.leaves, self.statistics = held, leaves, own
+            return
+        self.x.copy_(x)
+        self.put_statistics(statistics)
+
+    def put_statistics(self, statistics: Statistics) -> None:
+        """Go on with these statistics, unless they are the ones in here."""
+        if statistics is self.statistics:
+            return
+        with torch.no_grad():
+            copy_together(list(self.statistics.values()), [statistics[name] for name in self.statistics])
+
+    def copied(self, results: TaskResults) -> TaskResults:
+        """The results of a task without anything that is in here, which the next task overwrites."""
+        assert self.x is not None
+        places = {leaf.untyped_storage().data_ptr() for leaf in (self.x, *self.statistics.values())}
+        within = [leaf for leaf in trees.leaves(results) if leaf.untyped_storage().data_ptr() in places]
+        copies = [torch.empty_like(leaf) for leaf in within]
+        copy_together(copies, within)
+        made = {id(leaf): copy for leaf, copy in zip(within, copies, strict=True)}
+        free: TaskResults = trees.map(lambda leaf: made.get(id(leaf), leaf), results)
+        return free
+
+    def clear(self) -> None:
+        """Free its memory; no graph of a step may be left."""
+        self.x, self.leaves, self.statistics = None, {}, {}
+
+
+class RecordedGradient:
+    """The gradient of a minibatch, and a step by it, as a graph for each of a few sizes; for one task.
+
+    Only the first size is compiled; minibatches of other sizes than these are not recorded. Steps are taken
+    in the stream's space, so that neither the model nor its gradient is copied: one to begin with, and then
+    those from where the last one ended. Steps from elsewhere copy both.
     """
 
     def __init__(
@@ -135,6 +182,7 @@ class RecordedGradient:
         self._problem = problem
         self._differentiate = differentiate
         self._sizes = sizes  # in examples
+        self._in_space = False  # whether the task's model is in the stream's space
 
     def __call__(self, x: Vector, statistics: Statistics, batch: Batch) -> tuple[Vector, Tensor, Statistics]:
         """As `Problem.differentiate`; nothing of it is overwritten by the next."""
@@ -159,6 +207,62 @@ class RecordedGradient:
         copy_together(trees.leaves(made), trees.leaves(outputs))
         gradient: tuple[Vector, Tensor, Statistics] = made
         return gradient
+
+    def descend(self, x: Vector, statistics: Statistics, batch: Batch, lr: Rate) -> tuple[Vector, Statistics]:
+        """X minus lr times its gradient, and the new statistics; both may be overwritten by the next step."""
+        space = self._slot.space
+        if not self._stays_in_space(x, lr):
+            grad, _, after = self(x, statistics, batch)
+            return descend(x, grad, lr), after
+        if self._in_space:
+            space.put_statistics(statistics)
+        else:
+            space.put(self._problem, x, statistics)
+            self._in_space = True
+        size = len(trees.leaves(batch.data)[0])
+        compiled = getattr(self._differentiate, "objective", None) if size in self._sizes[:1] else None
+        graph = None
+        if size in self._sizes:
+            graph = self._slot.gradients.find(
+                ("step", id(compiled), size), lambda: self._record_step(batch, compiled)
+            )
+        if graph is None:
+            self._step(batch, compiled)
+        else:
+            graph(batch.data)
+        assert space.x is not None
+        return space.x, space.statistics
+
+    def free(self, results: TaskResults) -> TaskResults:
+        """The results of the task, which the next task of this stream does not overwrite."""
+        return self._slot.space.copied(results) if self._in_space else results
+
+    def _stays_in_space(self, x: Vector, lr: Rate) -> bool:
+        """Whether a step from x may be taken in the space; what else a task computes must not move it."""
+        space = self._slot.space
+        if isinstance(lr, Tensor) or self._problem.moving:
+            return False
+        if space.lr is None:
+            space.lr = lr
+        return lr == space.lr and (x is space.x or not self._in_space)
+
+    def _record_step(self, batch: Batch, compiled: Objective | None) -> CapturedGraph:
+        """A graph of a step; the space is as before, though the step has been tried in it."""
+        space = self._slot.space
+        own = trees.leaves((space.x, space.statistics))
+        before = [leaf.clone() for leaf in own]
+        graph = CapturedGraph(
+            lambda data: self._step(Batch(data), compiled), batch.data, self._slot.stream, self._slot.pool
+        )
+        copy_together(own, before)
+        return graph
+
+    def _step(self, batch: Batch, compiled: Objective | None) -> tuple[()]:
+        space = self._slot.space
+        assert space.lr is not None
+        after = self._problem.sgd_step(space.leaves, space.statistics, batch, space.lr, compiled)
+        space.put_statistics(after)
+        return ()
 
 
 class GraphCache(Generic[Key]):
@@ -235,14 +339,15 @@ class StreamSlot(NamedTuple):
     stream: torch.cuda.Stream
     graphs: GraphCache[tuple[object, ...]]  # of whole tasks
     gradients: GraphCache[tuple[object, ...]]
+    space: StepSpace
     pool: Any
 
     @classmethod
     def on(cls, stream: torch.cuda.Stream) -> "StreamSlot":
         """Without graphs."""
         graphs: GraphCache[tuple[object, ...]] = GraphCache(_GRAPHS_PER_STREAM)
-        gradients: GraphCache[tuple[object, ...]] = GraphCache(_GRADIENTS_PER_STREAM)
-        return cls(stream, graphs, gradients, torch.cuda.graph_pool_handle())
+        gradients: GraphCache[tuple[object, ...]] = GraphCache(2 * _GRADIENTS_PER_STREAM)  # and steps
+        return cls(stream, graphs, gradients, StepSpace(), torch.cuda.graph_pool_handle())
 
 
 class StreamExecutor:
@@ -301,6 +406,7 @@ class StreamExecutor:
         for slot in self._slots:
             slot.graphs.clear()
             slot.gradients.clear()
+            slot.space.clear()
 
     def _record_tasks(
         self, algorithm: AnyAlgorithm, starts: Sequence[TaskStart], drawn: TaskDraws
@@ -377,7 +483,8 @@ class StreamExecutor:
                     items = self._load(drawn.items[row])
                     whole = self._load(drawn.whole[row]) if drawn.whole else ()
                     start, key, _ = inputs[row]
-                    results[row] = run_local(algorithm, problem, start, Batches(items, whole), key, gradient)
+                    found = run_local(algorithm, problem, start, Batches(items, whole), key, gradient)
+                    results[row] = gradient.free(found)
         for slot in self._slots[: len(loads)]:
             caller.wait_stream(slot.stream)
         stacked: TaskResults = trees.stack([results[row] for row in range(len(inputs))])

@@ -18,11 +18,11 @@ from offbeat import Asynchronous, Cadence, Examples, FedOpt, Sequential, Steps, 
 from offbeat.core import AnyAlgorithm, Batch, Task
 from offbeat.data.population import Population
 from offbeat.engines import execution
+from offbeat.engines.cuda import CompilerCache
 from offbeat.engines.engine import Engine
 from offbeat.engines.execution import AutotuneExecutor, Execution, Figures, choose_execution
 from offbeat.engines.local import (
     DRAWS_NUMBERS,
-    CompilerCache,
     Executor,
     SequentialExecutor,
     TaskResults,
@@ -86,9 +86,9 @@ class SlowExecutor(SequentialExecutor):
     def __call__(
         self, algorithm: AnyAlgorithm, tasks: Sequence[Task], starts: Sequence[TaskStart], seed: int
     ) -> TaskResults:
-        time.sleep(self.group + self.left * (1 / 3 if self.cache.filled(algorithm) else 1))
+        time.sleep(self.group + self.left * (1 / 3 if self.cache.filled(algorithm, len(tasks)) else 1))
         self.left = 0.0
-        self.cache.fill(algorithm)
+        self.cache.fill(algorithm, len(tasks))
         self.calls += len(tasks)
         return super().__call__(algorithm, tasks, starts, seed)
 
@@ -178,23 +178,71 @@ def test_what_was_compiled_by_hand_counts_as_well_and_its_start_is_kept_as_of_an
     assert stored["mapped"][0] == after["seconds"]["mapped"]["start"]
 
 
-@pytest.mark.parametrize("what", ["method", "execution", "minibatch", "module", "precision"])
+@pytest.mark.parametrize(
+    "what",
+    ["method", "execution", "minibatch", "module", "precision", "group", "examples", "type", "weight decay"],
+)
 def test_another_run_does_not_count_as_compiled(what: str) -> None:
     world = make_world(work=Steps(3, 4))
     inputs = world.population.data.inputs.shape[1]
     module = torch.nn.Linear(inputs, 3).double()
-    CompilerCache("mapped-compiled", Problem(module, world.problem.loss), world.population).fill(METHOD)
+    CompilerCache("mapped-compiled", Problem(module, world.problem.loss), world.population).fill(METHOD, 4)
     other = Cadence.tuned(3) if what == "method" else METHOD
     name = "streamed-compiled" if what == "execution" else "mapped-compiled"
     own = make_world(work=Steps(3, 5 if what == "minibatch" else 4)).population
-    made = torch.nn.Linear(inputs, 3, bias=what != "module").double()
+    if what == "examples":
+        own = in_rows(own)
+    made = torch.nn.Linear(inputs, 3, bias=what != "module").to(
+        torch.float32 if what == "type" else torch.float64
+    )
     precision = Precision.BFLOAT16 if what == "precision" else Precision.AUTO
+    decay = 0.1 if what == "weight decay" else 0.0
     again = Problem(torch.nn.Linear(inputs, 3).double(), world.problem.loss)
-    assert CompilerCache("mapped-compiled", again, world.population).filled(METHOD)
-    assert not CompilerCache(name, Problem(made, world.problem.loss, precision=precision), own).filled(other)
+    assert CompilerCache("mapped-compiled", again, world.population).filled(METHOD, 4)
+    problem = Problem(made, world.problem.loss, decay, precision)
+    assert not CompilerCache(name, problem, own).filled(other, 5 if what == "group" else 4)
 
 
-@pytest.mark.parametrize("kind", ["compiles", "falls back"])
+def in_rows(population: Population) -> Population:
+    """The same clients with examples of another shape."""
+    assert isinstance(population.data, Examples)
+    data = Examples(population.data.inputs.unsqueeze(1), population.data.targets)
+    return Population(data, population.parts, population.work)
+
+
+def test_what_runs_on_streams_is_compiled_for_groups_of_any_size() -> None:
+    world = make_world()
+    cache = CompilerCache("streamed-compiled", world.problem, world.population)
+    cache.fill(METHOD, 4)
+    assert cache.filled(METHOD, 5)
+
+
+def test_figures_are_not_those_of_examples_of_another_shape_or_of_another_type() -> None:
+    world = make_world()
+    problem, population = world.problem, world.population
+    single = Problem(problem.module(problem.initial()[0]).float(), problem.loss)
+    runs = [(problem, population), (problem, in_rows(population)), (single, population)]
+    assert len({execution.cache_key(METHOD, *each, (4, 3, 4)) for each in runs}) == 3
+
+
+def test_a_start_of_the_compiler_with_a_filled_cache_is_not_taken_for_a_third_of_one_with_an_empty_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(execution, "_COMPILER_SECONDS", 0.9)
+    figures = {"mapped": (0.0, 0.03), "mapped_compiled": (0.1, 0.001)}  # as in the process that compiled it
+    by_hand = Tuned(**figures).candidates["mapped-compiled"]
+    world = make_world()
+    last_step(Vectorised(world.problem, world.population, execution=by_hand), rounds=1)
+    _, filled = run(Tuned(**figures), rounds=60)
+    assert filled["chosen"] == "mapped-compiled"
+    (stored,) = json.loads((tmp_path / "executions.json").read_text()).values()
+    assert stored["mapped-compiled"][0] == 0.9
+    shutil.rmtree(tmp_path / "compiler")
+    _, cleared = run(Tuned(**figures), rounds=20)  # 0.6 seconds mapped
+    assert cleared["chosen"] == "mapped"
+
+
+@pytest.mark.parametrize("kind", ["compiles", "falls back", "cannot be mapped"])
 def test_a_compiled_execution_notes_that_the_compiler_has_it_unless_it_fell_back(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,12 +252,15 @@ def test_a_compiled_execution_notes_that_the_compiler_has_it_unless_it_fell_back
     def accept(graph: Any, **more: Any) -> Any:
         return graph
 
-    monkeypatch.setattr(torch, "compile", accept if kind == "compiles" else refuse)
+    monkeypatch.setattr(torch, "compile", refuse if kind == "falls back" else accept)
     world = make_world()
-    engine = Vectorised(world.problem, world.population, execution=execution.Vmap(compiled=True))
+    problem = world.problem
+    if kind == "cannot be mapped":
+        problem = Problem(Branching(world.population.data.inputs.shape[1], 3).double(), problem.loss)
+    engine = Vectorised(problem, world.population, execution=execution.Vmap(compiled=True))
     last_step(engine, rounds=1)
-    cache = CompilerCache("mapped-compiled", world.problem, world.population)
-    assert cache.filled(METHOD) is (kind == "compiles")
+    cache = CompilerCache("mapped-compiled", problem, world.population)
+    assert cache.filled(METHOD, 4) is (kind == "compiles")
 
 
 def test_a_compiler_s_cache_that_cannot_be_written_to_changes_nothing(
@@ -219,8 +270,8 @@ def test_a_compiler_s_cache_that_cannot_be_written_to_changes_nothing(
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "file"))
     world = make_world()
     cache = CompilerCache("mapped-compiled", world.problem, world.population)
-    cache.fill(METHOD)
-    assert not cache.filled(METHOD)
+    cache.fill(METHOD, 4)
+    assert not cache.filled(METHOD, 4)
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -232,7 +283,7 @@ def test_notes_are_where_torch_keeps_what_it_compiled(
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         monkeypatch.setenv("LOGNAME", "DOMAIN\\somebody")
     world = make_world()
-    CompilerCache("mapped-compiled", world.problem, world.population).fill(METHOD)
+    CompilerCache("mapped-compiled", world.problem, world.population).fill(METHOD, 4)
     (note,) = tmp_path.rglob("offbeat/*")
     assert note.parent.parent == Path(cache_dir())
 

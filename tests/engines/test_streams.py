@@ -5,6 +5,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,8 +17,14 @@ from offbeat.algorithms.fedopt import Message, Upload
 from offbeat.core import Batches, Gradient, Task, Visit
 from offbeat.data.population import Population
 from offbeat.engines import cuda, vmap
-from offbeat.engines.cuda import StreamExecutor
-from offbeat.engines.local import ClientMemory, Executor, SequentialExecutor, TaskResults, TaskStart
+from offbeat.engines.cuda import CompilerCache, StreamExecutor
+from offbeat.engines.local import (
+    ClientMemory,
+    Executor,
+    SequentialExecutor,
+    TaskResults,
+    TaskStart,
+)
 from offbeat.engines.vmap import VmapExecutor
 from worlds import SEED, World, make_world
 
@@ -246,6 +253,67 @@ def test_steps_in_a_stream_s_own_space_leave_nothing_there_that_is_used_later(ki
     assert all(slot.space.x is not None for slot in executor._slots)
     executor.close()
     assert all(slot.space.x is None for slot in executor._slots)
+
+
+@pytest.mark.parametrize("work", [Steps(3, 4), Epochs(2, 4, least=2)], ids=["steps", "epochs"])
+@pytest.mark.parametrize("able", [True, False], ids=["compiles", "falls back"])
+def test_compiled_work_on_streams_gives_the_reference_and_the_compiler_s_cache_is_noted_unless_it_fell_back(
+    able: bool,
+    work: Steps | Epochs,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:
+    calls: list[object] = []
+
+    def compiled(objective: Callable[..., Any], **more: object) -> Callable[..., Any]:
+        def call(*given: object) -> Any:
+            calls.append(given)
+            if not able:
+                raise RuntimeError("no compiler. More of it")
+            return objective(*given)
+
+        return call
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(torch, "compile", compiled)
+    world = make_world(clients=8, work=work)
+    with as_on_a_gpu():
+        executor = StreamExecutor(world.problem, world.population, 3, compiled=True)
+    for visit in range(4):
+        compare(world, executor, list(range(8)), visit)
+    assert calls
+    assert Graph.recorded
+    assert executor.fell_back is not able
+    said = "this module cannot be compiled, so it runs without the compiler: no compiler"
+    assert [record.message for record in caplog.records] == ([] if able else [said])
+    cache = CompilerCache("streamed-compiled", world.problem, world.population)
+    assert cache.filled(METHOD, 8) is able
+
+
+class Twice(FedOpt):
+    """It takes two steps with each minibatch, of which the first alone moves personal layers."""
+
+    def local(
+        self, message: Message, memory: tuple[()], batches: Batches, visit: Visit, grad: Gradient
+    ) -> tuple[Upload, tuple[()]]:
+        x = message.x
+        for batch in batches.items:
+            x = grad.descend(grad.descend(x, batch, self.local_lr), batch, self.local_lr)
+        return Upload(message.x - x), memory
+
+
+@pytest.mark.parametrize("kind", [FedOpt, Twice])
+def test_personal_layers_move_with_each_step_on_streams_as_in_the_reference(kind: type[FedOpt]) -> None:
+    world = make_world(clients=8, work=Epochs(2, 4, least=2))
+    torch.manual_seed(3)
+    features = world.population.data.inputs.shape[1]
+    module = torch.nn.Sequential(torch.nn.Linear(features, 4), torch.nn.Linear(4, 3)).double()
+    problem = Problem(module, world.problem.loss, personal=["1"], personal_lr=0.2)
+    executor = on_streams(problem, world.population)
+    for visit in range(4):
+        compare(world._replace(problem=problem), executor, list(range(8)), visit, kind(0.1, 1.0))
+    assert Graph.recorded
 
 
 def test_steps_are_recorded_for_one_rate_and_others_are_exact() -> None:

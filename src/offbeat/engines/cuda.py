@@ -1,10 +1,18 @@
-"""CUDA graphs and streams: recorded functions, clients side by side, local work beside the server's."""
+"""CUDA graphs and streams: recorded functions, clients side by side, local work beside the server's.
 
+Also notes of what torch's compiler made before.
+"""
+
+import getpass
+import hashlib
 import logging
+import os
 import re
+import tempfile
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -12,11 +20,11 @@ import torch
 from torch import Tensor
 
 from offbeat import trees
+from offbeat.algorithms.rates import unwrapped
 from offbeat.core import AnyAlgorithm, Batch, Batches, Rate, Task, Vector, descend
 from offbeat.data.population import Examples, Indices, Population, Steps
 from offbeat.engines.local import (
     DRAWS_NUMBERS,
-    CompilerCache,
     LocalFn,
     SequentialExecutor,
     TaskDraws,
@@ -329,6 +337,66 @@ def first_sentence(error: Exception) -> str:
     return re.split(r"(?<=[\w)])\.\s+(?=[A-Z])", line)[0].removesuffix(".")
 
 
+class CompilerCache:
+    """Whether torch's compiler has compiled a problem before and still keeps what it made.
+
+    A note for each problem is kept in the folder of the compiler's own cache, and so is lost with it. What is
+    mapped is compiled for one number of tasks in a group.
+    """
+
+    def __init__(self, execution: str, problem: Problem, population: Population) -> None:
+        self._execution, self._problem, self._population = execution, problem, population
+        self._noted: tuple[str, int] | None = None  # the last algorithm and group that were noted
+
+    def filled(self, algorithm: AnyAlgorithm, group: int) -> bool:
+        """Whether a run with this algorithm, in groups of so many tasks, finds its gradients compiled."""
+        with suppress(OSError):
+            return self._note(*self._which(algorithm, group)).exists()
+        return False
+
+    def fill(self, algorithm: AnyAlgorithm, group: int) -> None:
+        """Note that its gradients are compiled; a note that cannot be written is left out."""
+        noted = self._which(algorithm, group)
+        if noted != self._noted:
+            self._noted = noted
+            with suppress(OSError):
+                note = self._note(*noted)
+                note.parent.mkdir(parents=True, exist_ok=True)
+                note.touch()
+
+    def _which(self, algorithm: AnyAlgorithm, group: int) -> tuple[str, int]:
+        return type(unwrapped(algorithm)).__name__, group if self._execution.startswith("mapped") else 0
+
+    def _note(self, algorithm: str, group: int) -> Path:
+        problem, population = self._problem, self._population
+        facts = [algorithm, self._execution, str(group), str(population.work), str(problem.weight_decay)]
+        facts += gradient_facts(problem, population)
+        digest = hashlib.blake2b("\n".join(facts).encode(), digest_size=12).hexdigest()
+        return _compiler_folder() / "offbeat" / digest
+
+
+def gradient_facts(problem: Problem, population: Population) -> list[str]:
+    """What the speed of one gradient depends on, but for the size of its minibatch."""
+    device = torch.cuda.get_device_name(problem.device) if problem.device.type == "cuda" else "cpu"
+    leaves = trees.leaves(sample_batch(population, problem).data)
+    examples = [f"{tuple(leaf.shape[1:])} {leaf.dtype}" for leaf in leaves]
+    dtype = str(problem.initial()[0].dtype)
+    return [device, torch.__version__, problem.precision.name, dtype, *examples, repr(problem)]
+
+
+def _compiler_folder() -> Path:
+    """Where torch's compiler keeps what it made, found as torch finds it, without importing the compiler."""
+    own = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if own:
+        return Path(own)
+    try:
+        user = getpass.getuser()
+    except (KeyError, ImportError, OSError):  # a user without a name
+        user = f"uid_{os.getuid()}" if hasattr(os, "getuid") else "unknown_user"
+    name = re.sub(r'[\\/:*?"<>|]', "_", user)
+    return Path(tempfile.gettempdir()) / f"torchinductor_{name}"
+
+
 class StreamSlot(NamedTuple):
     """One stream and the graphs recorded on it, which run nowhere else and one at a time.
 
@@ -399,7 +467,7 @@ class StreamExecutor:
         if results is None:
             return self._sequential(algorithm, tasks, starts, seed)
         if self._compiled:
-            self._compiler.fill(algorithm)
+            self._compiler.fill(algorithm, len(tasks))
         return results
 
     def close(self) -> None:

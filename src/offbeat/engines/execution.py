@@ -18,10 +18,9 @@ from offbeat import trees
 from offbeat.core import AnyAlgorithm, Task
 from offbeat.data.population import Population
 from offbeat.engines import cuda, vmap
-from offbeat.engines.cuda import StreamExecutor, first_sentence
+from offbeat.engines.cuda import CompilerCache, StreamExecutor, first_sentence, gradient_facts
 from offbeat.engines.local import (
     DRAWS_NUMBERS,
-    CompilerCache,
     Executor,
     FallsBack,
     PlansAhead,
@@ -240,14 +239,15 @@ class AutotuneExecutor:
     ) -> None:
         """Measure until what is expected to finish first has been measured."""
         batches = self._population.indices(tasks[0].client, tasks[0].visit, seed)
-        key = cache_key(algorithm, self._problem, (len(tasks), len(batches), len(batches[0])))
+        shape = (len(tasks), len(batches), len(batches[0]))
+        key = cache_key(algorithm, self._problem, self._population, shape)
         stored = cached_figures(key)  # with the starts of an empty cache of the compiler
         caches = {
             name: CompilerCache(name, self._problem, self._population)
             for name in self._candidates
             if name.endswith(_COMPILED)
         }
-        filled = {name for name, cache in caches.items() if cache.filled(algorithm)}
+        filled = {name for name, cache in caches.items() if cache.filled(algorithm, self._group)}
         self._figures = {
             name: figures._replace(start=_compiled_start(figures.start, name in filled))
             for name, figures in stored.items()
@@ -289,8 +289,12 @@ class AutotuneExecutor:
                     else:
                         self._take(name, executor, said)
                     continue
-                self._figures[name] = figures
-                stored[name] = figures._replace(start=figures.start / _compiled_start(1.0, name in filled))
+                self._figures[name] = stored[name] = figures
+                if name in filled:
+                    # this process may hold the compiler, or even the model, in memory: little is known by
+                    # that of a start with an empty cache
+                    least = max(figures.start / _FILLED_CACHE, _COMPILER_SECONDS)
+                    stored[name] = figures._replace(start=least)
                 store_figures(key, stored)
                 # what is started by now costs no start any more
                 ready = self._figures | {name: figures._replace(start=0.0)}
@@ -382,17 +386,11 @@ def cache_path() -> Path | None:
     return caches / "offbeat" / "executions.json"
 
 
-def cache_key(algorithm: AnyAlgorithm, problem: Problem, shape: tuple[int, ...]) -> str:
+def cache_key(
+    algorithm: AnyAlgorithm, problem: Problem, population: Population, shape: tuple[int, ...]
+) -> str:
     """A key for all that the choice depends on."""
-    device = torch.cuda.get_device_name(problem.device) if problem.device.type == "cuda" else "cpu"
-    facts = [
-        device,
-        torch.__version__,
-        type(algorithm).__name__,
-        problem.precision.name,
-        *map(str, shape),
-        repr(problem),
-    ]
+    facts = [type(algorithm).__name__, *map(str, shape), *gradient_facts(problem, population)]
     return hashlib.blake2b("\n".join(facts).encode(), digest_size=12).hexdigest()
 
 

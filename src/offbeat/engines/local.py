@@ -5,14 +5,8 @@ tensors alone, which `vmap` maps over clients and which a CUDA graph can record.
 of examples of tasks of similar length are padded to one shape.
 """
 
-import getpass
-import hashlib
-import os
-import re
-import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 
 import numpy as np
@@ -153,61 +147,6 @@ class ReportsExecution(Protocol):
     def report(self) -> dict[str, Any] | None:
         """What was chosen, and by which figures; None before the first group."""
         ...
-
-
-class CompilerCache:
-    """Whether torch's compiler has compiled a problem before and still keeps what it made.
-
-    A note for each problem is kept in the folder of the compiler's own cache, and so is lost with it.
-    """
-
-    def __init__(self, execution: str, problem: Problem, population: Population) -> None:
-        self._execution, self._problem, self._work = execution, problem, population.work
-        self._noted: str | None = None  # the last algorithm that was noted
-
-    def filled(self, algorithm: AnyAlgorithm) -> bool:
-        """Whether a run with this algorithm finds its gradients compiled."""
-        with suppress(OSError):
-            return self._note(type(unwrapped(algorithm)).__name__).exists()
-        return False
-
-    def fill(self, algorithm: AnyAlgorithm) -> None:
-        """Note that its gradients are compiled; a note that cannot be written is left out."""
-        name = type(unwrapped(algorithm)).__name__
-        if name != self._noted:
-            self._noted = name
-            with suppress(OSError):
-                note = self._note(name)
-                note.parent.mkdir(parents=True, exist_ok=True)
-                note.touch()
-
-    def _note(self, algorithm: str) -> Path:
-        problem = self._problem
-        device = torch.cuda.get_device_name(problem.device) if problem.device.type == "cuda" else "cpu"
-        facts = (
-            algorithm,
-            self._execution,
-            device,
-            torch.__version__,
-            problem.precision,
-            problem,
-            self._work,
-        )
-        digest = hashlib.blake2b("\n".join(map(str, facts)).encode(), digest_size=12).hexdigest()
-        return _compiler_folder() / "offbeat" / digest
-
-
-def _compiler_folder() -> Path:
-    """Where torch's compiler keeps what it made, found as torch finds it, without importing the compiler."""
-    own = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    if own:
-        return Path(own)
-    try:
-        user = getpass.getuser()
-    except (KeyError, ImportError, OSError):  # a user without a name
-        user = f"uid_{os.getuid()}" if hasattr(os, "getuid") else "unknown_user"
-    name = re.sub(r'[\\/:*?"<>|]', "_", user)
-    return Path(tempfile.gettempdir()) / f"torchinductor_{name}"
 
 
 class TaskGradient:

@@ -13,10 +13,16 @@ from torch.nn.functional import pad
 from offbeat import trees
 from offbeat.core import AnyAlgorithm, Batch, Rate, Task, Vector
 from offbeat.data.population import Examples, Population
-from offbeat.engines.cuda import CapturedGraph, GraphCache, first_sentence, new_stream, tree_signature
+from offbeat.engines.cuda import (
+    CapturedGraph,
+    CompilerCache,
+    GraphCache,
+    first_sentence,
+    new_stream,
+    tree_signature,
+)
 from offbeat.engines.local import (
     DRAWS_NUMBERS,
-    CompilerCache,
     PaddedIndices,
     PaddingCheck,
     SequentialExecutor,
@@ -238,7 +244,7 @@ class VmapExecutor:
                     self._doubt = ""
             parts.append(result)
         if self._compiled and self._mappable:
-            self._compiler.fill(algorithm)
+            self._compiler.fill(algorithm, self._usual)
         return join_results(groups, parts)
 
     def close(self) -> None:

@@ -15,9 +15,10 @@ For each model, with the library's autotuner on for the first two:
   everything included, by each execution. The run is declared to have `--rounds` server steps, by which `auto`
   decides whether compiling pays, and is left once its speed is known, which is that of the fastest of three
   windows; *first* is the time to its first server step in seconds, with what the execution measures, records
-  or compiles for it, and *run* is what all of the declared run takes at that speed. Each begins with an empty
-  cache of the compiler. *Again* is a second run, with a cache that all before have filled, and for `auto`
-  with the figures of its first run.
+  or compiles for it, and *run* is what all of the declared run would take with that start and at that speed.
+  The cache of the compiler is empty at first. *Again* is a second run in the same process, with a cache that
+  all before have filled, and for `auto` with the figures of its first run; a process of its own would also
+  have to load the compiler, which takes seconds.
 
 Ratios are taken within one run, and the data are random: only speed is measured here.
 
@@ -28,7 +29,7 @@ vary, and weighs what is allocated after a quarter, a half and all of them.
 among them, writes what each finds to the folder as it goes, and prints a table of what was aimed at beside
 what was measured. A part that fails or takes too long is named and the others go on. Called again with the
 same folder, it goes on with the parts that are missing. Caches of the compiler and of `auto` are in the
-folder too, and so are empty at first.
+folder too.
 """
 
 import argparse
@@ -265,13 +266,14 @@ def measure(case: Case, executions: list[str], report: Report) -> bool:
     whole = True
     runs = [(name, False) for name in executions]
     runs += [(name, True) for name in executions if name == "auto" or name.endswith("-compiled")]
-    with tempfile.TemporaryDirectory(prefix="offbeat-") as kept:
+    with tempfile.TemporaryDirectory(prefix="offbeat-") as kept, fresh_inductor_cache():
         os.environ["OFFBEAT_CACHE"] = kept
         for name, again in runs:
             label = f"{name} again" if again else name
+            # what `auto` compiles in its first run must not be there from those before
+            hidden = name == "auto" and not again and len(executions) > 1
             try:
-                # what `auto` compiles in its first run must not be there from those before
-                with fresh_inductor_cache() if (name, again) == ("auto", False) else contextlib.nullcontext():
+                with fresh_inductor_cache() if hidden else contextlib.nullcontext():
                     run, first, chosen = case.offbeat(EXECUTIONS[name])
             except Exception as error:  # the others are worth having
                 whole = False

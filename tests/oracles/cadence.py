@@ -19,8 +19,11 @@ have clients of the first model alone; recent begins so, too, and in a buffer of
 the first model alone, or none, its logarithm moves by S / (S + 10) towards that of the R they had, times the
 odds of their mean. For clients of later models that R is a geometric running mean over 1 + age versions.
 
-For noise the unit is the first model's norm, nothing is reported, the server goes half as far, and
-coordinates are divided by the square root of their root mean square.
+A server step is at most 0.12 units long, which is as far as a task goes whose steps have unrelated directions.
+
+For noise the unit is the first model's norm, nothing is reported, the server goes two thirds as far while a
+client is at work, a step is at most as many units long as the mean of the tasks' steps, and coordinates are
+divided by the square root of their root mean square.
 """
 
 import numpy as np
@@ -46,7 +49,7 @@ def cadence(run: Run, *, local_steps: int, variates: bool = True, noisy: bool = 
     reaches = [norm]  # R, by version
     of_the_first: list[float] = []  # what clients of the first model reported
     recent, sent = norm, norm
-    fastest, power = (4, 0.5) if noisy else (8, 1)
+    fastest, power = (4, 0.5) if noisy else (6, 1)
 
     for t, step in enumerate(steps):
         descent, shift, reports = np.zeros_like(path[0]), np.zeros_like(path[0]), []
@@ -92,9 +95,8 @@ def cadence(run: Run, *, local_steps: int, variates: bool = True, noisy: bool = 
 
         length = float(np.linalg.norm(descent))
         lengths = 0.9 * lengths + 0.1 * length if t else length
-        rate = min(
-            0.75 / np.sqrt(t + 1) / lengths, 1.0, fastest * 0.12 * np.sqrt(local_steps) / (1 + ages[-1])
-        )
+        rate = min(0.75 / np.sqrt(t + 1) / lengths, fastest * 0.12 * np.sqrt(local_steps) / (1 + ages[-1]))
+        rate = min(rate, 1.0 if noisy else 0.12 / length)
         squares = 0.99 * squares + 0.01 * descent**2
         usual = np.sqrt(squares / (1 - 0.99 ** (t + 1)))
         equalised = descent / (usual + 1e-3 * np.sqrt(np.mean(usual**2)) + 1e-12) ** power

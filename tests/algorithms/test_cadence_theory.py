@@ -125,7 +125,7 @@ def in_flight(units: list[Tensor], n: int, late: int) -> float:
 def test_stale_unit_steps_reach_and_keep_the_bottom_of_any_bowl(
     monkeypatch: pytest.MonkeyPatch, fixed: bool, curvature: float, late: int
 ) -> None:
-    """|x| shrinks while it is above 2 x 0.72 units, whatever the curvature and the staleness.
+    """|x| shrinks while it is above 2 x 0.96 units, whatever the curvature and the staleness.
 
     Losses below zero say nothing, and leave the unit. If it follows them, the longest counts.
     """
@@ -138,7 +138,7 @@ def test_stale_unit_steps_reach_and_keep_the_bottom_of_any_bowl(
         torch.testing.assert_close(torch.stack(units), (x.norm() / 10).expand(400))
     else:
         assert float(units[-1]) < 0.8 * float(units[0])
-    assert plain.leap == pytest.approx(0.72)
+    assert plain.leap == pytest.approx(0.96)
     lengths = torch.stack(path).norm(dim=1)
     begun = 2 * late + 1  # from there on all that is in flight was sent at the rate for this staleness
     above = [n for n in range(begun, 400) if lengths[n] > 2 * plain.leap * in_flight(units, n, late)]
@@ -186,7 +186,7 @@ def test_a_smooth_function_falls_wherever_its_slope_is_above_the_bound(
 
 
 @pytest.mark.parametrize("late", [0, 3, 10])
-def test_while_a_client_is_at_work_the_server_goes_no_further_than_six_times_the_clients_way(
+def test_while_a_client_is_at_work_the_server_goes_no_further_than_eight_times_the_clients_way(
     late: int,
 ) -> None:
     """With control variates and equalised coordinates, too, for gradients that are nothing but noise."""
@@ -197,10 +197,10 @@ def test_while_a_client_is_at_work_the_server_goes_no_further_than_six_times_the
     assert float(max(units)) > 1.1 * float(min(units))
     for n in range(2 * late + 2, 80):
         gone = sum(float((path[m + 1] - path[m]).norm()) for m in range(n - late - 1, n))
-        assert gone <= 6 * 0.12 * math.sqrt(steps) * in_flight(units, n - 1, late) + 1e-12
+        assert gone <= 8 * 0.12 * math.sqrt(steps) * in_flight(units, n - 1, late) + 1e-12
 
 
-@pytest.mark.parametrize(("late", "farthest"), [(0, 1.0), (1, 1.0), (5, 1.86), (20, 3.94)])
+@pytest.mark.parametrize(("late", "farthest"), [(0, 1.0), (1, 1.0), (5, 1.86), (20, 4.82)])
 def test_on_a_bowl_the_distance_first_grows_by_as_much_as_the_page_says(
     monkeypatch: pytest.MonkeyPatch, late: int, farthest: float
 ) -> None:

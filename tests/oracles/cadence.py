@@ -21,8 +21,8 @@ odds of their mean. For clients of later models that R is a geometric running me
 
 A server step is at most 0.12 units long, which is as far as a task goes whose steps have unrelated directions.
 
-For noise the unit is the first model's norm, nothing is reported, the server goes two thirds as far while a
-client is at work, a step is at most as many units long as the mean of the tasks' steps, and coordinates are
+For noise the unit is the first model's norm, nothing is reported, the server goes half as far while a client
+is at work, a step is at most as many units long as the mean of the tasks' steps, and coordinates are
 divided by the square root of their root mean square.
 """
 
@@ -49,7 +49,7 @@ def cadence(run: Run, *, local_steps: int, variates: bool = True, noisy: bool = 
     reaches = [norm]  # R, by version
     of_the_first: list[float] = []  # what clients of the first model reported
     recent, sent = norm, norm
-    fastest, power = (4, 0.5) if noisy else (6, 1)
+    fastest, power = (4, 0.5) if noisy else (8, 1)
 
     for t, step in enumerate(steps):
         descent, shift, reports = np.zeros_like(path[0]), np.zeros_like(path[0]), []

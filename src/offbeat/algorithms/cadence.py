@@ -10,7 +10,7 @@ and the number b = f / (f + R |g|) with the loss f and the gradient g of its fir
 of d over a buffer, the server computes, from version t,
 
     q <- q + S / (S + 10) (log V + logit(b) - q),   R = first^(2/3) exp(q / 3),   U = 6 R,
-    p <- p - r U equal(D),   r = min(6 x 0.12 sqrt(K) / (1 + age), 0.75 / (sqrt(t + 1) length), 0.12 / |D|),
+    p <- p - r U equal(D),   r = min(8 x 0.12 sqrt(K) / (1 + age), 0.75 / (sqrt(t + 1) length), 0.12 / |D|),
     x <- x + 9 / (t + 10) (p - x).
 
 p is what clients are sent, and x, a running mean of it, the model. f / |g| is how far one would have to go
@@ -30,7 +30,7 @@ equal(D) has the length of D, and each coordinate divided by its recent root mea
 each new square).
 
 With `noisy`, for noise that is added for privacy, U is the norm of the first model, or 1, clients upload
-vectors alone, the 6 is 4, r is at most 1 in place of 0.12 / |D|, and coordinates are divided by the square
+vectors alone, the 8 is 4, r is at most 1 in place of 0.12 / |D|, and coordinates are divided by the square
 root of what they are divided by otherwise. Without `variates` there is no c, clients keep nothing, and step along v_k as it is, of which they
 upload the mean. All that is uploaded is bounded: d by 1, the change of c_i by 2, b by 1. docs/cadence.md has
 the reasons, and what is proved.
@@ -42,8 +42,8 @@ from typing import NamedTuple, Self
 from offbeat.algorithms.registry import Cost, Method, Setting, check_interval, check_ranges
 from offbeat.core import Batch, Batches, Cohort, Gradient, Tensor, Traits, Vector, Visit, scan, zeros_like
 
-_WALK = 0.12  # the way of a task whose steps have unrelated directions, and the longest server step, in units
-_LEAP, _NOISY_LEAP = 6.0, 4.0  # the server's longest way while a client is at work, by that of the client
+_WALK = 0.12  # the way of a task whose steps have unrelated directions, and the longest server step; in units
+_LEAP, _NOISY_LEAP = 8.0, 4.0  # the server's longest way while a client is at work, by that of the client
 _STRIDE = 0.75
 _UNIT = 6.0  # by the loss over the norm of its gradient
 _POWER = 1 / 3  # power of what that ratio is by what it was at first
@@ -314,7 +314,7 @@ METHODS = {
         "this project",
         "asynchronous",
         Cost(down=2, up=2, client=1, server=4, extra_down=3, extra_up=1),
-        theory="none: local 0.12/sqrt(K), server 0.72 sqrt(K) while a client is at work, both by trying",
+        theory="none: local 0.12/sqrt(K), server 0.96 sqrt(K) while a client is at work, both by trying",
         # noise on two vectors drowns both, and the ratio would have to be protected as well
         private_defaults=(("noisy", True),),
         unclipped_defaults=(("variates", False),),

@@ -83,6 +83,12 @@ def error_summary(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
 
 
+def first_sentence(error: Exception) -> str:
+    """What an error says first, for a log; torch goes on for long."""
+    line = (str(error).splitlines() or [type(error).__name__])[0]
+    return re.split(r"(?<=[\w)])\.\s+(?=[A-Z])", line)[0].removesuffix(".")
+
+
 def _words(name: str) -> set[str]:
     return {word for word in re.split(r"[^a-z0-9]+", name.lower()) if len(word) > 1}
 

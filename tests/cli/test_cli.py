@@ -545,6 +545,14 @@ def test_one_thread_is_used_where_a_small_model_made_the_choice_of_engine(more, 
         torch.set_num_threads(before)
 
 
+def test_the_engine_that_was_chosen_is_shown_with_the_reason_and_one_that_was_named_is_not(capsys):
+    assert main(["run", *SMALL]) == 0
+    reason = "the model has 4,810 weights, at most 50,000"
+    assert f"\nengine vectorised: {reason}\nwritten to runs" in capsys.readouterr().out
+    assert main(["run", *SMALL, "--engine", "vectorised"]) == 0
+    assert "engine" not in capsys.readouterr().out
+
+
 def test_a_reader_that_goes_away_is_no_error():
     program = f"{sys.executable} -m offbeat algorithms | true"
     done = subprocess.run(program, shell=True, capture_output=True, text=True, check=False)

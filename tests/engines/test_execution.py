@@ -29,7 +29,12 @@ from offbeat.engines.local import (
     TaskStart,
 )
 from offbeat.nn.problem import Precision, Problem
+from offbeat.training import settings_file
+from offbeat.training.build import build_run
+from offbeat.training.experiment import Experiment
+from offbeat.training.folder import RunFolder
 from offbeat.training.loop import Snapshot
+from offbeat.training.runner import run_experiment
 from worlds import make_world
 
 NAMES = ("mapped", "streamed", "mapped-compiled", "streamed-compiled")
@@ -132,6 +137,27 @@ def test_the_fastest_is_taken_with_the_reference_s_trajectory_and_its_figures_ar
     assert report["chosen"] == "streamed"
     assert (report["tasks"], report["groups"], report["precision"]) == (4, 3, "float32")
     assert report["seconds"]["mapped"]["group"] > report["seconds"]["streamed"]["group"] >= 0.001
+
+
+@pytest.mark.parametrize("able", [True, False], ids=["computes", "falls back"])
+def test_what_was_chosen_and_why_is_among_the_settings_of_a_run(able: bool, tmp_path: Path) -> None:
+    experiment = Experiment.of(algorithm="fedbuff", clients=8, buffer=4, concurrency=6, rounds=3)
+    spec, tuned = build_run(experiment), Tuned(mapped=(0.0, 0.001))
+    problem, population = spec.problem, spec.engine.population  # type: ignore[attr-defined]
+    if not able:
+        tuned.candidates = {"mapped": execution.Vmap()}
+        problem = Problem(torch.nn.Sequential(torch.nn.Flatten(), Branching(64, 10)), problem.loss)
+    engine = Vectorised(problem, population, execution=tuned)  # type: ignore[arg-type]
+    with RunFolder.begin(tmp_path / "run", experiment.settings()) as folder:
+        list(run_experiment(experiment, spec._replace(problem=problem, engine=engine), folder))
+    report = settings_file.read(tmp_path / "run")["execution_report"]
+    assert report["chosen"] == "mapped"
+    assert (report["tasks"], report["groups"]) == (4, 3)
+    assert report["seconds"]["mapped"]["group"] > 0
+    reasons = report.get("fell_back", {})
+    assert [reason.partition(":")[0] for reason in reasons.values()] == (
+        [] if able else ["this module cannot be computed for many clients at once, so it runs one by one"]
+    )
 
 
 def test_a_second_run_measures_nothing_again() -> None:
@@ -322,6 +348,29 @@ def test_compiling_is_announced_and_only_where_the_run_is_long(
     assert re.fullmatch(r"local work runs mapped-compiled \(mapped .* ms after .* s; for 4 tasks\)\.", chosen)
 
 
+def test_a_run_says_once_that_it_compiles_where_that_was_chosen_by_hand_or_by_earlier_figures(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda graph, **more: graph)
+    caplog.set_level(logging.INFO)
+    world = make_world()
+    said = []
+    for how in (execution.Vmap(), execution.Vmap(compiled=True), execution.Vmap(compiled=True)):
+        last_step(Vectorised(world.problem, world.population, execution=how), rounds=3)
+        said.append([record.message for record in caplog.records])
+        caplog.clear()
+    assert said == [[], ["compiling the model: about 15 s."], ["compiling the model: about 5 s."]]
+    tuned = Tuned()
+    tuned.candidates = {"mapped-compiled": execution.Vmap(compiled=True)}
+    tuned_run(world.problem, tuned, rounds=3)
+    assert len([record for record in caplog.records if "compiling" in record.message]) == 1
+    caplog.clear()
+    tuned_run(world.problem, tuned, rounds=3)
+    compiling, chosen = [record.message for record in caplog.records]
+    assert compiling == "compiling the model: about 5 s."
+    assert chosen.startswith("local work runs mapped-compiled (")
+
+
 def test_a_candidate_that_fails_is_left_out_with_one_sentence(caplog: pytest.LogCaptureFixture) -> None:
     tuned = Tuned(streamed=(0.0, 0.001))
     tuned.candidates = {"mapped": Broken()} | tuned.candidates
@@ -416,7 +465,9 @@ def test_what_falls_back_is_tried_once_and_neither_compiled_nor_remembered(
         tuned.candidates = mapped | tuned.candidates
         report = tuned_run(Problem(module, world.problem.loss), tuned, rounds=2)
         assert report["chosen"] == (others[0] if others else "mapped")
-        assert list(report["seconds"]) == list(others)
+        assert list(report["seconds"]) == list(others or ["mapped"])
+        assert list(report["fell_back"]) == ["mapped"]
+        assert "so it runs one by one" in report["fell_back"]["mapped"]
         said = [record for record in caplog.records if "so it runs one by one" in record.message]
         assert [record.levelname for record in said] == ["INFO" if others else "WARNING"]
 

@@ -1,6 +1,7 @@
 """Clients by recorded graphs, on streams or mapped, with stand-ins for streams and graphs on the CPU."""
 
 import gc
+import logging
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,10 +15,12 @@ import torch
 
 from offbeat import Epochs, FedOpt, InputError, Problem, Steps, trees
 from offbeat.algorithms.fedopt import Message, Upload
-from offbeat.core import Batches, Gradient, Task, Visit
+from offbeat.algorithms.rates import Scheduled
+from offbeat.core import AnyAlgorithm, Batches, Gradient, Task, Visit
 from offbeat.data.population import Population
 from offbeat.engines import cuda, vmap
-from offbeat.engines.cuda import CompilerCache, StreamExecutor
+from offbeat.engines.cuda import CompilerCache, RecordedGradient, StreamExecutor
+from offbeat.engines.execution import announce_compiler
 from offbeat.engines.local import (
     ClientMemory,
     Executor,
@@ -89,18 +92,18 @@ def on_streams(problem: Problem, population: Population, streams: int = 3) -> St
         return StreamExecutor(problem, population, streams)
 
 
-def starts_of(world: World, count: int) -> list[TaskStart]:
+def starts_of(world: World, count: int, method: AnyAlgorithm = METHOD) -> list[TaskStart]:
     """Each from a model of its own."""
     x, statistics = world.problem.initial()
     memory, visit = ClientMemory.initial(METHOD, world.problem), Visit(torch.tensor(0), torch.tensor(0))
-    messages = [METHOD.broadcast(METHOD.init(x + 0.1 * place), 0) for place in range(count)]
+    messages = [method.broadcast(method.init(x + 0.1 * place), 0) for place in range(count)]
     return [TaskStart(message, statistics, memory, visit) for message in messages]
 
 
 def compare(
-    world: World, executor: Executor, clients: list[int], visit: int, method: FedOpt = METHOD
+    world: World, executor: Executor, clients: list[int], visit: int, method: AnyAlgorithm = METHOD
 ) -> None:
-    tasks, starts = [Task(client, 0, visit) for client in clients], starts_of(world, len(clients))
+    tasks, starts = [Task(client, 0, visit) for client in clients], starts_of(world, len(clients), method)
     expected: TaskResults = SequentialExecutor(world.problem, world.population)(method, tasks, starts, SEED)
     found = executor(method, tasks, starts, SEED)
     for one, other in zip(trees.leaves(expected), trees.leaves(found), strict=True):
@@ -287,6 +290,10 @@ def test_compiled_work_on_streams_gives_the_reference_and_the_compiler_s_cache_i
     assert executor.fell_back is not able
     said = "this module cannot be compiled, so it runs without the compiler: no compiler"
     assert [record.message for record in caplog.records] == ([] if able else [said])
+    caplog.clear()
+    caplog.set_level(logging.INFO)
+    announce_compiler(executor, METHOD, 8)  # which says nothing of one that fell back
+    assert [record.message for record in caplog.records] == ["compiling the model: about 5 s."] * able
     cache = CompilerCache("streamed-compiled", world.problem, world.population)
     assert cache.filled(METHOD, 8) is able
 
@@ -316,12 +323,19 @@ def test_personal_layers_move_with_each_step_on_streams_as_in_the_reference(kind
     assert Graph.recorded
 
 
-def test_steps_are_recorded_for_one_rate_and_others_are_exact() -> None:
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_steps_of_any_rate_are_recorded_and_none_is_recorded_again_for_another_rate(
+    scheduled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = make_world(clients=8, work=Epochs(1, 4))
     executor = on_streams(world.problem, world.population, streams=1)
+    monkeypatch.delattr(RecordedGradient, "__call__")  # the gradient by itself, for a step elsewhere
     for visit, rate in enumerate([0.1, 0.1, 0.2, 0.1, 0.3, 0.2]):
-        compare(world, executor, list(range(8)), visit, FedOpt(rate, 1.0))
-    assert executor._slots[0].space.lr == 0.1
+        method = Scheduled(FedOpt(0.1, 1.0), lambda version, rate=rate: 10 * rate)  # type: ignore[misc]
+        compare(world, executor, list(range(8)), visit, method if scheduled else FedOpt(rate, 1.0))
+        if visit == 2:
+            recorded = Graph.recorded
+    assert Graph.recorded == recorded > 0
 
 
 def test_fewer_streams_are_used_where_memory_is_short_which_is_said(

@@ -1,6 +1,7 @@
 """Many clients at once, where memory is short."""
 
 import logging
+import warnings
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 from offbeat import Asynchronous, FedOpt, InputError, Problem, Sequential, Vectorised
 from offbeat.engines import vmap
 from offbeat.engines.execution import Vmap
+from offbeat.engines.local import NOT_COMPILED
 from worlds import make_world, play
 
 
@@ -68,18 +70,26 @@ class Refuses(torch.nn.Linear):
         return outputs if outputs.sum() > -1e30 else -outputs
 
 
+class ByNumPy(torch.nn.Linear):
+    """A module that leaves torch."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(inputs * float(inputs.detach().numpy().ndim))
+
+
 @pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("kind", [Refuses, ByNumPy])
 def test_a_module_that_cannot_be_mapped_runs_one_by_one_which_is_said_once(
-    compiled: bool, caplog: pytest.LogCaptureFixture
+    kind: type[torch.nn.Linear], compiled: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = make_world()
     torch.manual_seed(3)
-    problem = Problem(Refuses(world.population.data.inputs.shape[1], 3).double(), world.problem.loss)
+    problem = Problem(kind(world.population.data.inputs.shape[1], 3).double(), world.problem.loss)
     plain = play(FedOpt(0.1, 1.0), Sequential(problem, world.population), Asynchronous(8), buffer=6)
     engine = Vectorised(problem, world.population, execution=Vmap(compiled=compiled))
     found = play(FedOpt(0.1, 1.0), engine, Asynchronous(8), buffer=6)
     torch.testing.assert_close(plain[-1].x, found[-1].x, rtol=0, atol=1e-10)
-    (said,) = (record.message for record in caplog.records if record.name.startswith("offbeat"))
+    (said,) = (record.message for record in caplog.records if record.levelname == "WARNING")
     assert said.startswith("this module cannot be computed for many clients at once, so it runs one by one: ")
 
 
@@ -95,5 +105,32 @@ def test_a_module_that_cannot_be_compiled_runs_without_the_compiler_which_is_sai
     engine = Vectorised(world.problem, world.population, execution=Vmap(compiled=True))
     found = play(FedOpt(0.1, 1.0), engine, Asynchronous(8), buffer=6)
     torch.testing.assert_close(plain[-1].x, found[-1].x, rtol=0, atol=1e-10)
-    (said,) = (record.message for record in caplog.records if record.name.startswith("offbeat"))
+    (said,) = (record.message for record in caplog.records if record.levelname == "WARNING")
     assert said == "this module cannot be compiled, so it runs without the compiler: no compiler is there"
+
+
+class Recurrent(torch.nn.LSTM):
+    """A layer that torch maps client by client, and does not compile when it is mapped."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(inputs.unsqueeze(1))[0][:, -1]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_torch_s_own_warning_of_what_it_maps_slowly_is_not_shown_beside_a_sentence_of_this_package(
+    compiled: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = make_world()
+    torch.manual_seed(3)
+    problem = Problem(Recurrent(world.population.data.inputs.shape[1], 3), world.problem.loss)
+    clients = world.population.to(dtype=torch.float32)
+    plain = play(FedOpt(0.1, 1.0), Sequential(problem, clients), Asynchronous(8), buffer=6)
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        warnings.filterwarnings("ignore", category=DeprecationWarning)  # within torch's compiler
+        engine = Vectorised(problem, clients, execution=Vmap(compiled=compiled))
+        found = play(FedOpt(0.1, 1.0), engine, Asynchronous(8), buffer=6)
+    torch.testing.assert_close(plain[-1].x, found[-1].x, rtol=0, atol=1e-5)
+    assert [str(each.message) for each in shown] == []
+    said = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert [sentence.partition(":")[0] for sentence in said] == [NOT_COMPILED.partition(":")[0]] * compiled

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, vmap
 
-from offbeat import Asynchronous, Batch, Cadence, FedOpt, Sequential, Synchronous, Vectorised
+from offbeat import Asynchronous, Batch, Cadence, FedOpt, Problem, Sequential, Synchronous, Vectorised
 from offbeat.draws import generator
 from offbeat.engines import vmap as vmap_module
 from offbeat.engines.execution import Vmap
@@ -33,6 +33,24 @@ def test_a_compiled_gradient_is_the_plain_one() -> None:
             strict=True,
         ):
             torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
+
+
+def test_each_problem_is_compiled_however_many_were_before() -> None:
+    made: list[object] = []
+
+    def count(graph: torch.fx.GraphModule, examples: object) -> Any:
+        made.append(graph)
+        return graph.forward
+
+    world = make_world()
+    inputs, targets = world.population.data
+    batch = Batch((inputs[:4], targets[:4]))
+    with torch._dynamo.config.patch(recompile_limit=1):  # of the same code, by default 8
+        for hidden in (3, 4, 5):
+            layers = nn.Linear(inputs.shape[1], hidden), nn.Linear(hidden, 3)
+            problem = Problem(nn.Sequential(*layers).double(), world.problem.loss)
+            problem.compiled(count)(*problem.initial(), batch)  # type: ignore[arg-type]
+    assert len(made) == 3
 
 
 def test_a_compiled_map_is_the_mapped_function_for_every_client() -> None:

@@ -199,8 +199,10 @@ def test_a_module_with_nothing_to_train_is_refused() -> None:
 
 
 def test_complex_parameters_are_refused_since_a_sum_would_drop_their_imaginary_parts() -> None:
-    with pytest.raises(InputError, match="are complex, and updates are sums of real numbers"):
-        Problem(nn.Linear(4, 3, dtype=torch.complex64), cross_entropy)
+    layer = nn.Linear(4, 3, dtype=torch.complex64)
+    for modules in ([layer], [nn.Linear(4, 4), layer]):
+        with pytest.raises(InputError, match="complex parameters are not supported, since updates are sums"):
+            Problem(nn.Sequential(*modules), cross_entropy)
 
 
 def test_a_module_of_mixed_dtypes_is_refused() -> None:

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from offbeat.training.task import load_task
 HOSPITALS = tuple(f"hospital-{number}" for number in range(6))
 QUICK: dict[str, Any] = {"rounds": 6, "local_steps": 2, "batch_size": 8, "eval_every": 2}
 MODULE = """
-import torch, offbeat
+import dataclasses, torch, offbeat
 from torch import nn
 
 def examples(size, seed):
@@ -34,6 +35,16 @@ def examples(size, seed):
 def task():
     data = {f"hospital-{number}": examples(20 + number, number) for number in range(6)}
     return offbeat.LearningTask(module=lambda: nn.Linear(5, 2), data=data, test=examples(50, 9), name="ward")
+
+class Gate(nn.Linear):
+    def forward(self, inputs):
+        raise KeyError("gate")
+
+def narrow():
+    return dataclasses.replace(task(), module=lambda: nn.Linear(4, 2))
+
+def gated():
+    return dataclasses.replace(task(), module=lambda: Gate(5, 2))
 
 def number():
     return 3
@@ -333,6 +344,23 @@ def test_a_task_of_the_command_line_that_cannot_work_is_one_sentence(
 ) -> None:
     assert main(["run", *(word.format(ward()) for word in words)]) == 2
     assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("function", "sentence"),
+    [
+        ("narrow", r"RuntimeError: mat1 and mat2 shapes cannot be multiplied \(20x5 and 4x2\)\."),
+        ("gated", r"KeyError: 'gate' \(ward_.*\.py, line \d+\)\."),
+    ],
+)
+@pytest.mark.parametrize("more", ["", "--execution mapped-compiled", "--engine sequential"])
+def test_a_module_that_fails_is_refused_in_one_sentence_before_anything_is_written(
+    function: str, sentence: str, more: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "--task", ward(function), *more.split()]) == 2
+    start = "offbeat: the module or its loss fails on a minibatch of the data: "
+    assert re.fullmatch(f"{start}{sentence}\n", capsys.readouterr().err)
+    assert not Path("runs").exists()
 
 
 def test_a_function_is_called_with_torch_seeded() -> None:

@@ -77,7 +77,8 @@ def _finish(given: argparse.Namespace, result: RunResult) -> int:
 
 def _print_records(result: RunResult) -> None:
     experiment, records, spent = result.experiment, result.records, result.privacy
-    goals = settings_file.read(result.folder).get("metrics", {"accuracy": "max"})
+    settings = settings_file.read(result.folder)
+    goals = settings.get("metrics", {"accuracy": "max"})
     columns = {"version": "version", "time": "time", "client_updates": "updates"}
     columns |= {name: name for name in ("loss", *goals) if any(name in record for record in records)}
     columns |= {"staleness_mean": "staleness", "staleness_max": "at most"}
@@ -96,6 +97,9 @@ def _print_records(result: RunResult) -> None:
             f"{kind}: {terminal.privacy_sentence(spent)} Its noise has a multiplier of {experiment.noise:g}, "
             f"and uploads are clipped to {experiment.clip}{first}."
         )
+    engine, reason = settings.get("resolved", {}).get("engine"), settings.get("engine_reason")
+    if engine and reason:  # there is no reason where the engine was named
+        print(f"engine {engine}: {reason}")
     print(f"written to {result.folder}")
 
 

@@ -25,6 +25,7 @@ from offbeat.core import AnyAlgorithm, Batch, Batches, Rate, Task, Vector, desce
 from offbeat.data.population import Examples, Indices, Population, Steps
 from offbeat.engines.local import (
     DRAWS_NUMBERS,
+    NOT_COMPILED,
     LocalFn,
     SequentialExecutor,
     TaskDraws,
@@ -37,14 +38,14 @@ from offbeat.engines.local import (
     separate_inputs,
     to_device,
 )
-from offbeat.errors import InputError, setting_name
+from offbeat.errors import InputError, first_sentence, setting_name
 from offbeat.nn.problem import GradientFn, Objective, Problem, Statistics
 from offbeat.trees import Tree
 
 log = logging.getLogger(__name__)
 
 _GRAPHS_PER_STREAM = 16  # recorded shapes of tasks that each stream keeps
-_GRADIENTS_PER_STREAM = 4  # recorded sizes of minibatches, each of gradients and of steps
+_GRADIENTS_PER_STREAM = 4  # recorded sizes of minibatches, each of gradients and of steps of two kinds
 _FREQUENT = 0.1  # share of all minibatches from which on a size is recorded
 _IDLE_FACTOR = 4  # a graph is unused after this many times as many other requests as the cache holds graphs
 _WARMUP_RUNS = 2  # before recording, so that libraries choose kernels and allocate their workspace
@@ -137,7 +138,8 @@ class StepSpace:
     """
 
     def __init__(self) -> None:
-        self.lr: float | None = None  # of all steps in here, since a recorded step contains it
+        self.lr: float | None = None  # the first rate, which recorded steps contain
+        self.other: Tensor | None = None  # another rate, which steps recorded for those read
         self.x: Vector | None = None
         self.leaves: dict[str, Tensor] = {}  # views of x
         self.statistics: Statistics = {}
@@ -151,6 +153,16 @@ class StepSpace:
             return
         self.x.copy_(x)
         self.put_statistics(statistics)
+
+    def put_rate(self, lr: Rate) -> Rate:
+        """The rate of the next step as a recorded step contains or reads it."""
+        if self.lr is None and not isinstance(lr, Tensor):
+            self.lr = lr
+        if not isinstance(lr, Tensor) and lr == self.lr:
+            return lr
+        assert self.x is not None
+        self.other = self.x.new_empty(()) if self.other is None else self.other
+        return self.other.fill_(lr)
 
     def put_statistics(self, statistics: Statistics) -> None:
         """Go on with these statistics, unless they are the ones in here."""
@@ -172,7 +184,7 @@ class StepSpace:
 
     def clear(self) -> None:
         """Free its memory; no graph of a step may be left."""
-        self.x, self.leaves, self.statistics = None, {}, {}
+        self.x, self.other, self.leaves, self.statistics = None, None, {}, {}
 
 
 class RecordedGradient:
@@ -219,7 +231,7 @@ class RecordedGradient:
     def descend(self, x: Vector, statistics: Statistics, batch: Batch, lr: Rate) -> tuple[Vector, Statistics]:
         """X minus lr times its gradient, and the new statistics; both may be overwritten by the next step."""
         space = self._slot.space
-        if not self._stays_in_space(x, lr):
+        if self._problem.moving or (self._in_space and x is not space.x):  # which a step must not change
             grad, _, after = self(x, statistics, batch)
             return descend(x, grad, lr), after
         if self._in_space:
@@ -227,15 +239,14 @@ class RecordedGradient:
         else:
             space.put(self._problem, x, statistics)
             self._in_space = True
-        size = len(trees.leaves(batch.data)[0])
+        size, rate = len(trees.leaves(batch.data)[0]), space.put_rate(lr)
         compiled = getattr(self._differentiate, "objective", None) if size in self._sizes[:1] else None
         graph = None
         if size in self._sizes:
-            graph = self._slot.gradients.find(
-                ("step", id(compiled), size), lambda: self._record_step(batch, compiled)
-            )
+            key = ("step", id(compiled), size, isinstance(rate, Tensor))
+            graph = self._slot.gradients.find(key, lambda: self._record_step(batch, rate, compiled))
         if graph is None:
-            self._step(batch, compiled)
+            self._step(batch, rate, compiled)
         else:
             graph(batch.data)
         assert space.x is not None
@@ -245,30 +256,23 @@ class RecordedGradient:
         """The results of the task, which the next task of this stream does not overwrite."""
         return self._slot.space.copied(results) if self._in_space else results
 
-    def _stays_in_space(self, x: Vector, lr: Rate) -> bool:
-        """Whether a step from x may be taken in the space; what else a task computes must not move it."""
-        space = self._slot.space
-        if isinstance(lr, Tensor) or self._problem.moving:
-            return False
-        if space.lr is None:
-            space.lr = lr
-        return lr == space.lr and (x is space.x or not self._in_space)
-
-    def _record_step(self, batch: Batch, compiled: Objective | None) -> CapturedGraph:
+    def _record_step(self, batch: Batch, rate: Rate, compiled: Objective | None) -> CapturedGraph:
         """A graph of a step; the space is as before, though the step has been tried in it."""
         space = self._slot.space
         own = trees.leaves((space.x, space.statistics))
         before = [leaf.clone() for leaf in own]
         graph = CapturedGraph(
-            lambda data: self._step(Batch(data), compiled), batch.data, self._slot.stream, self._slot.pool
+            lambda data: self._step(Batch(data), rate, compiled),
+            batch.data,
+            self._slot.stream,
+            self._slot.pool,
         )
         copy_together(own, before)
         return graph
 
-    def _step(self, batch: Batch, compiled: Objective | None) -> tuple[()]:
+    def _step(self, batch: Batch, rate: Rate, compiled: Objective | None) -> tuple[()]:
         space = self._slot.space
-        assert space.lr is not None
-        after = self._problem.sgd_step(space.leaves, space.statistics, batch, space.lr, compiled)
+        after = self._problem.sgd_step(space.leaves, space.statistics, batch, rate, compiled)
         space.put_statistics(after)
         return ()
 
@@ -329,12 +333,6 @@ class GraphCache(Generic[Key]):
 def tree_signature(tree: Tree) -> tuple[Any, ...]:
     """What a graph depends on besides its function: structure, shapes and dtypes."""
     return (trees.structure(tree), *[(tuple(leaf.shape), leaf.dtype) for leaf in trees.leaves(tree)])
-
-
-def first_sentence(error: Exception) -> str:
-    """What an error says first, for a log; torch goes on for long."""
-    line = (str(error).splitlines() or [type(error).__name__])[0]
-    return re.split(r"(?<=[\w)])\.\s+(?=[A-Z])", line)[0].removesuffix(".")
 
 
 class CompilerCache:
@@ -414,7 +412,7 @@ class StreamSlot(NamedTuple):
     def on(cls, stream: torch.cuda.Stream) -> "StreamSlot":
         """Without graphs."""
         graphs: GraphCache[tuple[object, ...]] = GraphCache(_GRAPHS_PER_STREAM)
-        gradients: GraphCache[tuple[object, ...]] = GraphCache(2 * _GRADIENTS_PER_STREAM)  # and steps
+        gradients: GraphCache[tuple[object, ...]] = GraphCache(3 * _GRADIENTS_PER_STREAM)  # and steps
         return cls(stream, graphs, gradients, StepSpace(), torch.cuda.graph_pool_handle())
 
 
@@ -443,8 +441,8 @@ class StreamExecutor:
         self._recordable: bool | None = None
         self._varied = False  # whether tasks had several shapes
         self._sizes: Counter[int] = Counter()  # minibatches by their examples, where shapes vary
-        self._asked_to_compile = self._compiled = compiled
-        self._compiler = CompilerCache("streamed-compiled", problem, population)
+        self.asked_to_compile = self._compiled = compiled
+        self.compiler = CompilerCache("streamed-compiled", problem, population)
         self._differentiate: GradientFn = problem.differentiate_by_autograd
         if compiled:
             self._differentiate = problem.compiled()
@@ -453,7 +451,7 @@ class StreamExecutor:
     def fell_back(self) -> bool:
         """Whether it does not record, or not compile, as it was asked to."""
         records = self._recordable is not False and self._population.in_memory
-        return not records or self._compiled < self._asked_to_compile
+        return not records or self._compiled < self.asked_to_compile
 
     def __call__(
         self, algorithm: AnyAlgorithm, tasks: Sequence[Task], starts: Sequence[TaskStart], seed: int
@@ -467,7 +465,7 @@ class StreamExecutor:
         if results is None:
             return self._sequential(algorithm, tasks, starts, seed)
         if self._compiled:
-            self._compiler.fill(algorithm, len(tasks))
+            self.compiler.fill(algorithm, len(tasks))
         return results
 
     def close(self) -> None:
@@ -495,10 +493,13 @@ class StreamExecutor:
 
     def _attempt(self, launch: Callable[[], TaskResults]) -> TaskResults | None:
         """Launch, again without the compiler or with fewer streams if need be; None if it cannot record."""
-        cleared = False
+        cleared, refusal = False, ""  # of the compiler, which is only said if the module can be recorded
         while self._recordable:
             try:
-                return launch()
+                results = launch()
+                if refusal:
+                    log.warning(NOT_COMPILED, refusal)
+                return results
             except torch.OutOfMemoryError:
                 pass  # a handled error keeps memory alive until its handler is left
             except InputError:
@@ -506,10 +507,7 @@ class StreamExecutor:
             except Exception as error:
                 if self._compiled:
                     self._compiled, self._differentiate = False, self._problem.differentiate_by_autograd
-                    log.warning(
-                        "this module cannot be compiled, so it runs without the compiler: %s",
-                        first_sentence(error),
-                    )
+                    refusal = first_sentence(error)
                     continue
                 if "captur" not in str(error):
                     raise

@@ -18,7 +18,7 @@ from offbeat import trees
 from offbeat.core import AnyAlgorithm, Task
 from offbeat.data.population import Population
 from offbeat.engines import cuda, vmap
-from offbeat.engines.cuda import CompilerCache, StreamExecutor, first_sentence, gradient_facts
+from offbeat.engines.cuda import CompilerCache, StreamExecutor, gradient_facts
 from offbeat.engines.local import (
     DRAWS_NUMBERS,
     Executor,
@@ -31,6 +31,7 @@ from offbeat.engines.local import (
     sample_batch,
 )
 from offbeat.engines.vmap import VmapExecutor
+from offbeat.errors import first_sentence
 from offbeat.nn.problem import Precision, Problem
 
 log = logging.getLogger(__name__)
@@ -170,6 +171,15 @@ def _compiled_start(seconds: float, filled: bool) -> float:
     return seconds * (_FILLED_CACHE if filled else 1)
 
 
+def announce_compiler(executor: Executor, algorithm: AnyAlgorithm, group: int) -> None:
+    """Say that an executor compiles, before a run with groups of so many tasks, if it does."""
+    if not isinstance(executor, VmapExecutor | StreamExecutor):
+        return
+    if executor.asked_to_compile and not executor.fell_back:
+        filled = executor.compiler.filled(algorithm, group)
+        log.info("compiling the model: about %.0f s.", _compiled_start(_COMPILER_SECONDS, filled))
+
+
 class AutotuneExecutor:
     """Computes the first tasks by several candidates, and the others by what finishes the run first.
 
@@ -191,6 +201,7 @@ class AutotuneExecutor:
         self._executor: Executor | None = None
         self._group, self._groups = 0, _USUAL_GROUPS
         self._figures: dict[str, Figures] = {}
+        self._fell_back: dict[str, str] = {}  # why executions that were tried do not compute as they should
         self.chosen: str | None = None
 
     @property
@@ -208,7 +219,8 @@ class AutotuneExecutor:
         seconds = {name: figures._asdict() for name, figures in self._figures.items()}
         precision = self._problem.effective_precision
         facts = {"tasks": self._group, "groups": self._groups, "seconds": seconds}
-        return {"chosen": self.chosen, "precision": precision, **facts}
+        reasons = {"fell_back": self._fell_back} if self._fell_back else {}
+        return {"chosen": self.chosen, "precision": precision, **facts, **reasons}
 
     def __call__(
         self, algorithm: AnyAlgorithm, tasks: Sequence[Task], starts: Sequence[TaskStart], seed: int
@@ -219,10 +231,11 @@ class AutotuneExecutor:
         assert self._executor is not None
         return self._executor(algorithm, tasks, starts, seed)
 
-    def choose(self, name: str) -> None:
+    def choose(self, name: str, algorithm: AnyAlgorithm) -> None:
         """Compute in this way from now on; a name of an earlier version is ignored."""
         if name in self._candidates:
             self.chosen, self._executor = name, self._make(name)
+            announce_compiler(self._executor, algorithm, self._group)
 
     def close(self) -> None:
         if self._executor is not None:
@@ -259,7 +272,7 @@ class AutotuneExecutor:
         while self._executor is None:
             name = choose_execution(self._figures, names, self._groups, filled)
             if name in known:
-                self.choose(name)
+                self.choose(name, algorithm)
                 continue
             if name.endswith(_COMPILED):
                 log.info(
@@ -282,11 +295,13 @@ class AutotuneExecutor:
                     # neither it nor what would be compiled of it is tried again, unless nothing else is left
                     left = [each for each in names if name not in (each, each.removesuffix(_COMPILED))]
                     left, spare = _with_spare(left, spare)
+                    self._fell_back[name] = "; ".join(said) or "the examples of clients are not in memory"
                     if left:
                         names = left
                         executor.close()
-                        log.info("%s execution is not used: %s", name, "; ".join(map(str, said)))
+                        log.info("%s execution is not used: %s", name, self._fell_back[name])
                     else:
+                        self._figures[name] = figures
                         self._take(name, executor, said)
                     continue
                 self._figures[name] = stored[name] = figures

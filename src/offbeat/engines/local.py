@@ -36,6 +36,7 @@ from offbeat.trees import Tree
 SMALL_MODEL = 50_000  # parameters up to which a CPU gains from computing clients together
 
 DRAWS_NUMBERS = "this module draws random numbers, so its clients are computed one by one."
+NOT_COMPILED = "this module cannot be compiled, so it runs without the compiler: %s"
 
 LocalFn: TypeAlias = Callable[["TaskInputs"], "TaskResults"]
 

@@ -29,7 +29,7 @@ from offbeat.data.client_store import Anywhere, MemoryBackend, make_client_store
 from offbeat.data.population import Population
 from offbeat.engines.cuda import SideStream
 from offbeat.engines.engine import ClientUpdates
-from offbeat.engines.execution import Autotune, AutotuneExecutor, Execution
+from offbeat.engines.execution import Autotune, AutotuneExecutor, Execution, announce_compiler
 from offbeat.engines.local import (
     ClientMemory,
     Executor,
@@ -318,6 +318,7 @@ class Simulation:
     def expect(self, buffer: int, rounds: int) -> None:
         if isinstance(self._executor, PlansAhead):
             self._executor.expect(buffer, rounds)
+        announce_compiler(self._executor, self._algorithm, buffer)
 
     def execution(self) -> dict[str, Any] | None:
         return self._executor.report() if isinstance(self._executor, ReportsExecution) else None
@@ -436,7 +437,7 @@ class Simulation:
         self._store.load(facts["clients"], [tensors[f"memory.{leaf}"] for leaf in range(facts["columns"])])
         self._messages = {version: self._load_message(version, tensors) for version in facts["versions"]}
         if isinstance(self._executor, AutotuneExecutor) and facts["way"] is not None:
-            self._executor.choose(facts["way"])
+            self._executor.choose(facts["way"], self._algorithm)
         self._open_visits = {}
         if self._ahead:
             for task in sorted(self._clock.flying(), key=lambda task: task.visit):

@@ -1,6 +1,7 @@
 """Many clients at once by `vmap`, with gradients that torch compiles on request."""
 
 import logging
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,12 +18,12 @@ from offbeat.engines.cuda import (
     CapturedGraph,
     CompilerCache,
     GraphCache,
-    first_sentence,
     new_stream,
     tree_signature,
 )
 from offbeat.engines.local import (
     DRAWS_NUMBERS,
+    NOT_COMPILED,
     PaddedIndices,
     PaddingCheck,
     SequentialExecutor,
@@ -36,7 +37,7 @@ from offbeat.engines.local import (
     read_padded,
     stacked_inputs,
 )
-from offbeat.errors import InputError
+from offbeat.errors import InputError, first_sentence
 from offbeat.nn.problem import Problem, Statistics
 from offbeat.trees import Structure, Tree
 
@@ -189,6 +190,8 @@ class VmapExecutor:
     ) -> None:
         if chunk is not None and chunk < 1:
             raise InputError(f"a chunk of {chunk} clients cannot be computed: give at least 1.")
+        # what torch can only compute client by client, it says of each operation, asking users to report it
+        warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
         self._problem = problem
         self._population = population
         if chunk is None and problem.device.type == "cpu":
@@ -198,12 +201,13 @@ class VmapExecutor:
         self._padding = PaddingCheck(problem, population)
         self._mappable = True
         self._doubt = ""  # an error that the module may have by itself
+        self._refusal = ""  # of the compiler, which is only said if the module can be mapped at all
         self._warned = False  # that the chunk was halved
         self._out_of_memory = False  # in the last attempt
         self._usual = 0  # tasks of most groups; 0: not known
         self._last_count = 0  # tasks of the last call
-        self._asked_to_compile = self._compiled = compiled
-        self._compiler = CompilerCache("mapped-compiled", problem, population)
+        self.asked_to_compile = self._compiled = compiled
+        self.compiler = CompilerCache("mapped-compiled", problem, population)
         self._differentiate = CompiledGradient(problem) if compiled else problem.differentiate
         self._graphs: GraphCache[tuple[object, ...]] | None = None
         if problem.device.type == "cuda" and population.in_memory:
@@ -219,7 +223,7 @@ class VmapExecutor:
     @property
     def fell_back(self) -> bool:
         """Whether it does not map, or not compile, as it was asked to."""
-        return not self._mappable or self._compiled < self._asked_to_compile
+        return not self._mappable or self._compiled < self.asked_to_compile
 
     def expect(self, group: int, groups: int) -> None:
         self._usual = group
@@ -244,7 +248,7 @@ class VmapExecutor:
                     self._doubt = ""
             parts.append(result)
         if self._compiled and self._mappable:
-            self._compiler.fill(algorithm, self._usual)
+            self.compiler.fill(algorithm, self._usual)
         return join_results(groups, parts)
 
     def close(self) -> None:
@@ -289,7 +293,11 @@ class VmapExecutor:
             message = starts[0].message if shared else ()
             each = [start._replace(message=()) for start in starts] if shared else starts
             inputs = stacked_inputs(each, keys, padded, self._problem.device)
-            return self._map(algorithm, data, message, inputs, len(starts))
+            results = self._map(algorithm, data, message, inputs, len(starts))
+            if self._refusal:
+                log.warning(NOT_COMPILED, self._refusal)
+                self._refusal = ""
+            return results
         except torch.OutOfMemoryError:
             self._out_of_memory = True
         except InputError:
@@ -300,7 +308,7 @@ class VmapExecutor:
                 self._give_up(reason)
             elif self._compiled:
                 self._compiled, self._differentiate = False, self._problem.differentiate
-                log.warning("this module cannot be compiled, so it runs without the compiler: %s", reason)
+                self._refusal = reason
             elif self._graphs is not None and "captur" in str(error):
                 self._graphs = None
                 log.warning("this module cannot be recorded as a graph: %s", reason)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 from fnmatch import fnmatchcase
 from functools import partial
+from types import FunctionType
 from typing import Any, TypeAlias
 
 import torch
@@ -124,14 +125,14 @@ class Problem:
         named = {name: p for name, p in self._training.named_parameters() if p.requires_grad}
         if not named:
             raise InputError("the module has no parameter that requires a gradient: nothing to train.")
+        if any(p.is_complex() for p in named.values()):
+            raise InputError(
+                "complex parameters are not supported, since updates are sums of real numbers: keep real and "
+                "imaginary parts as parameters, and use torch.view_as_complex in forward."
+            )
         kinds = {(p.dtype, p.device) for p in named.values()}
         if len(kinds) > 1:
             raise InputError("the module's parameters must share one dtype and one device: convert it first.")
-        if any(p.is_complex() for p in named.values()):
-            raise InputError(
-                "the module's parameters are complex, and updates are sums of real numbers: keep their real "
-                "and imaginary parts as parameters, and use torch.view_as_complex in forward."
-            )
         kept = self._evaluating.state_dict().keys()
         buffers = {name: buffer for name, buffer in self._evaluating.named_buffers() if name in kept}
         own = _matching(personal, [*named, *buffers])
@@ -287,8 +288,15 @@ class Problem:
 
     def compiled(self, backend: str = "inductor") -> "CompiledObjective":
         """`differentiate_by_autograd` with an objective compiled by torch, once for each minibatch shape."""
-        objective = torch.compile(partial(self._objective, self._training), backend=backend, dynamic=False)
-        return CompiledObjective(partial(self._by_autograd, objective), objective)
+
+        def objective(*given: Any) -> Any:
+            return self._objective(self._training, *given)
+
+        # torch compiles the same code a few times only, and then runs it as it is without a word
+        code = objective.__code__.replace()
+        own = FunctionType(code, objective.__globals__, closure=objective.__closure__)
+        compiled: Objective = torch.compile(own, backend=backend, dynamic=False)
+        return CompiledObjective(partial(self._by_autograd, compiled), compiled)
 
     def leaves(self, x: Vector) -> dict[str, Tensor]:
         """`parameters`, of which gradients can be taken."""

@@ -61,7 +61,7 @@ from offbeat.training.loop import check_extendable, check_fit
 from offbeat.training.method import build_method, check_schedules_last
 from offbeat.training.standardise import Scaling, describe_scales, measure_scaling
 from offbeat.training.stopping import StopRules, parse_target
-from offbeat.training.task import LearningTask, named_task
+from offbeat.training.task import LearningTask, failure, named_task
 
 _WORKERS_GRADIENTS = 2_000  # gradients of a larger model that make up for the start of worker processes
 _FEW_OPERATIONS = 20_000_000  # of a gradient, below which torch's calls dominate, which `vmap` saves
@@ -347,6 +347,7 @@ def build_run(
             sums = Secure() if experiment.secure else PlainSum()
             scaling = measure_scaling(problem, population, sums, experiment.seed)
         problem = standardised_problem(experiment, problem, algorithm, scaling)
+    check_minibatch(problem, population, experiment.seed)
     backend = parse_memory_backend(experiment.memory)
     located = with_folder(backend, folder) if folder else backend
     make_client_store(located, ClientMemory.initial(algorithm, problem), len(population), device)  # or raises
@@ -393,6 +394,18 @@ def build_problem(
             "them, such as one with GroupNorm."
         )
     return problem
+
+
+def check_minibatch(problem: Problem, population: Population, seed: int) -> None:
+    """Refuse a module or a loss that fails on the first minibatch of the first client."""
+    batch = Batch(load_examples(population, population.indices(0, 0, seed)[0], problem))
+    try:
+        problem.draws_random_numbers(batch)
+    except (InputError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        words = f"the module or its loss fails on a minibatch of the data: {failure(error)}"
+        raise InputError(words) from error
 
 
 def standardised_problem(
@@ -453,7 +466,7 @@ def choose_engine(
 
 
 def _operations(problem: Problem, population: Population) -> float:
-    """The operations of one gradient; infinite for a module that fails, which the run will report."""
+    """The operations of one gradient; infinite where torch cannot count them."""
     try:
         indices = population.indices(0, 0, 0)[0]
         return problem.flops(Batch(load_examples(population, indices, problem)))

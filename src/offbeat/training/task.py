@@ -435,6 +435,7 @@ def failure(error: Exception) -> str:
     if isinstance(error, InputError):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "site-packages" not in frame.filename]
+    others = "site-packages", str(Path(__file__).parents[1])
+    own = [frame for frame in frames if not any(folder in frame.filename for folder in others)]
     where = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
     return f"{error_summary(error)}{where}."

@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from experiments.tuning_free import varied
 from experiments.tuning_free.bouncing import Bouncing
 from experiments.tuning_free.steady import Steady
 from experiments.tuning_free.unit_tasks import (
@@ -995,11 +996,13 @@ def work(jobs: Any, results: Any, given: argparse.Namespace, until: float) -> No
         if given.hasty and time.time() + given.hasty * cost(system, what) > until:
             print(f"{name}: left out, as it would not end in time", flush=True)
             continue
-        some = [rule for rule in rules if rule != OWN and what == "rules"]
+        some = [rule for rule in rules if rule["rule"] in RULES and what == "rules"]
+        forms = [rule for rule in rules if rule["rule"] == "varied" and what == "rules"]
         rates = RATES[int(what.split()[-1]) :: PARTS] if what.startswith("rates") else ()
         try:
             race = Race(system, seed, some, rates, stored, given.device)
             records = race.run() if some or rates else []
+            records += varied.run(race, forms, LOOKS) if forms else []
             records += [record_cadence(race)] if OWN in rules and what == "rules" else []
             records += record_rival(race, what) if rival else []
         except Exception as error:  # a job that fails must not take the others with it

@@ -6,7 +6,8 @@ set with the results.
 
 - `python -m experiments.tuning_free.unit_table show --draw development --set fifth` prints the rules of a
   set, best first: mean and worst shortfall against FedBuff's best rates, and failures. `--systems` adds a
-  column for each system, and `--words` keeps to rules that have all of these words.
+  column for each system, `--words` keeps to rules that have all of these words, and `--draw` takes several
+  draws with commas between them.
 - `python -m experiments.tuning_free.unit_table best --draw development` prints FedBuff's best and the
   best fixed unit of each system.
 - `python -m experiments.tuning_free.unit_table sweep` prints results by scale, `python -m
@@ -63,8 +64,9 @@ def compact(sources: list[Path], out: Path) -> None:
         order = [runs[text] for text in rules[name] if text in runs]
         entry["seeds"] = sorted(order[0])
         entry["finals"] = [[runs[seed]["curve"][-1] for seed in entry["seeds"]] for runs in order]
-        units = [[runs[seed]["signals"]["unit"][-1] for seed in entry["seeds"]] for runs in order]
-        entry["unit"] = [float(f"{math.exp(mean(map(math.log, row))):.2g}") for row in units]
+        if "signals" in order[0][entry["seeds"][0]]:  # some records of forms have scores alone
+            units = [[runs[seed]["signals"]["unit"][-1] for seed in entry["seeds"]] for runs in order]
+            entry["unit"] = [float(f"{math.exp(mean(map(math.log, row))):.2g}") for row in units]
         if name == "first":  # how far one minibatch's gradient turned, by fixed units
             entry["part"] = [
                 round(mean(mean(runs[seed]["signals"]["part"][1:]) for seed in entry["seeds"]), 2)
@@ -87,7 +89,7 @@ def read(path: Path) -> tuple[dict[str, list[Record]], list[Record], dict[tuple[
     """Return the rules of each set, the systems, and FedBuff's best of each system."""
     records = [json.loads(line) for line in path.read_text().splitlines()]
     rules = {record["set"]: record["rules"] for record in records if "rules" in record}
-    systems = [record for record in records if "unit" in record]
+    systems = [record for record in records if "finals" in record and "fedbuff" not in record]
     best = {(record["draw"], record["system"]): record for record in records if "fedbuff" in record}
     for (draw, system), record in list(best.items()):  # panels name a system by the draw that it is of
         best |= {(panel, f"{draw}: {system}"): record for panel in ("panel", "sound")}
@@ -102,15 +104,16 @@ def short_name(rule: Record) -> str:
 def show(given: argparse.Namespace) -> None:
     """Print the rules of a set on a draw, best first."""
     rules, systems, best = read(given.records)
-    some = [record for record in systems if (record["draw"], record["set"]) == (given.draw, given.set)]
-    some = [record for record in some if (given.draw, record["system"]) in best]  # where FedBuff ran, too
+    draws = given.draw.split(",")
+    some = [record for record in systems if record["draw"] in draws and record["set"] == given.set]
+    some = [record for record in some if (record["draw"], record["system"]) in best]  # where FedBuff ran, too
     rows = []
     for n, rule in enumerate(rules[given.set]):
         if not all(word in short_name(rule) for word in given.words):
             continue
         behind, failed = [], 0
         for record in some:
-            other = best[given.draw, record["system"]]
+            other = best[record["draw"], record["system"]]
             bar = mean(other["finals"])
             behind.append(bar - mean(record["finals"][n]))
             failed += sum(bar - value > FAILED for value in record["finals"][n])

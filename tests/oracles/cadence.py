@@ -19,7 +19,7 @@ have clients of the first model alone; recent begins so, too, and in a buffer of
 the first model alone, or none, its logarithm moves by S / (S + 10) towards that of the R they had, times the
 odds of their mean. For clients of later models that R is a geometric running mean over 1 + age versions.
 
-A server step is at most 0.12 units long, which is as far as a task goes whose steps have unrelated directions.
+A server step is at most 0.12 units long, as far as a task goes whose steps have unrelated directions.
 
 For noise the unit is the first model's norm, nothing is reported, the server goes half as far while a client
 is at work, a step is at most as many units long as the mean of the tasks' steps, and coordinates are

@@ -31,9 +31,9 @@ each new square).
 
 With `noisy`, for noise that is added for privacy, U is the norm of the first model, or 1, clients upload
 vectors alone, the 8 is 4, r is at most 1 in place of 0.12 / |D|, and coordinates are divided by the square
-root of what they are divided by otherwise. Without `variates` there is no c, clients keep nothing, and step along v_k as it is, of which they
-upload the mean. All that is uploaded is bounded: d by 1, the change of c_i by 2, b by 1. docs/cadence.md has
-the reasons, and what is proved.
+root of what they are divided by otherwise. Without `variates` there is no c, clients keep nothing, and step
+along v_k as it is, of which they upload the mean. All that is uploaded is bounded: d by 1, the change of c_i
+by 2, b by 1. docs/cadence.md has the reasons, and what is proved.
 """
 
 from dataclasses import dataclass

@@ -10,8 +10,9 @@ OURS: tuple[str, dict[str, Any]] = ("cadence", {})
 # Of cadence: 1 divided each gradient by its own norm, and did not even out coordinates; 2 had the model's
 # norm for its unit of length; 3 found it from how far the path had come; 4 began with half the unit, and let
 # it grow more slowly and less far; 5 had unit steps throughout, also in tasks of more than 10 steps; 6 had a
-# unit that never shrank, and no way back from a model that has died.
-FORM = 8
+# unit that never shrank, and no way back from a model that has died; 7 took its unit from directions; 8 had
+# server steps of up to a unit by the length of the mean step.
+FORM = 9
 PRINTED: tuple[str, dict[str, Any]] = ("adamasfl", {})
 
 # Data, model and who has what; sizes are those of `runs.DEFAULT` where nothing else is said.

@@ -191,8 +191,9 @@ def sections() -> dict[str, str]:
         "explored eighth": grouped(EIGHTH, "what differs"),
         "explored ninth": grouped(NINTH, "task, or what differs"),
         "explored tenth": grouped(TENTH, "what differs, or what was measured"),
-        "explored fifteenth": _forms(FORM - 1),
-        "explored eighteenth": _forms(FORM),
+        "explored fifteenth": _forms(7),
+        "explored eighteenth": _forms(8),
+        "explored nineteenth": _forms(FORM),
     }
 
 

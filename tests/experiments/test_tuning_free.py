@@ -76,15 +76,15 @@ def test_a_table_is_made_from_the_records(name: str) -> None:
 
 def test_what_is_said_of_the_systems_held_out_holds() -> None:
     behind = [100 * outcome.shortfall for outcome in HELD]
-    assert round(sum(behind) / len(behind), 1) == 1.1
+    assert round(sum(behind) / len(behind), 1) == 1.2
     assert (
-        "behind, by 1.1 points in the mean: ahead in one, within 0.4 in three, and behind by 1.7 to 3.9 "
-        "in the other three, all on MNIST of 14 x 14." in PAGE
+        "behind, by 1.2 points in the mean: ahead in one, within 0.7 in two, and behind by 1.3 to 3.5 "
+        "in the other four, three of them on MNIST of 14 x 14." in PAGE
     )
-    assert [round(points, 1) for points in behind if points > 0] == [0.3, 1.7, 3.1, 0.2, 0.4, 3.9]
+    assert [round(points, 1) for points in behind if points > 0] == [0.7, 2.1, 2.8, 1.3, 0.0, 3.5]
     assert sum(points < 0 for points in behind) == 1
     far = {outcome.system["task"] for outcome in HELD if 100 * outcome.shortfall > 1}
-    assert far == {"MNIST of 14 x 14, MLP"}
+    assert far == {"MNIST of 14 x 14, MLP", "digits, linear"}
 
 
 def test_the_method_of_the_page_is_the_default() -> None:
@@ -314,9 +314,7 @@ def test_a_system_is_asked_for_again_once_the_method_has_another_form() -> None:
     left = [cell for cell in asked if bench.named(cell) not in known]
     former = {outcome.system["task"] for outcome in (*BENCH, *HELD) if outcome.former}
     assert {cell["task"] for cell in left} == former
-    assert all(
-        any(bench.named(cell | {"form": form}) in known for form in (FORM - 3, FORM - 1)) for cell in left
-    )
+    assert all(any(bench.named(cell | {"form": form}) in known for form in (5, 7, 8)) for cell in left)
 
 
 def test_groups_differ_in_concurrency_alone() -> None:
@@ -685,14 +683,14 @@ def test_what_the_page_says_of_the_tenth_exploration_holds() -> None:
         assert all(abs(other - usual) < 0.1 for other in others)
 
 
-@pytest.mark.parametrize("form", [systems.FORM - 1, systems.FORM])
-def test_what_the_page_says_of_the_last_two_forms_on_the_bench_holds(form: int) -> None:
+@pytest.mark.parametrize("form", [7, 8, 9])
+def test_what_the_page_says_of_the_last_forms_on_the_bench_holds(form: int) -> None:
     gains = []
     for _, before, now in table.forms(form):
         assert before.keys() == now.keys()
         gains.append(100 * float(np.mean([now[seed]["last"] - before[seed]["last"] for seed in now])))
         for run in now.values():
-            assert form == systems.FORM or run["unit"] == 2  # its bound, so nothing returned
+            assert form != 7 or run["unit"] == 2  # its bound, so nothing returned
     said = (
         f"{np.mean(gains):+.2f} points in the mean of {len(gains)} systems, "
         f"between {min(gains):+.2f} and {max(gains):+.2f}."

@@ -1,7 +1,8 @@
-"""The eleventh to eighteenth explorations show what their records hold, and simulate the methods."""
+"""The eleventh to nineteenth explorations show what their records hold, and simulate the methods."""
 
 import argparse
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from experiments.tuning_free import unit_rules, unit_table, unit_tasks
+from experiments.tuning_free import unit_rules, unit_table, unit_tasks, varied
 from experiments.tuning_free.bouncing import Bouncing
 from experiments.tuning_free.steady import Steady
 from hypothesis import given, settings
@@ -183,12 +184,16 @@ def test_the_page_of_cadence_has_the_scales_and_the_short_runs_of_the_records(
     unit_table.show_scales(argparse.Namespace(records=FOLDER / "unit_rules.jsonl"))
     assert capsys.readouterr().out in page
     said = re.search(
-        r"Cadence is (\S+) points ahead .* over (\d+) systems .* was (\S+) behind\), .* in (\d) of them", page
+        r"Cadence is (\S+) points behind .* over (\d+) systems .* was (\S+) behind, .* this (\S+) ahead\), "
+        r".* in (\d) of them",
+        page,
     )
     assert said is not None
-    ((ahead, _, _, failed, _),) = printed("short", "own", capsys)
+    ((behind, _, _, failed, _),) = printed("short", "nineteenth", capsys)
+    ((before, *_),) = printed("short", "own", capsys)
     former = min(printed("short", "final", capsys), key=lambda row: -float(row[0]))
-    assert said.groups() == (ahead.removeprefix("-"), failed.split()[-1], former[0], failed.split()[0])
+    lost, count = failed.split(" of ")
+    assert said.groups() == (behind, count, former[0], before.removeprefix("-"), lost)
 
 
 EIGHTEENTH = (FOLDER / "README.md").read_text().partition("## Eighteenth exploration")[2]
@@ -230,6 +235,97 @@ def test_the_tables_of_the_eighteenth_exploration_are_printed_from_the_records(
     assert [row[1:] for row in table(1, EIGHTEENTH)] == draws
     cnns = {name: cells[:1] for name, cells in shown("cnns", "cnns", capsys).items()}
     assert {row[0]: row[1:] for row in table(3, EIGHTEENTH)} == cnns
+
+
+NINETEENTH = EIGHTEENTH.partition("## Nineteenth exploration")[2]
+FORMER = ", longest 1e+09, top 1"
+
+
+def named(text: str) -> str:
+    """A form by the name that the page has for it."""
+    text = text.removeprefix("varied, ").removeprefix("varied")
+    if text.startswith(FORMER.removeprefix(", ")):
+        return ", ".join(["the form before", *filter(None, text[len(FORMER) - 2 :].split(", "))])
+    return text.replace("longest 1e+09, ", "") or "this form"
+
+
+def forms(draws: str, name: str, capsys: pytest.CaptureFixture[str]) -> dict[str, list[str]]:
+    """What the program prints of a set of forms on some draws, by the name of each."""
+    given = argparse.Namespace(
+        records=FOLDER / "unit_rules.jsonl", draw=draws, set=name, words=[], systems=False
+    )
+    unit_table.show(given)
+    lines = capsys.readouterr().out.splitlines()[2:]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return {named(row[0]): row[1:] for row in rows}
+
+
+@pytest.mark.parametrize(
+    ("number", "draws", "name"),
+    [
+        (0, "development,fresh,another", "networks"),
+        (1, "short,test", "networks-three"),
+        (2, "panel,short,test,unseen", "tried"),
+        (3, "panel,short,test,unseen", "tried-two"),
+        (4, "panel,short", "varied"),
+    ],
+)
+def test_the_tables_of_the_nineteenth_exploration_are_printed_from_the_records(
+    number: int, draws: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = forms(draws, name, capsys)
+    assert len(found) == len(unit_rules.SETS[name])
+    assert {row[0]: row[1:] for row in table(number, NINETEENTH)} == found
+
+
+def test_what_the_page_says_of_draws_in_the_nineteenth_exploration_holds(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (own,) = shown("later", "nineteenth", capsys).values()
+    rivals = shown("later", "rivals", capsys)
+    assert {row[0]: row[1:] for row in table(5, NINETEENTH)} == {"cadence": own} | rivals
+    assert len(rivals) == 4
+    assert all(float(row[0]) > float(own[0]) for row in rivals.values())
+    (short,), (panel,) = (shown(draw, "nineteenth", capsys).values() for draw in ("short", "panel"))
+    failed, count = short[4].split(" of ")
+    assert f"There {failed} of {count} systems fail, where 3 did, and the mean is {short[0]}," in NINETEENTH
+    assert panel[4] == "0 of 19"
+    assert f"On the panel it is {panel[0]}, where it was -2.8, and no system fails." in NINETEENTH
+    _, systems, best = unit_table.read(FOLDER / "unit_rules.jsonl")
+    behind = {
+        record["system"]: np.mean(best["later", record["system"]]["finals"]) - record["finals"][0][0]
+        for record in systems
+        if (record["draw"], record["set"]) == ("later", "nineteenth")
+    }
+    first, *rest = sorted(behind, key=lambda name: -behind[name])
+    assert f"One fails, `{first}` by {behind[first]:.1f} points" in NINETEENTH
+    assert f"the next are `{rest[0]}` ({behind[rest[0]]:.1f} behind) and `{rest[1]}`" in NINETEENTH
+
+
+def test_forms_with_other_constants_take_the_steps_of_the_method() -> None:
+    digits = load_digits()
+    stored = {"digits_x": digits.data.astype(np.float32), "digits_y": digits.target}
+    system = unit_tasks.System("check", "digits", "mlp", "dirichlet:0.3", 30, 8, 3, 4, 5, 40, "mild")
+    race = unit_rules.Race(system, 0, [], (), stored, dtype=torch.float64)
+    scored: list[Tensor] = []
+    race.score = lambda at: (scored.append(at), at[:, 0])[1]  # type: ignore[method-assign]
+    changed = {"between": 0.5, "brake": 2, "lead": 2, "tail": 5, "warm": 5}  # which are 0 in the method
+    others = [
+        {name: changed.get(name, 0.05 if math.isinf(value) else value / 4)}
+        for name, value in varied.CONSTANTS.items()
+    ]
+    made = varied.run(race, [{"rule": "varied"}, *others], (1.0,))
+    *_, state = unit_rules.follow(race, Cadence.tuned(steps=system.steps))
+    (models,) = scored
+    torch.testing.assert_close(models[0], state.x, rtol=0, atol=1e-12)
+    assert made[0]["signals"]["unit"] == [float(f"{float(state.unit / race.size):.4g}")]
+    idle = {
+        name
+        for other, model in zip(others, models[1:], strict=True)
+        for name in other
+        if torch.allclose(model, models[0], rtol=0, atol=1e-9)
+    }
+    assert idle == {"zero"}  # which counts with a brake alone
 
 
 def test_what_the_page_says_of_the_systems_of_the_unseen_draw_holds() -> None:

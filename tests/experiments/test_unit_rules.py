@@ -299,7 +299,7 @@ def test_what_the_page_says_of_draws_in_the_nineteenth_exploration_holds(
     }
     first, *rest = sorted(behind, key=lambda name: -behind[name])
     assert f"One fails, `{first}` by {behind[first]:.1f} points" in NINETEENTH
-    assert f"the next are `{rest[0]}` ({behind[rest[0]]:.1f} behind) and `{rest[1]}`" in NINETEENTH
+    assert f"The next are `{rest[0]}` ({behind[rest[0]]:.1f} behind) and `{rest[1]}`" in NINETEENTH
 
 
 def test_forms_with_other_constants_take_the_steps_of_the_method() -> None:

@@ -109,7 +109,7 @@ def core(monkeypatch: pytest.MonkeyPatch, unit: float) -> Cadence:
 
     In the unit that the method takes, no proof says more than that the model comes back.
     """
-    monkeypatch.setattr(cadence_module, "_EQUALISED", 0.0)
+    monkeypatch.setattr(cadence_module, "_equalise", lambda step, squares: step)
     monkeypatch.setattr(cadence_module, "_UNIT", unit)
     return Cadence.tuned(1, variates=False)
 
@@ -210,7 +210,7 @@ def test_while_a_client_is_at_work_the_server_goes_no_further_than_eight_times_t
 def test_on_a_bowl_the_distance_first_grows_by_as_much_as_the_page_says(
     monkeypatch: pytest.MonkeyPatch, late: int, farthest: float
 ) -> None:
-    monkeypatch.setattr(cadence_module, "_EQUALISED", 0.0)
+    monkeypatch.setattr(cadence_module, "_equalise", lambda step, squares: step)
     x = 4 * torch.ones(6, dtype=torch.float64)
     path, _ = drift(Cadence.tuned(1, variates=False), x, bowl(1.0), torch.zeros(60, 1, 6).double(), late)
     distances = [float(place.norm() / x.norm()) for place in path]

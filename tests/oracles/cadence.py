@@ -21,9 +21,8 @@ odds of their mean. For clients of later models that R is a geometric running me
 
 A server step is at most 0.12 units long, as far as a task goes whose steps have unrelated directions.
 
-For noise the unit is the first model's norm, nothing is reported, the server goes half as far while a client
-is at work, a step is at most as many units long as the mean of the tasks' steps, and coordinates are
-divided by the square root of their root mean square.
+For noise the unit is the first model's norm, nothing is reported, what a task uploads of its steps has unit
+length, and a server step has no bound but those by staleness and by the recent length.
 """
 
 import numpy as np
@@ -49,7 +48,6 @@ def cadence(run: Run, *, local_steps: int, variates: bool = True, noisy: bool = 
     reaches = [norm]  # R, by version
     of_the_first: list[float] = []  # what clients of the first model reported
     recent, sent = norm, norm
-    fastest, power = (4, 0.5) if noisy else (8, 1)
 
     for t, step in enumerate(steps):
         descent, shift, reports = np.zeros_like(path[0]), np.zeros_like(path[0]), []
@@ -70,7 +68,7 @@ def cadence(run: Run, *, local_steps: int, variates: bool = True, noisy: bool = 
                 u = (v + others) / np.linalg.norm(v + others) if variates else v
                 y = y - 0.12 / np.sqrt(local_steps) * unit * u
                 found, taken = found + v / count, taken + u / count
-            descent += taken / len(step)
+            descent += (taken / np.linalg.norm(taken) if noisy else taken) / len(step)
             shift += found - own[client]
             own[client] = found
 
@@ -95,11 +93,11 @@ def cadence(run: Run, *, local_steps: int, variates: bool = True, noisy: bool = 
 
         length = float(np.linalg.norm(descent))
         lengths = 0.9 * lengths + 0.1 * length if t else length
-        rate = min(0.75 / np.sqrt(t + 1) / lengths, fastest * 0.12 * np.sqrt(local_steps) / (1 + ages[-1]))
-        rate = min(rate, 1.0 if noisy else 0.12 / length)
+        rate = min(0.75 / np.sqrt(t + 1) / lengths, 8 * 0.12 * np.sqrt(local_steps) / (1 + ages[-1]))
+        rate = rate if noisy else min(rate, 0.12 / length)
         squares = 0.99 * squares + 0.01 * descent**2
         usual = np.sqrt(squares / (1 - 0.99 ** (t + 1)))
-        equalised = descent / (usual + 1e-3 * np.sqrt(np.mean(usual**2)) + 1e-12) ** power
+        equalised = descent / (usual + 1e-3 * np.sqrt(np.mean(usual**2)) + 1e-12)
         equalised *= length / np.linalg.norm(equalised)
         path.append(path[-1] - rate * 6 * reaches[-1] * equalised)
         models.append(models[-1] + 9 / (t + 10) * (path[-1] - models[-1]))

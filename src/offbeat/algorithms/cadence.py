@@ -29,11 +29,10 @@ of all c_i, and seen the share of the clients that took part at least once, as i
 equal(D) has the length of D, and each coordinate divided by its recent root mean square (a weight of 0.01 for
 each new square).
 
-With `noisy`, for noise that is added for privacy, U is the norm of the first model, or 1, clients upload
-vectors alone, the 8 is 4, r is at most 1 in place of 0.12 / |D|, and coordinates are divided by the square
-root of what they are divided by otherwise. Without `variates` there is no c, clients keep nothing, and step
-along v_k as it is, of which they upload the mean. All that is uploaded is bounded: d by 1, the change of c_i
-by 2, b by 1. docs/cadence.md has the reasons, and what is proved.
+With `noisy`, for noise that is added for privacy, clients upload d / |d| in place of d, and no b, U is the norm
+of the first model, or 1, and r has no bound 0.12 / |D|. Without `variates` there is no c, clients keep
+nothing, and step along v_k as it is, of which d is the mean. All that is uploaded is bounded: d by 1, the
+change of c_i by 2, b by 1. docs/cadence.md has the reasons, and what is proved.
 """
 
 from dataclasses import dataclass
@@ -43,7 +42,7 @@ from offbeat.algorithms.registry import Cost, Method, Setting, check_interval, c
 from offbeat.core import Batch, Batches, Cohort, Gradient, Tensor, Traits, Vector, Visit, scan, zeros_like
 
 _WALK = 0.12  # the way of a task whose steps have unrelated directions, and the longest server step; in units
-_LEAP, _NOISY_LEAP = 8.0, 4.0  # the server's longest way while a client is at work, by that of the client
+_LEAP = 8.0  # the server's longest way while a client is at work, by that of the client
 _STRIDE = 0.75
 _UNIT = 6.0  # by the loss over the norm of its gradient
 _POWER = 1 / 3  # power of what that ratio is by what it was at first
@@ -53,7 +52,6 @@ _SILENT, _UNKNOWN = 0.5, 1 / 21  # where a client cannot tell that number, and n
 _TINY = 1e-12  # a gradient that is zero has no direction
 _DEGREE = 8  # of the weights of the path
 _RECENT = 0.1  # weight of a new staleness, or length
-_EQUALISED, _NOISY_EQUALISED = 1.0, 0.5  # 0: coordinates as they are, 1: all about as long
 _SECOND = 0.01  # weight of a new square
 _LEAST = 1e-3  # of the root mean square over all coordinates, added to each one's own
 
@@ -96,7 +94,7 @@ class Message(NamedTuple):
 class Upload(NamedTuple):
     """Client to server."""
 
-    descent: Vector  # mean unit step, norm at most 1
+    descent: Vector  # mean unit step, or under noise its direction; norm at most 1
     shift: Vector  # change of the control variate
     ratio: Tensor | tuple[()] = ()  # () loss, by itself and the norm of the gradient times the reach
 
@@ -149,7 +147,7 @@ class Cadence:
             steps=steps,
             local_lr=_WALK / steps**0.5,
             stride=_STRIDE,
-            leap=(_NOISY_LEAP if noisy else _LEAP) * _WALK * steps**0.5,
+            leap=_LEAP * _WALK * steps**0.5,
             variates=variates,
             noisy=noisy,
         )
@@ -224,7 +222,8 @@ class Cadence:
 
         begun = _Walk(zero, zero if kept else (), none, silent, message.stride)
         walk = scan(step, begun, batches)
-        descent = walk.descent / batches.steps
+        # noise is as large as the bound of 1 asks for, however short the mean step is
+        descent = walk.descent / (walk.descent.norm().clamp_min(_TINY) if self.noisy else batches.steps)
         ratio = () if isinstance(reach, tuple) else walk.ratio
         if isinstance(walk.total, tuple) or isinstance(c_i, tuple):
             return Descent(descent, ratio), ()
@@ -241,10 +240,11 @@ class Cadence:
         unit, ratios = self._measure(state, mean, cohort, age)
         longest = self.stride / (cohort.version + 1) ** 0.5
         rate = (self.leap / (1 + age)).minimum(longest / length.clamp_min(_TINY))
-        rate = rate.clamp_max(1.0) if self.noisy else rate.minimum(_WALK / norm.clamp_min(_TINY))
+        if not self.noisy:
+            rate = rate.minimum(_WALK / norm.clamp_min(_TINY))
         second = state.second + _SECOND * (mean.descent.square() - state.second)
         squares = second / (1 - (1 - _SECOND) ** (cohort.version + 1))
-        equalised = _equalise(mean.descent, squares, _NOISY_EQUALISED if self.noisy else _EQUALISED)
+        equalised = _equalise(mean.descent, squares)
         path = state.path - rate * unit * equalised
         c = state.c
         if isinstance(mean, Upload) and not isinstance(c, tuple):
@@ -294,10 +294,10 @@ def _logit(part: Tensor) -> Tensor:
     return part.clamp_min(_TINY).log() - (1 - part).log()
 
 
-def _equalise(step: Vector, squares: Vector, power: float) -> Vector:
+def _equalise(step: Vector, squares: Vector) -> Vector:
     """A step with coordinates of more equal size and of the same length."""
     usual = squares.sqrt() + _LEAST * squares.mean().sqrt() + _TINY
-    made = step / usual**power
+    made = step / usual
     equalised: Vector = made * (step.norm() / made.norm().clamp_min(_TINY))
     return equalised
 

@@ -2,7 +2,7 @@
 
     python -m experiments.private.fedbuff --data digits          # a few minutes on a CPU
     python -m experiments.private.fedbuff --data digits-500      # the same
-    python -m experiments.private.fedbuff --data fashion-mnist   # with --data-dir DIR where the files are there
+    python -m experiments.private.fedbuff --data fashion-mnist   # with --data-dir DIR if they are there
     python -m experiments.private.fedbuff --table
 
 For digits and Fashion-MNIST population, cohort, delays and ways are those of `ways.py`, at epsilon 8.
@@ -135,8 +135,8 @@ def best_rates(records: list[Record], way: str) -> Rates:
 def table() -> str:
     """Mean and range over seeds, in per cent."""
     rows = [
-        "| data, way | Cadence | FedBuff at its best | its local rate, server rate and clip | settings tried | "
-        "ahead by |",
+        "| data, way | Cadence | FedBuff at its best | its local rate, server rate and clip | settings "
+        "tried | ahead by |",
         "|---|---|---|---|---|---|",
     ]
     for data, way in [(data, way) for data, ways in WAYS.items() for way in ways]:

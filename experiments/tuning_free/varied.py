@@ -32,6 +32,7 @@ CONSTANTS: dict[str, float] = {
     "stride": 0.75,
     "longest": 0.12,
     "unit": 6,
+    "farthest": 1,
     "power": 1 / 3,
     "degree": 8,
     "few": 10,
@@ -86,7 +87,15 @@ def run(race: "Race", forms: list[dict[str, Any]], looks: tuple[float, ...]) -> 
         )
         own = memory[names].transpose(0, 1)
         way, total, ratio = _tasks(
-            race, start, anchor - weight.unsqueeze(-1) * own, local, values["unit"], units, reach, rows[t]
+            race,
+            start,
+            anchor - weight.unsqueeze(-1) * own,
+            local,
+            values["unit"],
+            units,
+            reach,
+            rows[t],
+            values["farthest"],
         )
         mean = way.mean(1)
         shift = (total - own).mean(1)
@@ -108,6 +117,7 @@ def run(race: "Race", forms: list[dict[str, Any]], looks: tuple[float, ...]) -> 
         elif max(stale) < t:
             recent = recent + pace * (sent_level + _logit(told) - recent)
         level = (1 - values["power"]) * (size.log() + _logit(part)) + values["power"] * recent
+        level = level.minimum((values["farthest"] * path.norm(dim=-1).maximum(size)).log())
         sent_level = sent_level + (level - sent_level) / (1 + age) if t else level
         unit = values["unit"] * level.exp()
 
@@ -158,6 +168,7 @@ def _tasks(
     units: Tensor,
     reach: Tensor,
     rows: Tensor,
+    farthest: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The tasks of a buffer in every form: mean steps, mean directions, and what is told of the ratio."""
     way, total = torch.zeros_like(start), torch.zeros_like(start)
@@ -172,7 +183,8 @@ def _tasks(
             ratio = (loss / (loss + reach * norm)).clamp_max(0.99)
             silent = torch.where(unknown, 1 / 21, 0.5).to(ratio)
             ratio = torch.where((loss > 0) & (norm > 0) & ratio.isfinite(), ratio, silent)
-            first = (local * times).unsqueeze(1) * reach * ratio / (1 - ratio)
+            first = (reach * ratio / (1 - ratio)).minimum(farthest.unsqueeze(1) * reach)
+            first = (local * times).unsqueeze(1) * first
             stride = torch.where(unknown, first, stride)
         largest = largest.maximum(norm)
         v = g / largest.clamp_min(TINY).unsqueeze(-1)

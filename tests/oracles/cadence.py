@@ -11,13 +11,15 @@ client that occurs twice in a step works from what its first occurrence left. Th
 path with weights that grow as a polynomial of degree 8.
 
 Each client reports the loss f of its first minibatch as a fraction of f + R |g|, at most 0.99, where g is its
-gradient and R what the server sent: for the first model its norm, or 1 if that is less. R of the next version
-is (first^2 recent)^(1/3), and six times that is the unit, of the server's step at once and of the clients
-that are sent it; who was sent the first model takes a unit from its own report. Odds are the fraction that
-was reported by what it leaves. first is that norm times the odds of the mean over all tasks in buffers that
-have clients of the first model alone; recent begins so, too, and in a buffer of S tasks that have clients of
-the first model alone, or none, its logarithm moves by S / (S + 10) towards that of the R they had, times the
-odds of their mean. For clients of later models that R is a geometric running mean over 1 + age versions.
+gradient and R what the server sent: for the first model its norm, or 1 if that is less; no norm of a later
+model counts as less than that. R of the next version is (first^2 recent)^(1/3), or the norm of the model if
+that is less, and six times that is the unit, of the server's step at once and of the clients that are sent
+it; who was sent the first model takes a unit from its own report, within the same bound. Odds are the
+fraction that was reported by what it leaves. first is that norm times the odds of the mean over all tasks in
+buffers that have clients of the first model alone; recent begins so, too, and in a buffer of S tasks that
+have clients of the first model alone, or none, its logarithm moves by S / (S + 10) towards that of the R they
+had, times the odds of their mean. For clients of later models that R is a geometric running mean over 1 + age
+versions.
 
 A server step is at most 0.12 units long, as far as a task goes whose steps have unrelated directions.
 
@@ -62,7 +64,8 @@ def cadence(run: Run, *, local_steps: int, variates: bool = True, noisy: bool = 
                     loss = problem.loss(client, visit, k, y)
                     report = min(loss / (loss + reaches[version] * float(np.linalg.norm(gradient))), 0.99)
                     reports.append(report)
-                    unit = norm if noisy else 6 * reaches[version] * (odds(report) if version == 0 else 1)
+                    change = min(odds(report), 1) if version == 0 else 1
+                    unit = norm if noisy else 6 * reaches[version] * change
                 largest = max(largest, float(np.linalg.norm(gradient)))
                 v = gradient / largest
                 u = (v + others) / np.linalg.norm(v + others) if variates else v
@@ -87,7 +90,8 @@ def cadence(run: Run, *, local_steps: int, variates: bool = True, noisy: bool = 
         elif not from_first:
             recent = recent ** (1 - fraction) * (sent * ratio) ** fraction
         first = norm * odds(float(np.mean(of_the_first)))
-        reaches.append(norm / 6 if noisy else np.cbrt(first**2 * recent))
+        longest = max(norm, float(np.linalg.norm(path[-1])))
+        reaches.append(norm / 6 if noisy else min(np.cbrt(first**2 * recent), longest))
         fraction = 1 / (1 + ages[-1]) if t else 1.0
         sent = sent ** (1 - fraction) * reaches[-1] ** fraction
 

@@ -9,19 +9,20 @@ and uploads d, the mean of u_k / |u_k|, the change of its control variate c_i, w
 and the number b = f / (f + R |g|) with the loss f and the gradient g of its first minibatch. With D the mean
 of d over a buffer, the server computes, from version t,
 
-    q <- q + S / (S + 10) (log V + logit(b) - q),   R = first^(2/3) exp(q / 3),   U = 6 R,
+    q <- q + S / (S + 10) (log V + logit(b) - q),   R = min(first^(2/3) exp(q / 3), |p|),   U = 6 R,
     p <- p - r U equal(D),   r = min(8 x 0.12 sqrt(K) / (1 + age), 0.75 / (sqrt(t + 1) length), 0.12 / |D|),
     x <- x + 9 / (t + 10) (p - x).
 
 p is what clients are sent, and x, a running mean of it, the model. f / |g| is how far one would have to go
 along the gradient, if it stayed the same, until the loss is zero. exp(q) is its recent value, V about the R
 that the clients of the buffer were sent, the geometric running mean of R over 1 + age versions, and b the
-mean over its S tasks. Version 0 is sent without a unit: its clients take one of their own, 6 f / |g|, and
-report b with the norm of the first model, or 1 if that is less, as R. From what they report follow `first`,
-by the mean of b over all buffers that have such clients alone, and the first q; a buffer in which they are
-mixed with others changes neither. b is at most 0.99, and counts as 0.01 at least after version 0. A client
-that has no loss above zero, or no gradient but zero, reports 1/2, or 1/21 in version 0, and a buffer whose
-mean is not above zero counts as that, too; a gradient of exactly zero does not count as a first one.
+mean over its S tasks. Version 0 is sent without a unit: its clients take one of their own, 6 f / |g| or
+6 R if that is less, and report b with the norm of the first model, or 1 if that is less, as R; later |p|
+counts as this much at least. From what they report follow `first`, by the mean of b over all buffers that
+have such clients alone, and the first q; a buffer in which they are mixed with others changes neither. b is
+at most 0.99, and counts as 0.01 at least after version 0. A client that has no loss above zero, or no
+gradient but zero, reports 1/2, or 1/21 in version 0, and a buffer whose mean is not above zero counts as
+that, too; a gradient of exactly zero does not count as a first one.
 
 age is the recent mean staleness, and length the recent norm of D: each new value has a weight of 0.1, but as
 long as every buffer has a client of the first model, age is the staleness of the last buffer. c is the mean
@@ -29,8 +30,8 @@ of all c_i, and seen the share of the clients that took part at least once, as i
 equal(D) has the length of D, and each coordinate divided by its recent root mean square (a weight of 0.01 for
 each new square).
 
-With `noisy`, for noise that is added for privacy, clients upload d / |d| in place of d, and no b, U is the norm
-of the first model, or 1, and r has no bound 0.12 / |D|. Without `variates` there is no c, clients keep
+With `noisy`, for noise that is added for privacy, clients upload d / |d| in place of d, and no b, U is the
+norm of the first model, or 1, and r has no bound 0.12 / |D|. Without `variates` there is no c, clients keep
 nothing, and step along v_k as it is, of which d is the mean. All that is uploaded is bounded: d by 1, the
 change of c_i by 2, b by 1. docs/cadence.md has the reasons, and what is proved.
 """
@@ -210,7 +211,7 @@ class Cadence:
                 first = walk.largest == 0
                 part = (loss / (loss + reach * norm)).clamp_max(_LARGEST)
                 ratio = part.where((loss > 0) & (norm > 0) & part.isfinite(), silent).where(first, ratio)
-                own = self.local_lr * _UNIT * reach * ratio / (1 - ratio)
+                own = self.local_lr * _UNIT * reach * (ratio / (1 - ratio)).clamp_max(1.0)
                 stride = own.where(unknown & first, stride)
             largest = walk.largest.maximum(norm)
             v = g / largest.clamp_min(_TINY)
@@ -285,6 +286,7 @@ class Cadence:
         elif max(cohort.staleness) < cohort.version:
             recent = recent + pace * (sent + _logit(ratio) - recent)
         now = (1 - _POWER) * (ratios.size + _logit(part)) + _POWER * recent
+        now = now.minimum(state.path.norm().log().maximum(ratios.size))
         sent = now if cohort.version == 0 else sent + (now - sent) / (1 + age)
         return _UNIT * now.exp(), Ratios(tasks, part, ratios.size, recent, sent)
 

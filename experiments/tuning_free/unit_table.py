@@ -219,7 +219,7 @@ def show_scales(given: argparse.Namespace) -> None:
     found = {
         record["system"]: (mean(record["finals"][0]), mean(best["sweep", record["system"]]["finals"]))
         for record in systems
-        if (record["draw"], record["set"]) == ("sweep", "nineteenth")
+        if (record["draw"], record["set"]) == ("sweep", "twentieth")
     }
     heads = ["task", "what is multiplied by 0.01, 1 and 100", "Cadence", "FedBuff's best rates"]
     print("| " + " | ".join(heads) + " |\n|" + " --- |" * len(heads))

@@ -4,7 +4,7 @@ import json
 from statistics import mean
 
 import pytest
-from experiments.private import ways
+from experiments.private import fedbuff, ways
 
 
 @pytest.mark.parametrize("data", ways.TASKS)
@@ -25,6 +25,42 @@ def test_each_way_has_the_same_clients_and_cohort_and_says_that_it_is_a_simulati
     assert (made.dispatch == "allocation") == (way == "timed") == (made.max_participations is None)
     assert made.noise_correlation.startswith({"banded": "banded", "blt": "blt"}.get(way, "independent"))
     assert dict(made.parameters)["server_lr"] == ways.TASKS[data].parameters["server_lr"]
+
+
+def test_the_table_of_cadence_and_fedbuff_is_that_of_the_records() -> None:
+    page = (ways.HERE / "README.md").read_text()
+    assert page.split("<!-- fedbuff -->")[1].split("<!-- end -->")[0].strip() == fedbuff.table()
+
+
+@pytest.mark.parametrize(
+    ("data", "way"), [(data, way) for data, some in fedbuff.WAYS.items() for way in some]
+)
+def test_the_grid_of_fedbuff_goes_on_until_every_neighbour_does_worse(data: str, way: str) -> None:
+    records = fedbuff.read(data)
+    assert fedbuff.next_rates(records, way) == []
+    best, found = fedbuff.best_rates(records, way), fedbuff.of_fedbuff(records, way, 0)
+    assert all(found[rates] <= found[best] for rates in fedbuff.neighbours(best))
+    assert all(best in fedbuff.of_fedbuff(records, way, seed) for seed in ways.SEEDS)
+    noise = {each["noise"] for each in records if each["way"] == way}
+    assert len(noise) == 1  # the same for both methods and all rates
+
+
+def test_the_grid_begins_whole_and_then_looks_around_its_best() -> None:
+    def ran(accuracy: float, *rates: float) -> dict[str, object]:
+        named = dict(zip(("local_lr", "server_lr", "clip"), rates, strict=True))
+        return {"way": "timed", "method": "fedbuff", "seed": 0, "accuracy": accuracy, **named}
+
+    whole = [ran(n / 100, *rates) for n, rates in enumerate(fedbuff.GRID)]
+    assert fedbuff.next_rates(whole[1:], "timed") == [fedbuff.GRID[0]]
+    assert fedbuff.next_rates(whole, "timed") == fedbuff.neighbours((0.8, 2.0, 1.0))
+    assert fedbuff.neighbours((1.0, 1.0, 1.0)) == [
+        (0.5, 1.0, 1.0),
+        (2.0, 1.0, 1.0),
+        (1.0, 0.5, 1.0),
+        (1.0, 2.0, 1.0),
+        (1.0, 1.0, 0.5),
+        (1.0, 1.0, 2.0),
+    ]
 
 
 def gains(data: str) -> dict[tuple[str, float, int], float]:

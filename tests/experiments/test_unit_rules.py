@@ -1,4 +1,4 @@
-"""The eleventh to nineteenth explorations show what their records hold, and simulate the methods."""
+"""The eleventh to twentieth explorations show what their records hold, and simulate the methods."""
 
 import argparse
 import json
@@ -237,7 +237,9 @@ def test_the_tables_of_the_eighteenth_exploration_are_printed_from_the_records(
     assert {row[0]: row[1:] for row in table(3, EIGHTEENTH)} == cnns
 
 
-NINETEENTH = EIGHTEENTH.partition("## Nineteenth exploration")[2]
+NINETEENTH, _, TWENTIETH = EIGHTEENTH.partition("## Nineteenth exploration")[2].partition(
+    "## Twentieth exploration"
+)
 FORMER = ", longest 1e+09, top 1"
 
 
@@ -300,6 +302,40 @@ def test_what_the_page_says_of_draws_in_the_nineteenth_exploration_holds(
     first, *rest = sorted(behind, key=lambda name: -behind[name])
     assert f"One fails, `{first}` by {behind[first]:.1f} points" in NINETEENTH
     assert f"The next are `{rest[0]}` ({behind[rest[0]]:.1f} behind) and `{rest[1]}`" in NINETEENTH
+
+
+def test_the_tables_of_the_twentieth_exploration_are_those_of_the_records(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (former,), (own,) = (
+        shown("later-three-seeds", name, capsys).values() for name in ("nineteenth", "twentieth")
+    )
+    assert {row[0]: row[1:] for row in table(0, TWENTIETH)} == {"the form before": former, "this form": own}
+    _, systems, best = unit_table.read(FOLDER / "unit_rules.jsonl")
+    long = [record for record in systems if (record["draw"], record["set"]) == ("long", "nineteenth")]
+    rows = [
+        [
+            record["system"],
+            *(f"{value:.1f}" for value in np.mean(record["curves"][0], 0)),
+            f"{record['unit'][0]:.2g}",
+        ]
+        for record in long
+    ]
+    assert table(1, TWENTIETH) == rows
+    assert len(long) == 2
+    behind = {
+        record["system"]: np.mean(best["later-three-seeds", record["system"]]["finals"])
+        - np.mean(record["finals"][0])
+        for record in systems
+        if (record["draw"], record["set"]) == ("later-three-seeds", "twentieth")
+    }
+    assert sorted(name for name in behind if behind[name] > 5) == ["clear, deep", "diabetes, mlp"]
+    said = (-behind["digits, cnn, weights x 0.1"], behind["diabetes, mlp"], behind["clear, deep"])
+    assert f"{said[0]:.1f} points ahead on that CNN" in TWENTIETH
+    assert f"by {said[1]:.1f} points, and `clear, deep` by {said[2]:.1f}." in TWENTIETH
+    curves = np.array([curve for record in long for curve in record["curves"][0]])
+    assert f"up to {(curves.max(1) - curves[:, -1]).max():.1f} point below the best look" in TWENTIETH
+    assert all(np.argmax(np.mean(record["curves"][0], 0)) == 4 for record in long)
 
 
 def test_forms_with_other_constants_take_the_steps_of_the_method() -> None:

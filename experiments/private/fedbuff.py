@@ -9,7 +9,7 @@ For digits and Fashion-MNIST population, cohort, delays and ways are those of `w
 `digits-500` has 500 clients and no larger population in name, so that noise matters: it is the example of
 docs/private.md with a seed for the noise. FedBuff's server rate falls linearly to zero. On seed 0 it has a
 grid of local rates, server rates and clipping bounds, which goes on around its best setting, by a factor of
-two, until every neighbour does worse; the best setting runs on the other seeds, too. Each run is appended to
+two, until no neighbour does better; the best setting runs on the other seeds, too. Each run is appended to
 records/DATA-fedbuff.jsonl as it ends, and is not repeated.
 """
 

@@ -35,7 +35,7 @@ def test_the_table_of_cadence_and_fedbuff_is_that_of_the_records() -> None:
 @pytest.mark.parametrize(
     ("data", "way"), [(data, way) for data, some in fedbuff.WAYS.items() for way in some]
 )
-def test_the_grid_of_fedbuff_goes_on_until_every_neighbour_does_worse(data: str, way: str) -> None:
+def test_the_grid_of_fedbuff_goes_on_until_no_neighbour_does_better(data: str, way: str) -> None:
     records = fedbuff.read(data)
     assert fedbuff.next_rates(records, way) == []
     best, found = fedbuff.best_rates(records, way), fedbuff.of_fedbuff(records, way, 0)

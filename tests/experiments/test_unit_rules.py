@@ -310,7 +310,10 @@ def test_the_tables_of_the_twentieth_exploration_are_those_of_the_records(
     (former,), (own,) = (
         shown("later-three-seeds", name, capsys).values() for name in ("nineteenth", "twentieth")
     )
-    assert {row[0]: row[1:] for row in table(0, TWENTIETH)} == {"the form before": former, "this form": own}
+    assert {row[0]: row[1:] for row in table(0, TWENTIETH)} == {
+        "the ninth form, without the bound": former,
+        "the tenth form, with the bound of R": own,
+    }
     _, systems, best = unit_table.read(FOLDER / "unit_rules.jsonl")
     long = [record for record in systems if (record["draw"], record["set"]) == ("long", "nineteenth")]
     rows = [

@@ -12,14 +12,14 @@ path with weights that grow as a polynomial of degree 8.
 
 Each client reports the loss f of its first minibatch as a fraction of f + R |g|, at most 0.99, where g is its
 gradient and R what the server sent: for the first model its norm, or 1 if that is less; no norm of a later
-model counts as less than that. R of the next version is (first^2 recent)^(1/3), or the norm of the model if
-that is less, and six times that is the unit, of the server's step at once and of the clients that are sent
-it; who was sent the first model takes a unit from its own report, within the same bound. Odds are the
-fraction that was reported by what it leaves. first is that norm times the odds of the mean over all tasks in
-buffers that have clients of the first model alone; recent begins so, too, and in a buffer of S tasks that
-have clients of the first model alone, or none, its logarithm moves by S / (S + 10) towards that of the R they
-had, times the odds of their mean. For clients of later models that R is a geometric running mean over 1 + age
-versions.
+point of the path counts as less than that. R of the next version is (first^2 recent)^(1/3), or the norm of
+the path's last point if that is less, and six times that is the unit, of the server's step at once and of
+the clients that are sent it; who was sent the first model takes a unit from its own report, within the same
+bound. Odds are the fraction that was reported by what it leaves. first is that norm times the odds of the
+mean over all tasks in buffers that have clients of the first model alone; recent begins so, too, and in a
+buffer of S tasks that have clients of the first model alone, or none, its logarithm moves by S / (S + 10)
+towards that of the R they had, times the odds of their mean. For clients of later models that R is a
+geometric running mean over 1 + age versions.
 
 A server step is at most 0.12 units long, as far as a task goes whose steps have unrelated directions.
 
